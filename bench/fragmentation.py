@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from bench.tables import show
-from nodeagent.claims.names import Place, places
+from nodeagent.claims.names import DevicePlace, places
 from nodeagent.claims.offering.counters import CounterScheme, fits
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.offering.pool_offer import OfferContext, pool_offer
@@ -46,11 +46,11 @@ def run() -> None:
     )
 
 
-def _turned_away(gpu: Gpu, order: Sequence[Place], load: float) -> float:
+def _turned_away(gpu: Gpu, order: Sequence[DevicePlace], load: float) -> float:
     """The share of all requests; those for which there is no room at all are not in it."""
     chance = random.Random(SEED)  # noqa: S311 - the same requests each time
     scheme, legal = CounterScheme.of(gpu), _legal_kinds(gpu)
-    by_profile: dict[str, list[Place]] = {}
+    by_profile: dict[str, list[DevicePlace]] = {}
     for place in order:
         by_profile.setdefault(place.profile.name, []).append(place)
     names = sorted(by_profile)

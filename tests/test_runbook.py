@@ -15,7 +15,7 @@ from nodeagent.claims.reporting.attempts import CDI, INTERNAL, OTHER, REFUSED
 from nodeagent.errors import UsageError
 from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.health.xids import default_table
-from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
+from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.runbook import Entry, EntryKind, actions, runbook

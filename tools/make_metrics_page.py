@@ -16,7 +16,7 @@ from nodeagent.metrics.sources import (
     ALL_LINKS,
     Composed,
     DeviceCall,
-    Event,
+    EventCount,
     FieldRate,
     FieldValue,
     Gpm,
@@ -240,7 +240,7 @@ def _source(source: Source) -> str:  # noqa: C901 # one case for each kind of so
             return f"GPM {named}"
         case GpmLink(first, step, constant):
             return f"GPM {first} + {step}n `{constant}`"
-        case Event(happening):
+        case EventCount(happening):
             return f"event: {happening.value}"
         case Composed(_, labels):
             return f"composed; labels {', '.join(f'`{name}`' for name in labels)}"

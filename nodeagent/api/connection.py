@@ -13,7 +13,14 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from nodeagent.api.limits import ConnectionSlots, Limits, Reason, Refusals, Slot, peer_of
+from nodeagent.api.limits import (
+    ConnectionSlots,
+    Reason,
+    Refusals,
+    RequestLimits,
+    RequestSlot,
+    peer_of,
+)
 
 _MAX_LINE = 4096  # bytes of a request line or a header
 _LINGER = 1.0  # seconds for a client to read why its connection ends
@@ -26,7 +33,7 @@ class Connection(web.RequestHandler):
     Over a Unix socket only root and the agent's own user are served, whatever the file's mode.
     """
 
-    def __init__(self, serving: Serving, transport: asyncio.Transport, slot: Slot) -> None:
+    def __init__(self, serving: Serving, transport: asyncio.Transport, slot: RequestSlot) -> None:
         super().__init__(
             cast("web.Server", serving.runner.server),  # which `start` has made
             loop=asyncio.get_running_loop(),
@@ -184,7 +191,9 @@ class Entrance(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._early.append(data)
 
-    async def _secure(self, own: asyncio.Transport, slot: Slot, context: ssl.SSLContext) -> None:
+    async def _secure(
+        self, own: asyncio.Transport, slot: RequestSlot, context: ssl.SSLContext
+    ) -> None:
         secured: asyncio.Transport | None = None
         try:
             secured = await asyncio.get_running_loop().start_tls(
@@ -209,7 +218,7 @@ class Entrance(asyncio.Protocol):
         if secured is not None:
             self._serve(secured, slot)
 
-    def _serve(self, transport: asyncio.Transport, slot: Slot) -> None:
+    def _serve(self, transport: asyncio.Transport, slot: RequestSlot) -> None:
         slot.end = transport.abort
         connection = Connection(self._serving, transport, slot)
         transport.set_protocol(connection)
@@ -221,7 +230,9 @@ class Entrance(asyncio.Protocol):
 class Serving:
     """An application on sockets that listen, within `limits`; `name` is its label in metrics."""
 
-    def __init__(self, app: web.Application, name: str, limits: Limits, refusals: Refusals) -> None:
+    def __init__(
+        self, app: web.Application, name: str, limits: RequestLimits, refusals: Refusals
+    ) -> None:
         self.limits = limits
         self.slots = ConnectionSlots(limits.connections, limits.connections_of_peer)
         self._name = name

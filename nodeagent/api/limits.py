@@ -23,7 +23,7 @@ from nodeagent.pacing import RateLimit
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """The bounds of one listener; no listener shares them with another. Times are in seconds.
 
     The connections of one peer exceed what followers, scrapes and previews can hold together. So
@@ -45,9 +45,11 @@ class Limits:
     password_pause: float = 1.0  # before a wrong one is answered
 
 
-TCP_LIMITS = Limits()
+TCP_LIMITS = RequestLimits()
 # For root's commands. Nothing that happens on other listeners takes any of it.
-SOCKET_LIMITS = Limits(connections=64, connections_of_peer=64, followers=16, previews=4, scrapes=4)
+SOCKET_LIMITS = RequestLimits(
+    connections=64, connections_of_peer=64, followers=16, previews=4, scrapes=4
+)
 
 
 _OWN_FILES: Final = (
@@ -57,7 +59,7 @@ _OWN_FILES: Final = (
 ALL_CONNECTIONS: Final = _OWN_FILES + 2 * (2 * TCP_LIMITS.connections + SOCKET_LIMITS.connections)
 
 
-def limits_within(open_files: int) -> tuple[Limits, Limits]:
+def limits_within(open_files: int) -> tuple[RequestLimits, RequestLimits]:
     """The limits of each of two TCP listeners, and of the Unix socket, for so many open files.
 
     As many connections again may be there for a moment, while they are refused.
@@ -66,7 +68,7 @@ def limits_within(open_files: int) -> tuple[Limits, Limits]:
     return _part(TCP_LIMITS, part), _part(SOCKET_LIMITS, part)
 
 
-def _part(limits: Limits, part: float) -> Limits:
+def _part(limits: RequestLimits, part: float) -> RequestLimits:
     numbers = ("connections", "connections_of_peer", "followers", "previews", "scrapes")
     return replace(limits, **{n: max(int(getattr(limits, n) * part), 1) for n in numbers})
 
@@ -119,7 +121,7 @@ LOOPBACK: Final = "loopback"
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class RequestSlot:
     """One connection of `peer`; `end` closes it at once. `waiting`: for its client."""
 
     peer: str
@@ -133,13 +135,17 @@ class ConnectionSlots:
     def __init__(self, most: int, most_of_peer: int) -> None:
         self._most = most
         self._most_of_peer = most_of_peer
-        self._slots: dict[Slot, None] = {}  # those that wait, in the order in which they began to
+        self._slots: dict[
+            RequestSlot, None
+        ] = {}  # those that wait, in the order in which they began to
         self._of_peer: Counter[str] = Counter()
         self.closed = False  # no more connections are taken, those in a TLS handshake included
 
-    def enter(self, peer: str, end: Callable[[], None]) -> tuple[Slot | None, Slot | None]:
+    def enter(
+        self, peer: str, end: Callable[[], None]
+    ) -> tuple[RequestSlot | None, RequestSlot | None]:
         """A slot for a new connection, None where no room can be made; and the one it cost."""
-        lost: Slot | None = None
+        lost: RequestSlot | None = None
         if self.closed:
             return None, None
         if self._of_peer[peer] >= self._most_of_peer:
@@ -155,29 +161,29 @@ class ConnectionSlots:
         lost.end()
         return self._entered(peer, end), lost
 
-    def __contains__(self, slot: Slot) -> bool:
+    def __contains__(self, slot: RequestSlot) -> bool:
         return slot in self._slots
 
-    def leave(self, slot: Slot) -> None:
+    def leave(self, slot: RequestSlot) -> None:
         if slot in self._slots:
             del self._slots[slot]
             self._of_peer[slot.peer] -= 1
             if not self._of_peer[slot.peer]:
                 del self._of_peer[slot.peer]
 
-    def waits(self, slot: Slot) -> None:
+    def waits(self, slot: RequestSlot) -> None:
         slot.waiting = True
         if slot in self._slots:
             del self._slots[slot]
             self._slots[slot] = None
 
-    def _entered(self, peer: str, end: Callable[[], None]) -> Slot:
-        slot = Slot(peer, end)
+    def _entered(self, peer: str, end: Callable[[], None]) -> RequestSlot:
+        slot = RequestSlot(peer, end)
         self._slots[slot] = None
         self._of_peer[peer] += 1
         return slot
 
-    def _longest_waiting(self, peer: str) -> Slot | None:
+    def _longest_waiting(self, peer: str) -> RequestSlot | None:
         return next((s for s in self._slots if s.waiting and s.peer == peer), None)
 
 

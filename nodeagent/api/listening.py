@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nodeagent.api.answers import Answers
 from nodeagent.api.connection import Serving
-from nodeagent.api.limits import SOCKET_LIMITS, TCP_LIMITS, Limits, Refusals
+from nodeagent.api.limits import SOCKET_LIMITS, TCP_LIMITS, Refusals, RequestLimits
 from nodeagent.api.routes import create_app
 from nodeagent.errors import NodeagentError
 
@@ -22,7 +22,7 @@ SOCKET_NAME = "agent.sock"
 
 @asynccontextmanager
 async def listen(
-    answers: Answers, host: str, port: int, refusals: Refusals, limits: Limits = TCP_LIMITS
+    answers: Answers, host: str, port: int, refusals: Refusals, limits: RequestLimits = TCP_LIMITS
 ) -> AsyncIterator[int]:
     """Serve the API over TCP; gives the port. `host` "" means all addresses, `port` 0 any free one.
 
@@ -45,7 +45,7 @@ async def listen(
 
 @asynccontextmanager
 async def listen_on_socket(
-    answers: Answers, path: Path, refusals: Refusals, limits: Limits = SOCKET_LIMITS
+    answers: Answers, path: Path, refusals: Refusals, limits: RequestLimits = SOCKET_LIMITS
 ) -> AsyncIterator[None]:
     """Serve the API on a Unix socket that only root and the agent's own user can use.
 

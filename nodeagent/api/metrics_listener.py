@@ -19,7 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 from nodeagent.api.answers import Answers
 from nodeagent.api.connection import Connection, Serving, refused, whole_requests
 from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
-from nodeagent.api.limits import TCP_LIMITS, Limits, Reason, Refusals, peer_of
+from nodeagent.api.limits import TCP_LIMITS, Reason, Refusals, RequestLimits, peer_of
 from nodeagent.api.metrics_routes import metrics_routes
 from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from nodeagent.api.web_config import WebConfig, read_web_config
@@ -43,7 +43,7 @@ class MetricsListener:
     web_config: Path | None
     report: Callable[[NodeagentError | None], None]
     refusals: Refusals
-    limits: Limits = TCP_LIMITS
+    limits: RequestLimits = TCP_LIMITS
     interval: float = _INTERVAL
     _listener: socket.socket | None = None
     _serving: Serving | None = None

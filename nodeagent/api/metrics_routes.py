@@ -15,14 +15,14 @@ from aiohttp import web
 
 from nodeagent.api.answers import Answers
 from nodeagent.api.connection import refused
-from nodeagent.api.limits import Limits, Reason
+from nodeagent.api.limits import Reason, RequestLimits
 from nodeagent.metrics.exposition import CONTENT_TYPE
 
 _PIECE = 64 * 1024  # bytes given to a connection at once
 _KERNEL_HOLDS = 128 * 1024  # bytes; by itself the kernel would take a whole text from us
 
 
-def metrics_routes(answers: Answers, limits: Limits) -> list[web.RouteDef]:
+def metrics_routes(answers: Answers, limits: RequestLimits) -> list[web.RouteDef]:
     """The paths that both listeners have."""
     routes = _MetricsRoutes(answers, limits)
     return [
@@ -35,7 +35,7 @@ def metrics_routes(answers: Answers, limits: Limits) -> list[web.RouteDef]:
 class _MetricsRoutes:
     """One method for each path."""
 
-    def __init__(self, answers: Answers, limits: Limits) -> None:
+    def __init__(self, answers: Answers, limits: RequestLimits) -> None:
         self._answers = answers
         self._limits = limits
         # By identity, with when each began; the oldest comes first.

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from nodeagent.api.limits import Limits
+from nodeagent.api.limits import RequestLimits
 
 _MAX_KEPT = 256  # passwords that were right
 _MAX_LENGTH = 72  # bytes of a password that bcrypt looks at; more is refused, as Go's does
@@ -43,7 +43,7 @@ class PasswordCheck:
     def __init__(
         self,
         users: Mapping[str, bytes],
-        limits: Limits,
+        limits: RequestLimits,
         compare: Callable[[bytes, bytes], bool] | None = None,
     ) -> None:
         if compare is None:

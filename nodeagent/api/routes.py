@@ -18,7 +18,7 @@ from nodeagent.api.guard import (
     refuse_foreign_hosts,
     set_headers,
 )
-from nodeagent.api.limits import Limits, Reason
+from nodeagent.api.limits import Reason, RequestLimits
 from nodeagent.api.metrics_routes import accepts_gzip, metrics_routes
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
@@ -34,7 +34,7 @@ _KEEPALIVE_INTERVAL = 15.0  # seconds between signs of life to those who follow 
 _REFUSED = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
 
 
-def create_app(answers: Answers, *, listen_host: str, limits: Limits) -> web.Application:
+def create_app(answers: Answers, *, listen_host: str, limits: RequestLimits) -> web.Application:
     """The whole API as an aiohttp application, for one listener."""
     app = web.Application(
         middlewares=[errors_as_json, refuse_foreign_hosts(listen_host), whole_requests],
@@ -63,7 +63,7 @@ def create_app(answers: Answers, *, listen_host: str, limits: Limits) -> web.App
 class _Routes:
     """One method for each path."""
 
-    def __init__(self, answers: Answers, limits: Limits) -> None:
+    def __init__(self, answers: Answers, limits: RequestLimits) -> None:
         self._answers = answers
         self._limits = limits
         self._one_preview = asyncio.Lock()  # they compute; the agent's own work comes first

@@ -14,7 +14,7 @@ from types import ModuleType
 import structlog
 
 from nodeagent.api.answers import Preview, Rendered, RenderedStatus
-from nodeagent.api.limits import Limits, limits_within
+from nodeagent.api.limits import RequestLimits, limits_within
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.mps_service import MpsService
 from nodeagent.app.paths import OwnFiles
@@ -83,7 +83,9 @@ class ApiAdapter:
             gc.freeze()
             await self.metrics.listen(self, tcp)
 
-    async def _serve_socket(self, api: ModuleType, listens: asyncio.Event, limits: Limits) -> None:
+    async def _serve_socket(
+        self, api: ModuleType, listens: asyncio.Event, limits: RequestLimits
+    ) -> None:
         """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
         directory = await asyncio.to_thread(self.shared.paths.make_run_directory)
         while directory:

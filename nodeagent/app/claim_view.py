@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from nodeagent.claims.model import Allocated, ClaimRecord, Phase
+from nodeagent.claims.model import Allocated, ClaimRecord, RecordPhase
 from nodeagent.claims.reporting.attempts import Attempt, Attempts
 from nodeagent.claims.reporting.claim_news import ClaimHistory
 from nodeagent.claims.reporting.device_health import DeviceHealth
@@ -129,7 +129,7 @@ class ClaimReports:
                 EventType(news.reason), message, claim=claim, gpu=news.gpu, facts={"uid": news.uid}
             )
         known = {(one.pool, one.device): one for one in health}
-        ready = {Phase.READY, Phase.RELEASING}
+        ready = {RecordPhase.READY, RecordPhase.RELEASING}
         shown = [one for one in records if one.phase in ready or one.uid in self._shown]
         self._shown = {one.uid for one in shown}
         self._status.publish(

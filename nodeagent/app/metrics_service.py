@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from nodeagent import __version__
-from nodeagent.api.limits import Limits, Refusals
+from nodeagent.api.limits import Refusals, RequestLimits
 from nodeagent.app.paths import Simulation
 from nodeagent.cluster.kubelet.processes import Owner, ProcessOwners, ProcessPods
 from nodeagent.errors import NodeagentError
@@ -101,7 +101,7 @@ class MetricsService:
         )
         return (*found, *lines)
 
-    async def listen(self, answers: Answers, limits: Limits) -> None:
+    async def listen(self, answers: Answers, limits: RequestLimits) -> None:
         """Serve the metrics on an address of their own, if there is one, until cancelled."""
         address = self._settings.listen
         if address is None:

@@ -63,7 +63,7 @@ class ClaimAllocation:
     results: tuple[Result, ...]
 
 
-class Phase(StrEnum):
+class RecordPhase(StrEnum):
     """How far a claim has come. What is written comes before what is done."""
 
     INTENT = "intent"  # instances may have been made; their ids are not written down
@@ -148,7 +148,7 @@ class ClaimRecord:
     uid: str
     namespace: str
     name: str
-    phase: Phase
+    phase: RecordPhase
     boot_id: str
     devices: tuple[ClaimedDevice, ...]
     since: float = field(default=0.0, compare=False)

@@ -28,7 +28,7 @@ _UNITS = {"mi": MIB, "gi": 1024 * MIB}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DevicePlace:
     """One place of one of a GPU's profiles."""
 
     profile: GpuInstanceProfile
@@ -76,7 +76,7 @@ class Located:
     """What a pool and a device name mean; `part` None is the whole GPU."""
 
     gpu: Gpu
-    part: Place | GpuShare | None
+    part: DevicePlace | GpuShare | None
 
 
 def pool_name(node: str, uuid: str) -> str:
@@ -103,7 +103,7 @@ def share_named(device: str) -> GpuShare | None:
     return share if share.name == device else None  # 1024Mi are written 1Gi
 
 
-def places(gpu: Gpu) -> Mapping[str, Place]:
+def places(gpu: Gpu) -> Mapping[str, DevicePlace]:
     """The MIG devices that the GPU can have, by name, in the order of the driver's profiles.
 
     Were two of them to have one name, only the first would be in it; `counters.mismatch` finds
@@ -113,16 +113,16 @@ def places(gpu: Gpu) -> Mapping[str, Place]:
 
 
 @lru_cache(maxsize=64)
-def _places(profiles: tuple[GpuInstanceProfile, ...]) -> Mapping[str, Place]:
-    found: dict[str, Place] = {}
+def _places(profiles: tuple[GpuInstanceProfile, ...]) -> Mapping[str, DevicePlace]:
+    found: dict[str, DevicePlace] = {}
     for profile in profiles:
         for placement in sorted(profile.placements):
-            place = Place(profile, placement)
+            place = DevicePlace(profile, placement)
             found.setdefault(place.name, place)
     return found
 
 
-def part_named(gpu: Gpu, device: str) -> Place | GpuShare | None:
+def part_named(gpu: Gpu, device: str) -> DevicePlace | GpuShare | None:
     """The part of the GPU that a device's name means; None where it has no such part."""
     share = share_named(device)
     return share if share and share.end <= gpu.memory else places(gpu).get(device)

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.errors import NodeagentError, StillInUse, Transient
-from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
+from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, Reserved, WantedInstance
 from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode
@@ -130,7 +130,7 @@ def clear_ids(record: ClaimRecord, gpu: str | None = None) -> ClaimRecord:
 def with_intent(record: ClaimRecord, gpu: Gpu, boot_id: str) -> ClaimRecord:
     """The record before the claim's devices on the GPU are made, or made again."""
     if record.boot_id != boot_id:
-        record = replace(clear_ids(record), boot_id=boot_id, phase=Phase.INTENT)
+        record = replace(clear_ids(record), boot_id=boot_id, phase=RecordPhase.INTENT)
     here = tuple((instance.id, instance.placement) for instance in gpu.instances)
     places = {placement for _, placement in here}
 
@@ -143,7 +143,7 @@ def with_intent(record: ClaimRecord, gpu: Gpu, boot_id: str) -> ClaimRecord:
     devices = tuple(map(to_be_made, record.devices))
     if devices == record.devices:
         return record
-    return replace(record, devices=devices, phase=Phase.INTENT)
+    return replace(record, devices=devices, phase=RecordPhase.INTENT)
 
 
 def with_instances(record: ClaimRecord, gpu: Gpu) -> ClaimRecord:

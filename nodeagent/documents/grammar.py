@@ -25,16 +25,16 @@ class NotAccepted(Exception):
     """The value at a place cannot be used; why has been noted in the findings."""
 
 
-class Place(NamedTuple):
+class DocumentValue(NamedTuple):
     """A value in a document: where it is, and where its faults are noted."""
 
     value: Any
     path: DocumentPath
     findings: Findings
 
-    def below(self, part: str | int) -> Place:
+    def below(self, part: str | int) -> DocumentValue:
         """The value under a key or at a position of this map or list."""
-        return Place(self.value[part], (*self.path, part), self.findings)
+        return DocumentValue(self.value[part], (*self.path, part), self.findings)
 
     def path_below(self, *parts: str | int) -> str:
         return path_text((*self.path, *parts))
@@ -70,7 +70,7 @@ class Rule(Generic[T]):
 
     def __init__(
         self,
-        read: Callable[[Place], T],
+        read: Callable[[DocumentValue], T],
         schema: JsonSchema,
         written: Callable[[Any], object] = lambda value: value,
     ) -> None:
@@ -105,7 +105,7 @@ def scalar(
 ) -> Rule[Any]:
     """A value as it is, if it is `accepted`; `hint` knows what was probably meant otherwise."""
 
-    def read(place: Place) -> object:
+    def read(place: DocumentValue) -> object:
         if not accepts(place.value):
             raise place.unexpected(accepted, hint(place.value))
         return place.value
@@ -166,7 +166,7 @@ def _read_all(reads: Iterable[Callable[[], T]]) -> list[T]:
 def list_of(item: Rule[T], *, least: int = 0) -> Rule[list[T]]:
     """A list of at least so many items of one kind."""
 
-    def read(place: Place) -> list[T]:
+    def read(place: DocumentValue) -> list[T]:
         if not isinstance(place.value, list):
             raise place.unexpected("a list")
         if len(place.value) < least:
@@ -178,14 +178,14 @@ def list_of(item: Rule[T], *, least: int = 0) -> Rule[list[T]]:
 
 def map_of(
     value: Rule[T],
-    check_key: Callable[[Place, str], None] = lambda _place, _name: None,
+    check_key: Callable[[DocumentValue, str], None] = lambda _place, _name: None,
     *,
     key_pattern: str | None = None,
     least: int = 0,
 ) -> Rule[dict[str, T]]:
     """A map whose keys are names; `check_key` notes the fault of one and raises NotAccepted."""
 
-    def read(place: Place) -> dict[str, T]:
+    def read(place: DocumentValue) -> dict[str, T]:
         if not isinstance(place.value, dict):
             raise place.unexpected("a map")
         if len(place.value) < least:
@@ -202,7 +202,7 @@ def map_of(
 
 def form(
     *keys: Key,
-    build: Callable[[Place, Given], T],
+    build: Callable[[DocumentValue, Given], T],
     constraints: JsonSchema | None = None,
     hint: Callable[[str], str] = lambda _: "",
 ) -> Rule[T]:
@@ -212,7 +212,7 @@ def form(
     """
     known = [key.name for key in keys]
 
-    def read(place: Place) -> T:
+    def read(place: DocumentValue) -> T:
         if not isinstance(place.value, dict):
             raise place.unexpected(f"a map with the keys {listed(known)}")
         unknown = [name for name in place.value if name not in known]
@@ -241,7 +241,7 @@ def form(
     )
 
 
-def _refuse_key(place: Place, name: str, known: list[str], hint: str) -> str | None:
+def _refuse_key(place: DocumentValue, name: str, known: list[str], hint: str) -> str | None:
     """Note an unknown key; the result is the known one that was probably meant."""
     likely = nearest(name, known)
     place.refuse(
@@ -254,7 +254,7 @@ def _refuse_key(place: Place, name: str, known: list[str], hint: str) -> str | N
     return likely
 
 
-def _read_key(place: Place, key: Key) -> object:
+def _read_key(place: DocumentValue, key: Key) -> object:
     if key.name in place.value:
         return key.rule.read(place.below(key.name))
     if key.required:
@@ -269,7 +269,7 @@ def by_kind(
 ) -> Rule[Any]:
     """One rule for text, another for a list, another for a map; `hint` knows usual slips."""
 
-    def read(place: Place) -> object:
+    def read(place: DocumentValue) -> object:
         rule = rules.get(type(place.value))
         remedy = hint(place.value) if hint else ""
         if rule is None or remedy:
@@ -279,7 +279,7 @@ def by_kind(
     return Rule(read, {"anyOf": [rule.schema for rule in rules.values()]})
 
 
-def then(rule: Rule[T], make: Callable[[Place, T], U]) -> Rule[U]:
+def then(rule: Rule[T], make: Callable[[DocumentValue, T], U]) -> Rule[U]:
     """What `make` makes of the value that a rule has read; it raises NotAccepted for a fault."""
     return Rule(lambda place: make(place, rule.read(place)), rule.schema)
 
@@ -287,7 +287,7 @@ def then(rule: Rule[T], make: Callable[[Place, T], U]) -> Rule[U]:
 def read_with(rule: Rule[T], value: object, findings: Findings, path: DocumentPath = ()) -> T:
     """What the rule makes of the value at `path`; raises DocumentError with every fault."""
     try:
-        result = rule.read(Place(value, path, findings))
+        result = rule.read(DocumentValue(value, path, findings))
     except NotAccepted:
         findings.raise_any()
         raise  # not reached: a fault is noted before NotAccepted is raised

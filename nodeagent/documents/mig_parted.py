@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from nodeagent.documents.bounded_yaml import Tree
 from nodeagent.documents.grammar import (
+    DocumentValue,
     Given,
     Key,
-    Place,
     Rule,
     by_kind,
     flag,
@@ -78,7 +78,7 @@ def _selected(configurations: Configurations, name: str | None) -> list[PlanEntr
 # --- values -----------------------------------------------------------------------------------
 
 
-def _filter(place: Place) -> PciFilter:
+def _filter(place: DocumentValue) -> PciFilter:
     if not isinstance(place.value, str):
         raise place.unexpected("a filter such as 0x233010DE, in quotes")
     try:
@@ -90,7 +90,7 @@ def _filter(place: Place) -> PciFilter:
 _FILTER_LIST = list_of(Rule(_filter, {}))
 
 
-def _filters(place: Place) -> tuple[PciFilter, ...]:
+def _filters(place: DocumentValue) -> tuple[PciFilter, ...]:
     """No filter at all, in any of mig-parted's spellings, matches every GPU."""
     if place.value in (None, "", []):
         return ()
@@ -99,13 +99,13 @@ def _filters(place: Place) -> tuple[PciFilter, ...]:
     return (_filter(place),)
 
 
-def _index(place: Place) -> DeviceSelector:
+def _index(place: DocumentValue) -> DeviceSelector:
     if type(place.value) is not int:
         raise place.unexpected("the index of a GPU")
     return DEVICE.read(place)
 
 
-def _layout(place: Place) -> MigLayout | None:
+def _layout(place: DocumentValue) -> MigLayout | None:
     """The wanted profiles; a null counts as left out, a count of 0 or null as none of it."""
     if place.value is None:
         return None
@@ -115,7 +115,7 @@ def _layout(place: Place) -> MigLayout | None:
     return layout_of_counts(place, counts)
 
 
-def _count(place: Place) -> int:
+def _count(place: DocumentValue) -> int:
     return 0 if place.value is None else _WHOLE.read(place)
 
 
@@ -131,7 +131,7 @@ _DEVICES = by_kind(
 # --- the file ---------------------------------------------------------------------------------
 
 
-def _entry(place: Place, given: Given) -> PlanEntry:
+def _entry(place: DocumentValue, given: Given) -> PlanEntry:
     return PlanEntry(
         path=place.path_below(),
         devices=_devices(given["devices"]),
@@ -151,7 +151,9 @@ def _devices(found: str | list[DeviceSelector]) -> tuple[DeviceSelector, ...] | 
     return tuple(first.values())
 
 
-def _mig(place: Place, layout: MigLayout | None, *, enabled: bool) -> MigLayout | MigDisabled:
+def _mig(
+    place: DocumentValue, layout: MigLayout | None, *, enabled: bool
+) -> MigLayout | MigDisabled:
     if enabled and layout is None:
         raise place.refuse(
             "mig-devices is missing, and mig-enabled is true",

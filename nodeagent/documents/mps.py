@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 
 from nodeagent.documents.grammar import (
+    DocumentValue,
     Given,
     Key,
-    Place,
     Rule,
     flag,
     form,
@@ -35,7 +35,7 @@ _USER = r"([0-9]{1,10})(?::([0-9]{1,10}))?|[A-Za-z_][A-Za-z0-9_.@-]{0,62}\$?"
 # --- values -----------------------------------------------------------------------------------
 
 
-def _memory(place: Place) -> int:
+def _memory(place: DocumentValue) -> int:
     value = place.value
     if isinstance(value, float) and value.is_integer():  # 1e9
         value = int(value)
@@ -60,7 +60,7 @@ MEMORY = Rule(
 )
 
 
-def _user(place: Place) -> str:
+def _user(place: DocumentValue) -> str:
     value = place.value
     match = re.fullmatch(_USER, str(value)) if type(value) in (int, str) else None
     if match is None:
@@ -99,18 +99,18 @@ _LIMITS = (
 _CLIENTS = whole(1, MOST_CLIENTS)
 
 
-def _share(place: Place, given: Given) -> ShareEntry:
+def _share(place: DocumentValue, given: Given) -> ShareEntry:
     name = str(place.path[-1])
     return ShareEntry(name, given["count"], given["memory"], given["threads"], place.path_below())
 
 
-def _any_clients(place: Place, given: Given) -> Shares:
+def _any_clients(place: DocumentValue, given: Given) -> Shares:
     """One share for however many come."""
     share = _share(place, {"count": None, **given})
     return Shares((share,), share.path)
 
 
-def _check_share_name(place: Place, name: str) -> None:
+def _check_share_name(place: DocumentValue, name: str) -> None:
     if not re.fullmatch(_SHARE_NAME, name):
         raise place.refuse(
             f"found {shown(name)}, expected a name of at most 63 small letters, digits and -",
@@ -119,7 +119,7 @@ def _check_share_name(place: Place, name: str) -> None:
         )
 
 
-def _mps(place: Place, given: Given) -> MpsEntry:
+def _mps(place: DocumentValue, given: Given) -> MpsEntry:
     kinds = ("shares", "replicas", "clients")
     found = [kind for kind in kinds if given[kind] is not None]
     if len(found) != 1:

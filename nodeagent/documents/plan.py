@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from nodeagent.documents.bounded_yaml import Tree
 from nodeagent.documents.grammar import (
+    DocumentValue,
     Given,
     JsonSchema,
     Key,
-    Place,
     by_kind,
     flag,
     form,
@@ -61,7 +61,7 @@ def read_plan(tree: Tree, digest: str) -> PlanDocument:
 # --- mig --------------------------------------------------------------------------------------
 
 
-def _instance(place: Place, given: Given) -> InstanceEntry:
+def _instance(place: DocumentValue, given: Given) -> InstanceEntry:
     name = ProfileName.parse(given["profile"])
     start, count = given["start"], given["count"]
     if start is not None and count * name.compute > name.slices:
@@ -91,12 +91,12 @@ _INSTANCE = form(
 )
 
 
-def _mode(place: Place, mode: str) -> MigEntry:
+def _mode(place: DocumentValue, mode: str) -> MigEntry:
     path = place.path_below()
     return MigDisabled(path) if mode == "disabled" else MigEnabled(path)
 
 
-def _instances(place: Place, instances: list[InstanceEntry]) -> MigLayout:
+def _instances(place: DocumentValue, instances: list[InstanceEntry]) -> MigLayout:
     check_total(place, sum(instance.count for instance in instances))
     return MigLayout(tuple(instances), place.path_below())
 
@@ -128,7 +128,7 @@ _MIG = by_kind(
 # --- entries ----------------------------------------------------------------------------------
 
 
-def _each_once(place: Place, devices: list[DeviceSelector]) -> list[DeviceSelector]:
+def _each_once(place: DocumentValue, devices: list[DeviceSelector]) -> list[DeviceSelector]:
     seen: dict[int | str, DeviceSelector] = {}
     for position, device in enumerate(devices):
         first = seen.setdefault(device.device, device)
@@ -157,7 +157,7 @@ _DEVICES = by_kind(
 TIME_SLICE = word("default", "short", "medium", "long")
 
 
-def refuse_two_ways(place: Place, given: Given) -> None:
+def refuse_two_ways(place: DocumentValue, given: Given) -> None:
     """Refuse mps beside timeSlice."""
     if given["mps"] and given["timeSlice"]:
         raise place.refuse(
@@ -168,7 +168,7 @@ def refuse_two_ways(place: Place, given: Given) -> None:
         )
 
 
-def _entry(place: Place, given: Given) -> PlanEntry:
+def _entry(place: DocumentValue, given: Given) -> PlanEntry:
     refuse_two_ways(place, given)
     if not (given["mig"] or given["mps"] or given["timeSlice"]):
         raise place.refuse(

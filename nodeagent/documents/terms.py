@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from nodeagent.documents.grammar import Place, Rule
+from nodeagent.documents.grammar import DocumentValue, Rule
 from nodeagent.plan.desired import DeviceSelector, InstanceEntry, MigLayout, PciFilter
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
@@ -105,7 +105,7 @@ PROFILE_PATTERN = (
 _LOOKS_LIKE_ONE = r"[\w.,+-]{0,40}gb[\w.,+-]{0,40}"
 
 
-def read_profile(place: Place) -> str:
+def read_profile(place: DocumentValue) -> str:
     """A profile's name as a value."""
     if not isinstance(place.value, str):
         raise place.unexpected("a profile such as 3g.40gb, 1g.10gb+me or 1c.3g.40gb")
@@ -113,7 +113,7 @@ def read_profile(place: Place) -> str:
     return place.value
 
 
-def check_profile(place: Place, name: str) -> None:
+def check_profile(place: DocumentValue, name: str) -> None:
     """A profile's name, as a value or as a key of the map at `place`."""
     try:
         ProfileName.parse(name)
@@ -154,7 +154,7 @@ def _likely_profile(text: str) -> str | None:
     return name
 
 
-def _device(place: Place) -> DeviceSelector:
+def _device(place: DocumentValue) -> DeviceSelector:
     try:
         device = canonical_device(place.value)
     except ValueError as error:
@@ -186,14 +186,14 @@ def hint_devices(value: object) -> str:
     return f"write [{value}]"
 
 
-def layout_of_counts(place: Place, counts: Mapping[str, int]) -> MigLayout:
+def layout_of_counts(place: DocumentValue, counts: Mapping[str, int]) -> MigLayout:
     """The layout that the map of profiles at `place` asks for."""
     check_total(place, sum(counts.values()))
     entries = (InstanceEntry(name, n, place.path_below(name)) for name, n in counts.items() if n)
     return MigLayout(tuple(entries), place.path_below())
 
 
-def check_total(place: Place, count: int) -> None:
+def check_total(place: DocumentValue, count: int) -> None:
     """No GPU is asked for more instances than any could hold."""
     if count > MOST_INSTANCES:
         raise place.refuse(

@@ -62,7 +62,7 @@ class Edits(Struct, frozen=True, omit_defaults=True, rename="camel"):
     additional_gids: tuple[_Number, ...] = field(name="additionalGids", default=())
 
 
-class Device(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class CdiDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """What a container asks for by `kind=name`; runtimes ignore annotations."""
 
     name: str
@@ -73,12 +73,12 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
 class _Specification(Struct, omit_defaults=True, rename="camel"):
     cdi_version: str
     kind: str
-    devices: Sequence[Device]
+    devices: Sequence[CdiDevice]
     container_edits: Edits | None = None
 
 
 def cdi_specification(
-    version: str, kind: str, devices: Sequence[Device], edits: Edits | None = None
+    version: str, kind: str, devices: Sequence[CdiDevice], edits: Edits | None = None
 ) -> bytes:
     """The specification of these devices, of which there must be one at least; `edits` are made
     whichever a container asks for.

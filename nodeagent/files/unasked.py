@@ -26,7 +26,7 @@ _SIZE, _MODE = 256, 28  # of struct statx, and where its mode is
 _STATUS: Final = struct.Struct("=H98x4I")  # the mode, and from 128 on the numbers of the devices
 
 
-class Status(NamedTuple):
+class UnaskedStatus(NamedTuple):
     """What the kernel knows of a file: whether it is a character device, that device's numbers, and
     those of the one on which it lies.
     """
@@ -36,7 +36,7 @@ class Status(NamedTuple):
     lies_on: tuple[int, int]
 
 
-def status_of(name: str, directory: int) -> Status | None:
+def status_of(name: str, directory: int) -> UnaskedStatus | None:
     """The status of a file in an open directory, or with "" of what is open. None where there is
     none, or one at which only its owner may look. Takes some 5 µs.
     """
@@ -45,7 +45,7 @@ def status_of(name: str, directory: int) -> Status | None:
     if _STATX(directory, name.encode(), flags, _TYPE, found):
         return None
     mode, major, minor, on_major, on_minor = _STATUS.unpack_from(found, _MODE)
-    return Status(mode & 0o170000 == S_IFCHR, (major, minor), (on_major, on_minor))
+    return UnaskedStatus(mode & 0o170000 == S_IFCHR, (major, minor), (on_major, on_minor))
 
 
 def open_below(directory: int, path: str, flags: int, mode: int = 0) -> int:

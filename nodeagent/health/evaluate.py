@@ -23,8 +23,8 @@ from nodeagent.health.checks import device, heat, link, memory, neighbours
 from nodeagent.health.checks.heat import REASONS
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
 from nodeagent.health.fencing import with_pods
-from nodeagent.health.finding_store import Ended, FindingStore
-from nodeagent.health.findings import End, Finding, Moment, Place, Severity, in_order
+from nodeagent.health.finding_store import EndedFinding, FindingStore
+from nodeagent.health.findings import End, Finding, Location, Moment, Severity, in_order
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import GpuReading, NodeReading, XidEvent
 from nodeagent.health.state import GpuHistory, HealthState, Trail, XidCount, XidRepair
@@ -54,7 +54,7 @@ class Evaluation(Struct, frozen=True):
     state: HealthState
     raised: tuple[Finding, ...] = ()
     changed: tuple[Finding, ...] = ()
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedFinding, ...] = ()
     xids: tuple[XidEvent, ...] = ()
 
 
@@ -205,7 +205,7 @@ def _of_what_is_there(
     def is_over(count: XidCount) -> bool:
         past = state.gpus.get(count.gpu, GpuHistory())
         placement = None if count.instance is None else past.placements.get(count.instance)
-        place = Place(count.gpu, count.instance, None, placement)
+        place = Location(count.gpu, count.instance, None, placement)
         return rebooted or _instance_gone(place, gpus.get(count.gpu), by_placement=True)
 
     return tuple(
@@ -277,7 +277,7 @@ def _measure(
 
 def _observations(
     state: HealthState, reading: NodeReading, store: FindingStore, node: ObservedNode
-) -> Iterator[tuple[Place, Observation]]:
+) -> Iterator[tuple[Location, Observation]]:
     for gpu in reading.gpus:
         past, seen = state.gpus[gpu.uuid], node.gpu(gpu.uuid)
         like = [g for g in node.gpus if seen and g is not seen and g.name == seen.name]
@@ -293,7 +293,7 @@ def _observations(
         for observation in chain.from_iterable(check(view) for check in checks):
             instance = observation.instance
             placement = None if instance is None else past.placements.get(instance)
-            yield Place(gpu.uuid, instance, None, placement), observation
+            yield Location(gpu.uuid, instance, None, placement), observation
     yield from device.node_observations(state, reading)
 
 
@@ -363,7 +363,7 @@ def end_of(finding: Finding, reading: NodeReading, now: Moment) -> End | None:
     return End.CLEARED if finding.key in reading.cleared else None
 
 
-def _instance_gone(place: Place, gpu: GpuReading | None, *, by_placement: bool) -> bool:
+def _instance_gone(place: Location, gpu: GpuReading | None, *, by_placement: bool) -> bool:
     """Whether its GPU instance does not exist any more, or another one has its id."""
     if place.instance is None or gpu is None or gpu.instances is None:
         return False

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nodeagent.health import limits
 from nodeagent.health.checks.observation import Observation
-from nodeagent.health.findings import Action, End, Finding, Key, Moment, Place, Severity
+from nodeagent.health.findings import Action, End, Finding, Key, Location, Moment, Severity
 from nodeagent.health.state import HealthState, Hold
 from nodeagent.health.table import new_finding
 from nodeagent.health.xid_findings import repeated
@@ -33,7 +33,7 @@ _DAMPING = {
 }
 
 
-class Ended(Struct, frozen=True):
+class EndedFinding(Struct, frozen=True):
     """A finding that is over, and what ended it."""
 
     finding: Finding
@@ -54,7 +54,7 @@ class FindingStore:
 
     def __init__(self, state: HealthState, now: Moment) -> None:
         self.now = now
-        self.ended: list[Ended] = []
+        self.ended: list[EndedFinding] = []
         self._before = {f.key: f for f in state.findings}
         self._findings = dict(self._before)
         self._holds = {hold.key: hold for hold in state.holds}
@@ -95,7 +95,7 @@ class FindingStore:
         for finding in self.findings:
             end = why(finding)
             if end is not None:
-                self.ended.append(Ended(self._findings.pop(finding.key), end))
+                self.ended.append(EndedFinding(self._findings.pop(finding.key), end))
                 self._holds.pop(finding.key, None)
 
     # --- events -------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class FindingStore:
 
     # --- what was measured --------------------------------------------------------------------
 
-    def measure(self, observation: Observation, place: Place) -> None:
+    def measure(self, observation: Observation, place: Location) -> None:
         """Raise, keep or end what `observation` says of `place`, as slowly as its damping asks."""
         if observation.present is None:
             return
@@ -145,7 +145,7 @@ class FindingStore:
         )
         if not observation.present:
             if lasted >= after_end and key in self._findings:
-                self.ended.append(Ended(self._findings.pop(key), End.GONE))
+                self.ended.append(EndedFinding(self._findings.pop(key), End.GONE))
             return
         mended = next((e for e in self.ended if e.finding.key == key and e.end is End.RESET), None)
         if mended is not None:  # the reset did not help
@@ -163,7 +163,7 @@ class FindingStore:
         return self.now.uptime - hold.since
 
     def _measured(
-        self, observation: Observation, place: Place, existing: Finding | None
+        self, observation: Observation, place: Location, existing: Finding | None
     ) -> Finding:
         found = new_finding(observation.cause, place, observation.evidence, self.now)
         return replace(

@@ -56,7 +56,7 @@ class Moment(NamedTuple):
     wall: Seconds
 
 
-class Place(Struct, frozen=True, order=True):
+class Location(Struct, frozen=True, order=True):
     """The part that is hit: a GPU by UUID ("" for the node), or a GPU or compute instance of it.
 
     `placement` is where the GPU instance lies, as soon as that is known: ids are used again,
@@ -107,7 +107,7 @@ class Finding(Struct, frozen=True):
     severity: Severity
     action: Action
     evidence: str
-    place: Place
+    place: Location
     since: Moment
     last: Moment
     code: int = -1

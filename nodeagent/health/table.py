@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from types import MappingProxyType
 
-from nodeagent.health.findings import Action, End, Finding, Moment, Place, Severity
+from nodeagent.health.findings import Action, End, Finding, Location, Moment, Severity
 from nodeagent.structs import Struct
 
 
@@ -252,7 +252,7 @@ GONE = ("fallenOffBus", "gpuMissing", "gpuLost", "gpuUnavailable")
 
 
 def new_finding(
-    cause: str, place: Place, evidence: str, at: Moment, *, code: int = -1, pid: int = 0
+    cause: str, place: Location, evidence: str, at: Moment, *, code: int = -1, pid: int = 0
 ) -> Finding:
     """A finding as its cause's row has it."""
     row = BY_CAUSE[cause]

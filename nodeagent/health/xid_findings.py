@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from nodeagent.health import limits
 from nodeagent.health.checks.device import recovery_of
-from nodeagent.health.findings import Action, Finding, Moment, Place, Severity, rank
+from nodeagent.health.findings import Action, Finding, Location, Moment, Severity, rank
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
 from nodeagent.health.state import GpuHistory, RecentXid, XidRepair
@@ -69,7 +69,7 @@ def of_xid(event: XidEvent, row: XidRow, past: GpuHistory, now: Moment) -> Findi
     cause = _cause_of_row(row)
     if cause is None:
         return None
-    place = _place(event, past) if cause in _OF_A_SLICE else Place(event.gpu)
+    place = _place(event, past) if cause in _OF_A_SLICE else Location(event.gpu)
     at = moment(event.at, now)
     finding = new_finding(cause, place, xid_evidence(event, row), at, code=event.xid, pid=event.pid)
     if cause == "xidNvlink" and event.fatal:
@@ -118,10 +118,10 @@ def believed(event: _Event, past: GpuHistory) -> _Event:
     return replace(event, instance=None, compute=None) if means_none else event
 
 
-def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Place:
+def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Location:
     if event.instance is None:
-        return Place(event.gpu)
-    return Place(event.gpu, event.instance, event.compute, past.placements.get(event.instance))
+        return Location(event.gpu)
+    return Location(event.gpu, event.instance, event.compute, past.placements.get(event.instance))
 
 
 def repeated(existing: Finding, new: Finding) -> Finding:

@@ -13,7 +13,7 @@ from nodeagent.metrics.catalogue import Field, Level
 from nodeagent.metrics.exposition import Family, LabelBlocks, decimals, whole
 from nodeagent.metrics.samples import Labels, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import SelectedLabel, Selection
-from nodeagent.metrics.sources import Event, Number
+from nodeagent.metrics.sources import EventCount, Number
 from nodeagent.structs import Struct
 
 
@@ -81,7 +81,7 @@ class _Places:
             for subject, value in values
         ]
         # What hit the GPU hit no instance: both are exported.
-        of_events = isinstance(row.whole, Event)
+        of_events = isinstance(row.whole, EventCount)
         in_parts = set() if of_events else {p.part_of for p, _, _ in placed}
         series: dict[str, Number] = {}
         for place, subject, value in placed:

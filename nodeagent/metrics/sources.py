@@ -141,7 +141,7 @@ class Happening(StrEnum):
     BINDING = "binding"  # the last driver bind (2) or unbind (1) of a GPU
 
 
-class Event(_Source, frozen=True, tag_field="from", tag="event"):
+class EventCount(_Source, frozen=True, tag_field="from", tag="event"):
     """The last event of a kind from NVML's event sets; nothing before the first."""
 
     happening: Happening
@@ -174,7 +174,7 @@ Source = (
     | FieldRate
     | Gpm
     | GpmLink
-    | Event
+    | EventCount
     | Composed
 )
 

@@ -31,7 +31,7 @@ from nodeagent.mps.files.directories import (
 from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
 from nodeagent.mps.launch.launcher import DaemonProcess, adopt
-from nodeagent.mps.lifecycle.model import Phase
+from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.mps.processes import (
     CONTROL,
     MpsProcess,
@@ -189,7 +189,9 @@ async def _surveyed(
     process = await found_process(runs, record.process)
     if process is None:
         why = "drained on request" if record.drained else "its process is gone"
-        return DeviceDaemon(record.wanted, Phase.DOWN if record.drained else Phase.BACKOFF, why)
+        return DeviceDaemon(
+            record.wanted, DaemonPhase.DOWN if record.drained else DaemonPhase.BACKOFF, why
+        )
     sockets = DaemonSockets(runs.pipe_directory)
     impostor = sockets.impostor(process.identity)
     pid = process.pid
@@ -204,9 +206,9 @@ async def _surveyed(
             fault = error.message
     if seen is None:
         unknown = Usage(known=False, reason=fault)
-        return DeviceDaemon(record.wanted, Phase.FAULT, fault, pid, (), unknown)
+        return DeviceDaemon(record.wanted, DaemonPhase.FAULT, fault, pid, (), unknown)
     wrong = differences(seen, wanted)
-    phase = Phase.LIMITING if wrong else Phase.READY
+    phase = DaemonPhase.LIMITING if wrong else DaemonPhase.READY
     servers = servers_in(seen, runs)
     return DeviceDaemon(record.wanted, phase, "; ".join(wrong), pid, servers, usage_of(seen))
 

@@ -126,7 +126,7 @@ def _cuda_code(reply: Reply) -> int:
 # --- commands -------------------------------------------------------------------------------------
 
 
-class Command(Struct, Generic[T_co], frozen=True):
+class ControlCommand(Struct, Generic[T_co], frozen=True):
     """One line for the daemon, and how its reply is read; `ends` where the daemon ends by it."""
 
     line: str
@@ -152,66 +152,66 @@ _REFUSALS = {
 }
 
 
-def get_server_list() -> Command[tuple[int, ...]]:
+def get_server_list() -> ControlCommand[tuple[int, ...]]:
     """The pids of the daemon's servers."""
-    return Command("get_server_list", partial(_pids, most=MAX_SERVERS))
+    return ControlCommand("get_server_list", partial(_pids, most=MAX_SERVERS))
 
 
-def get_server_status(server: int) -> Command[ServerStatus | None]:
+def get_server_status(server: int) -> ControlCommand[ServerStatus | None]:
     """None: it is busy and replies nothing. Unknown to drivers before 550."""
-    return Command(f"get_server_status {_pid(server)}", _server_status)
+    return ControlCommand(f"get_server_status {_pid(server)}", _server_status)
 
 
-def get_client_list(server: int) -> Command[tuple[int, ...]]:
+def get_client_list(server: int) -> ControlCommand[tuple[int, ...]]:
     """The pids of a server's clients; 0 for one in a pid namespace that the daemon cannot see."""
-    return Command(f"get_client_list {_pid(server)}", partial(_pids, least=0))
+    return ControlCommand(f"get_client_list {_pid(server)}", partial(_pids, least=0))
 
 
-def set_threads(percentage: float, server: int | None = None) -> Command[float | None]:
+def set_threads(percentage: float, server: int | None = None) -> ControlCommand[float | None]:
     """The percentage of threads for later clients of a server (None: for later servers). The reply
     is what is in force, None from a server that is busy.
     """
     check_percentage(percentage)
     line = f"{_limit('set', _THREADS, server)} {percentage_text(percentage)}"
-    return Command(line, partial(_percentage, server=server))
+    return ControlCommand(line, partial(_percentage, server=server))
 
 
-def get_threads(server: int | None = None) -> Command[float | None]:
+def get_threads(server: int | None = None) -> ControlCommand[float | None]:
     """The percentage of threads as for `set_threads`; None: the server is busy."""
-    return Command(_limit("get", _THREADS, server), partial(_percentage, server=server))
+    return ControlCommand(_limit("get", _THREADS, server), partial(_percentage, server=server))
 
 
-def set_memory_limit(mebibytes: int, server: int | None = None) -> Command[None]:
+def set_memory_limit(mebibytes: int, server: int | None = None) -> ControlCommand[None]:
     """The MiB for each later client of a server (None: of later servers); no reply."""
     check_memory(mebibytes)
-    return Command(f"{_limit('set', _MEMORY, server)} {DEVICE} {mebibytes}M", _nothing)
+    return ControlCommand(f"{_limit('set', _MEMORY, server)} {DEVICE} {mebibytes}M", _nothing)
 
 
-def get_memory_limit(server: int | None = None) -> Command[MemoryLimit | None]:
+def get_memory_limit(server: int | None = None) -> ControlCommand[MemoryLimit | None]:
     """The limit as for `set_memory_limit`; None: no limit, or the server is busy."""
-    return Command(f"{_limit('get', _MEMORY, server)} {DEVICE}", _memory_limit)
+    return ControlCommand(f"{_limit('get', _MEMORY, server)} {DEVICE}", _memory_limit)
 
 
 def _limit(verb: str, what: str, server: int | None) -> str:
     return f"{verb}_default_{what}" if server is None else f"{verb}_{what} {_pid(server)}"
 
 
-def terminate_client(server: int, client: int) -> Command[int]:
+def terminate_client(server: int, client: int) -> ControlCommand[int]:
     """End a client's work on the device, which makes it safe to kill it; reads a CUDA code, 0 for
     done. Takes as long as the client's work does, so it is sent with a deadline of its own.
     """
-    return Command(f"terminate_client {_pid(server)} {_pid(client)}", _cuda_code)
+    return ControlCommand(f"terminate_client {_pid(server)} {_pid(client)}", _cuda_code)
 
 
-def quit_daemon(seconds: int | None) -> Command[None]:
+def quit_daemon(seconds: int | None) -> ControlCommand[None]:
     """End the daemon: within so many whole seconds, or (None) when its clients are gone.
 
     Its reply, if any, means nothing: only the end of the process does.
     """
     if seconds is None:
-        return Command("quit", _anything, ends=True)
+        return ControlCommand("quit", _anything, ends=True)
     check_number("seconds", seconds, 0, 86_400)
-    return Command(f"quit -t {seconds}", _anything, ends=True)
+    return ControlCommand(f"quit -t {seconds}", _anything, ends=True)
 
 
 def _pid(pid: int) -> int:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from nodeagent.errors import NodeagentError
 from nodeagent.mps import commands
-from nodeagent.mps.commands import Command, UnexpectedReply
+from nodeagent.mps.commands import ControlCommand, UnexpectedReply
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.programs import MAX_OUTPUT, Programs, TooMuchOutput, run_program
 from nodeagent.mps.shares import DaemonSpec
@@ -77,7 +77,7 @@ class ControlClient:
     jitter: Callable[[], float] = SystemRandom().random
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    async def ask(self, command: Command[T], *, deadline: float | None = None) -> T:
+    async def ask(self, command: ControlCommand[T], *, deadline: float | None = None) -> T:
         """Send one command and read the reply.
 
         Raises DaemonDead, DaemonBusy, DaemonSilent, FrontEndFailed, or, from what the daemon
@@ -86,7 +86,7 @@ class ControlClient:
         [reply] = await self.converse((command,), deadline=deadline)
         return command.read(reply)
 
-    async def ask_each(self, *batch: Command[Any]) -> tuple[Any, ...]:
+    async def ask_each(self, *batch: ControlCommand[Any]) -> tuple[Any, ...]:
         """Send some commands in one go, with no other caller's between them. A reply that cannot be
         read comes as its UnexpectedReply.
         """
@@ -94,7 +94,7 @@ class ControlClient:
         return tuple(_read_or_error(c, reply) for c, reply in zip(batch, replies, strict=True))
 
     async def converse(
-        self, batch: Sequence[Command[Any]], *, deadline: float | None = None
+        self, batch: Sequence[ControlCommand[Any]], *, deadline: float | None = None
     ) -> list[list[str]]:
         """The lines of each reply. Connects until it is our turn; all within the deadline."""
         deadline = self.deadline if deadline is None else deadline
@@ -126,7 +126,7 @@ class ControlClient:
         )
 
     async def _attempt(
-        self, script: bytes, batch: Sequence[Command[Any]]
+        self, script: bytes, batch: Sequence[ControlCommand[Any]]
     ) -> list[list[str]] | None:
         """The lines of each reply; None when it was not our turn."""
         directory = self.pipe_directory
@@ -170,7 +170,7 @@ class ControlClient:
         return said.stdout, said.stderr.strip()
 
 
-def _script(batch: Sequence[Command[Any]]) -> bytes:
+def _script(batch: Sequence[ControlCommand[Any]]) -> bytes:
     """The lines, each followed by a nonsense word whose complaint ends the reply."""
     lines: list[str] = []
     for number, command in enumerate(batch, 1):
@@ -194,7 +194,7 @@ def _parted(output: str, count: int) -> list[list[str]] | None:
     return replies[:-1] if len(replies) == count + 1 and not replies[-1] else None
 
 
-def _read_or_error(command: Command[Any], reply: Sequence[str]) -> Any:
+def _read_or_error(command: ControlCommand[Any], reply: Sequence[str]) -> Any:
     try:
         return command.read(reply)
     except UnexpectedReply as error:
@@ -260,7 +260,7 @@ async def ask_everything(
     )
 
 
-def _questions(servers: Iterable[int], *, status: bool) -> Iterator[Command[Any]]:
+def _questions(servers: Iterable[int], *, status: bool) -> Iterator[ControlCommand[Any]]:
     for server in servers:
         yield commands.get_threads(server)
         yield commands.get_client_list(server)
@@ -295,7 +295,7 @@ async def set_limits(control: ControlClient, spec: DaemonSpec) -> None:
         await control.ask_each(*(one for server in listed for one in _limits(spec, server)))
 
 
-def _limits(spec: DaemonSpec, server: int | None) -> Iterator[Command[Any]]:
+def _limits(spec: DaemonSpec, server: int | None) -> Iterator[ControlCommand[Any]]:
     yield commands.set_threads(spec.limits.threads, server)
     if spec.limits.memory is not None:
         yield commands.set_memory_limit(spec.limits.memory, server)

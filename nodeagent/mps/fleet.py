@@ -19,7 +19,7 @@ from nodeagent.mps.files.directories import make_directories, remove_directories
 from nodeagent.mps.files.records import Record, RecordUnusable, devices_without_record, read_records
 from nodeagent.mps.launch.orphans import end_orphans
 from nodeagent.mps.lifecycle import model
-from nodeagent.mps.lifecycle.model import Ending, Phase, Subject
+from nodeagent.mps.lifecycle.model import DaemonPhase, Ending, ReportSubject
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import DeviceDaemon
@@ -73,7 +73,7 @@ class Fleet:
                 return
             supervisor = self._supervisor(record)
         except NodeagentError as error:
-            self._context.report(read.device, model.Report(Subject.START_FAILED, str(error)))
+            self._context.report(read.device, model.Report(ReportSubject.START_FAILED, str(error)))
             return
         spec = supervisor.spec_of(record.runs or record.wanted)
         process = await found_process(spec, record.process)
@@ -98,7 +98,7 @@ class Fleet:
             else "no daemon runs there"
         )
         words = f"{unusable.message}; {runs}; {aside}"
-        context.report(unusable.device, model.Report(Subject.RECORD_UNUSABLE, words))
+        context.report(unusable.device, model.Report(ReportSubject.RECORD_UNUSABLE, words))
         return record
 
     async def _unrecorded(self, device: str) -> Record | None:
@@ -120,11 +120,11 @@ class Fleet:
             if record is None:
                 await asyncio.to_thread(remove_directories, context.run_dir, device)
         except NodeagentError as error:
-            context.report(device, model.Report(Subject.CANNOT_BE_ENDED, str(error)))
+            context.report(device, model.Report(ReportSubject.CANNOT_BE_ENDED, str(error)))
             return
         if record is not None:
             words = "it has no record; its daemon is taken over with the limits that it has"
-            context.report(device, model.Report(Subject.RECORD_UNUSABLE, words))
+            context.report(device, model.Report(ReportSubject.RECORD_UNUSABLE, words))
             await self._take_over(record)
 
     async def _end_lost(self, daemon: MpsProcess) -> None:
@@ -140,9 +140,9 @@ class Fleet:
             spec = replace(left, wanted=replace(left.wanted, account=account))
             await end_orphans(spec, grace=context.settings.grace)
             words = f"its directory was deleted under its daemon (pid {daemon.pid}), which is ended"
-            report = model.Report(Subject.RECORD_UNUSABLE, words)
+            report = model.Report(ReportSubject.RECORD_UNUSABLE, words)
         except NodeagentError as error:
-            report = model.Report(Subject.CANNOT_BE_ENDED, str(error))
+            report = model.Report(ReportSubject.CANNOT_BE_ENDED, str(error))
         context.report(device, report)
 
     def _supervisor(self, record: Record) -> Supervisor:
@@ -206,7 +206,7 @@ class Fleet:
     def retry(self) -> None:
         """Try again what was given up, and start what was drained."""
         for supervisor in self._supervisors.values():
-            if supervisor.state.phase in {Phase.FAILED, Phase.DOWN}:
+            if supervisor.state.phase in {DaemonPhase.FAILED, DaemonPhase.DOWN}:
                 supervisor.handle(model.RetryRequested())
 
     async def keep_only(self, devices: Collection[str]) -> None:
@@ -223,7 +223,7 @@ class Fleet:
                 await requests.end(supervisor)
                 await self._forget(supervisor)
         except NodeagentError as error:
-            words = model.Report(Subject.CANNOT_BE_ENDED, str(error))
+            words = model.Report(ReportSubject.CANNOT_BE_ENDED, str(error))
             self._context.report(supervisor.device, words)
 
     async def _new(self, device: str, wanted: WantedMps) -> Supervisor:
@@ -296,7 +296,7 @@ class Fleet:
             if s.state.wanted is not None
             and s.was_ready
             and not s.unrecorded
-            and s.state.phase is not Phase.DOWN
+            and s.state.phase is not DaemonPhase.DOWN
         )
 
     def daemon_of(self, device: str) -> DeviceDaemon | None:
@@ -321,7 +321,7 @@ async def _polled(supervisor: Supervisor) -> None:
 async def _settled(supervisor: Supervisor) -> None:
     def on_its_way() -> bool:
         state = supervisor.state
-        has_just_ended = state.phase is Phase.BACKOFF and not state.failures
-        return state.phase in {Phase.STARTING, Phase.LIMITING} or has_just_ended
+        has_just_ended = state.phase is DaemonPhase.BACKOFF and not state.failures
+        return state.phase in {DaemonPhase.STARTING, DaemonPhase.LIMITING} or has_just_ended
 
     await supervisor.until(lambda: not on_its_way())

@@ -29,7 +29,7 @@ from nodeagent.mps.files.directories import seal_pipe_directory
 from nodeagent.mps.files.log import DEBOUNCE
 from nodeagent.mps.launch.launcher import DaemonProcess
 from nodeagent.mps.lifecycle import model
-from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
+from nodeagent.mps.lifecycle.model import DaemonPhase, Ending, ReportSubject, ServerStatus
 from nodeagent.mps.log_events import SURE_AFTER, LogEvents
 from nodeagent.mps.processes import SERVER, age_of, mps_processes
 from nodeagent.pacing import Backoff
@@ -131,7 +131,7 @@ class DaemonMonitor:
         is what counts, so this also mends what an earlier agent left. One that was just started has
         made its sockets when it answers: it would end if it did not find what it is making.
         """
-        hidden = bool(self._supervisor.cordoned) or self.state.phase is Phase.DRAINING
+        hidden = bool(self._supervisor.cordoned) or self.state.phase is DaemonPhase.DRAINING
         hidden = hidden and (self._adopted or self.state.answered)
         try:
             self._sockets.keep(hidden=hidden)
@@ -140,7 +140,7 @@ class DaemonMonitor:
             where = self.state.spec.pipe_directory
             words = f"its sockets cannot be moved in {where}: {error.strerror or error}"
             if words != self.sockets_fault:
-                report = model.Report(Subject.STILL_IN_USE, words)
+                report = model.Report(ReportSubject.STILL_IN_USE, words)
                 self._context.report(self.state.spec.device, report)
             self.sockets_fault = words
         self._control.pipe_directory = self._sockets.directory
@@ -286,7 +286,7 @@ class DaemonMonitor:
         return min(interval, self._context.served_interval) if served else interval
 
     def _plan_next(self, seen: Seen) -> None:
-        draining = self.state.phase is Phase.DRAINING
+        draining = self.state.phase is DaemonPhase.DRAINING
         waiting = bool(self.events.blocked.waiting)
         wait = self._interval(served=bool(seen.servers) or draining or waiting)
         if self.events.blocked.is_unsure:
@@ -329,7 +329,7 @@ class DaemonMonitor:
 
     @property
     def _drains(self) -> bool:
-        return self.state.phase is Phase.DRAINING and self.state.ending is Ending.NO
+        return self.state.phase is DaemonPhase.DRAINING and self.state.ending is Ending.NO
 
     def _judge_drain(self, seen: Seen, *, hidden: bool) -> None:
         """No client is left when none was found twice since new ones are kept out."""

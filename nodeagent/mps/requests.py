@@ -9,7 +9,7 @@ from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.mps.adoption import servers_in, usage_of
 from nodeagent.mps.files.directories import remove_directories
 from nodeagent.mps.lifecycle import model
-from nodeagent.mps.lifecycle.model import WITH_PROCESS, Ending, Phase
+from nodeagent.mps.lifecycle.model import WITH_PROCESS, DaemonPhase, Ending
 from nodeagent.mps.supervisor import Supervisor
 from nodeagent.plan.observed import DeviceDaemon
 from nodeagent.plan.remedies import in_use_remedy
@@ -32,7 +32,7 @@ async def wait_until_ready(supervisor: Supervisor) -> None:
 
     def is_ready() -> bool:
         state = supervisor.state
-        return state.phase is Phase.READY and state.running == state.wanted
+        return state.phase is DaemonPhase.READY and state.running == state.wanted
 
     if not _has_failed(supervisor):
         with suppress(TimeoutError):
@@ -46,7 +46,7 @@ async def wait_until_ready(supervisor: Supervisor) -> None:
         f"the MPS daemon of {supervisor.device} is {state.phase}: {state.why or 'not Ready'}{said}",
         remedy=f"read its log (`tail {supervisor.log_directory}/*.log`); a running agent goes on "
         "restarting it"
-        if state.phase is not Phase.FAILED
+        if state.phase is not DaemonPhase.FAILED
         else f"mend the cause; to restart it at once: `nodeagent mps restart {supervisor.device}`",
     )
 
@@ -81,7 +81,7 @@ async def drain(supervisor: Supervisor, *, seconds: float | None, force: bool) -
     patience = None if seconds is None or force else seconds + _SLACK
     try:
         async with asyncio.timeout(patience):
-            await supervisor.until(lambda: supervisor.state.phase is not Phase.DRAINING)
+            await supervisor.until(lambda: supervisor.state.phase is not DaemonPhase.DRAINING)
     except TimeoutError:
         pass  # a plan wants it drained as well, and goes on waiting
     except asyncio.CancelledError:
@@ -119,7 +119,7 @@ async def restart(supervisor: Supervisor, *, force: bool) -> None:
 
 def _has_failed(supervisor: Supervisor) -> bool:
     """Down: its device went away while it was to be started anew."""
-    return supervisor.state.phase in {Phase.BACKOFF, Phase.FAILED, Phase.DOWN}
+    return supervisor.state.phase in {DaemonPhase.BACKOFF, DaemonPhase.FAILED, DaemonPhase.DOWN}
 
 
 async def _wait_until_unused(supervisor: Supervisor) -> None:
@@ -229,7 +229,7 @@ def daemon_shape(supervisor: Supervisor) -> MpsDaemon:
     """What answers show of it."""
     state, log = supervisor.state, supervisor.monitor.events if supervisor.monitor else None
     server, wanted = state.server, supervisor.wanted
-    useless = state.phase in {Phase.FAILED, Phase.BACKOFF}
+    useless = state.phase in {DaemonPhase.FAILED, DaemonPhase.BACKOFF}
     closed = f"takes no new clients: {supervisor.cordoned}" if supervisor.cordoned else ""
     return MpsDaemon(
         device=supervisor.device,

@@ -26,7 +26,7 @@ from nodeagent.mps.launch.launcher import DaemonProcess, has_private_shm
 from nodeagent.mps.launch.orphans import OrphansLeft, end_orphans
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.machine import step
-from nodeagent.mps.lifecycle.model import Ending, Phase, Subject
+from nodeagent.mps.lifecycle.model import DaemonPhase, Ending, ReportSubject
 from nodeagent.mps.monitor import DaemonMonitor
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.mps.shares import DaemonSpec
@@ -147,7 +147,7 @@ class Supervisor:
         self.state, actions = step(before, event, now, settings=settings, jitter=jitter)
         if self.state.phase is not before.phase:
             self.since = datetime.now(UTC)
-        if self.state.phase is Phase.READY:
+        if self.state.phase is DaemonPhase.READY:
             self.was_ready = True
         if process is not None:
             adopted = isinstance(event, model.Adopted) or (
@@ -314,7 +314,7 @@ class Supervisor:
             wanted=self.wanted,
             runs=runs.wanted if runs else None,
             process=self.monitor.process.identity if self.monitor else None,
-            drained=self.state.phase is Phase.DOWN and self.state.wanted is not None,
+            drained=self.state.phase is DaemonPhase.DOWN and self.state.wanted is not None,
             was_ready=self.was_ready,
             restarts=self.state.restarts,
             unrecorded=self.unrecorded,
@@ -343,7 +343,7 @@ class Supervisor:
             if failed is None:
                 reason = f"{error.filename}: {error.strerror}" if error.filename else error
                 why = f"its record for the next agent cannot be written: {reason}"
-                self.context.report(self.device, model.Report(Subject.START_FAILED, why))
+                self.context.report(self.device, model.Report(ReportSubject.START_FAILED, why))
         else:
             self._written = record
 

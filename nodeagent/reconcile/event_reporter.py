@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from nodeagent.mps.lifecycle.model import Report, Subject
+from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.pacing import RateLimit
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Verdict
@@ -215,14 +215,14 @@ def _causes(problems: tuple[Problem, ...]) -> list[tuple[str, str]]:
 
 
 _EVENTS = {
-    Subject.STARTED: EventType.MPS_STARTED,
-    Subject.READY: EventType.MPS_READY,
-    Subject.EXITED: EventType.MPS_ENDED,
-    Subject.START_FAILED: EventType.MPS_ENDED,
-    Subject.FOREIGN_USER_WAITING: EventType.MPS_CLIENT,
-    Subject.DRAINED: EventType.MPS_DRAINED,
-    Subject.STILL_IN_USE: EventType.MPS_IN_USE,
-    Subject.FAILED: EventType.MPS_FAILED,
+    ReportSubject.STARTED: EventType.MPS_STARTED,
+    ReportSubject.READY: EventType.MPS_READY,
+    ReportSubject.EXITED: EventType.MPS_ENDED,
+    ReportSubject.START_FAILED: EventType.MPS_ENDED,
+    ReportSubject.FOREIGN_USER_WAITING: EventType.MPS_CLIENT,
+    ReportSubject.DRAINED: EventType.MPS_DRAINED,
+    ReportSubject.STILL_IN_USE: EventType.MPS_IN_USE,
+    ReportSubject.FAILED: EventType.MPS_FAILED,
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.documents.findings import Findings
-from nodeagent.documents.grammar import Given, JsonSchema, Key, Place, Rule, form, read_with
+from nodeagent.documents.grammar import DocumentValue, Given, JsonSchema, Key, Rule, form, read_with
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.settings.group import Group, fields
 from nodeagent.settings.model import Settings
@@ -109,7 +109,7 @@ def _form(group: Group, prefix: str = "") -> Rule[Values]:
             continue
         keys.append(Key(name, _or_nothing(rule), field.description))
 
-    def named(_: Place, given: Given) -> Values:
+    def named(_: DocumentValue, given: Given) -> Values:
         found: Values = {}
         for name, value in given.items():
             if isinstance(getattr(group, name), Group):

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from nodeagent.documents.grammar import JsonSchema, Place, Rule, word
+from nodeagent.documents.grammar import DocumentValue, JsonSchema, Rule, word
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def _rule(
 ) -> Rule[T]:
     """`read` gives None for what is not `accepted`."""
 
-    def checked(place: Place) -> T:
+    def checked(place: DocumentValue) -> T:
         value = read(place.value)
         if value is None:
             raise place.unexpected(accepted)
@@ -60,7 +60,7 @@ def _rule(
 def _one_of(*names: str) -> Rule[str]:
     rule = word(*names)
 
-    def read(place: Place) -> str:
+    def read(place: DocumentValue) -> str:
         if place.value is False and "off" in names:  # YAML's reading of the word without quotes
             return "off"
         return rule.read(place)

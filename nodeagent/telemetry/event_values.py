@@ -80,7 +80,7 @@ class EventValues:
             {
                 row.id: values[row.whole.happening]
                 for row in catalogue().fields
-                if isinstance(row.whole, sources.Event) and values[row.whole.happening]
+                if isinstance(row.whole, sources.EventCount) and values[row.whole.happening]
             }
         )
 

@@ -47,7 +47,7 @@ class Rows(Struct):
         self.rows.append((row, source, _reads(self, row, source)))
 
 
-class ReadPlan(Struct):
+class FieldPlan(Struct):
     """`whole` of GPUs and `part` of their instances, by tier; `node` of the node."""
 
     whole: dict[Tier, Rows] = field(default_factory=lambda: {tier: Rows() for tier in READ})
@@ -57,11 +57,13 @@ class ReadPlan(Struct):
     node_texts: list[TextField] = field(default_factory=list)
 
 
-def make_plan(fields: Iterable[Field], texts: Iterable[TextField] = ()) -> ReadPlan:
+def make_plan(fields: Iterable[Field], texts: Iterable[TextField] = ()) -> FieldPlan:
     """Plan how to read these fields. Those that follow events are left out."""
-    plan = ReadPlan()
+    plan = FieldPlan()
     for entry in fields:
-        if entry.tier is Tier.EVENT or isinstance(entry.whole, sources.Event | sources.Composed):
+        if entry.tier is Tier.EVENT or isinstance(
+            entry.whole, sources.EventCount | sources.Composed
+        ):
             continue
         of_node = isinstance(entry.whole, sources.SystemCall)
         (plan.node if of_node else plan.whole[entry.tier]).add(entry.id, entry.whole)
@@ -192,7 +194,7 @@ def _reads(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], RawVa
                 (subject, target.ports().get((counter, link)))
                 for link, subject in enumerate(target.links)
             ]
-        case sources.Event() | sources.Composed():
+        case sources.EventCount() | sources.Composed():
             raise TypeError(f"{source!r} is not read")
 
 

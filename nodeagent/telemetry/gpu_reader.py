@@ -29,8 +29,8 @@ from nodeagent.metrics.samples import (
 )
 from nodeagent.structs import Struct, field, replace
 from nodeagent.telemetry.fields import (
+    FieldPlan,
     Rates,
-    ReadPlan,
     ReadTarget,
     ReadValue,
     Rows,
@@ -63,7 +63,7 @@ class _VanishedPart(Exception):
 class GpuReader:
     """Keeps between readings what makes the next one cheap."""
 
-    def __init__(self, plan: ReadPlan, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: FieldPlan, clock: Callable[[], float]) -> None:
         self._plan = plan
         self._clock = clock
         self._uuid = ""
@@ -285,7 +285,7 @@ _NO_HANDLE = Device(None)
 class NodeSampleReader:
     """Remembers what the driver does not have."""
 
-    def __init__(self, plan: ReadPlan, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: FieldPlan, clock: Callable[[], float]) -> None:
         self._plan = plan
         self._clock = clock
         self._rates = Rates(clock)

@@ -14,7 +14,7 @@ import jsonschema
 from aiohttp import ClientSession
 
 from nodeagent.api.answers import Preview, Rendered, RenderedStatus
-from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
+from nodeagent.api.limits import TCP_LIMITS, Refusals, RequestLimits
 from nodeagent.api.listening import listen, listen_on_socket
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.plan.observed import ObservedNode
@@ -153,7 +153,7 @@ async def api(
     previewing: Callable[[bytes, str | None], Preview | None] | None = None,
     daemons: tuple[MpsDaemon, ...] = (),
     doing: Doing | None = None,
-    limits: Limits = TCP_LIMITS,
+    limits: RequestLimits = TCP_LIMITS,
     host: str = "127.0.0.1",
 ) -> AsyncIterator[Api]:
     """Serve what a node that was just observed answers."""

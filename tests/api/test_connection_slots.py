@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.api.limits import ConnectionSlots, Slot, peer_of
+from nodeagent.api.limits import ConnectionSlots, RequestSlot, peer_of
 
 
 class Clients:
@@ -12,7 +12,7 @@ class Clients:
         self.slots = ConnectionSlots(6, 4)
         self.ended: list[str] = []
 
-    def connect(self, peer: str, name: str = "") -> Slot | None:
+    def connect(self, peer: str, name: str = "") -> RequestSlot | None:
         slot, _ = self.slots.enter(peer, lambda: self.ended.append(name or peer))
         return slot
 

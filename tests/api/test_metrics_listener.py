@@ -15,7 +15,7 @@ import bcrypt
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, encode_basic_auth
 
-from nodeagent.api.limits import TCP_LIMITS, Limits, Refusals
+from nodeagent.api.limits import TCP_LIMITS, Refusals, RequestLimits
 from nodeagent.api.metrics_listener import MetricsListener
 from nodeagent.errors import NodeagentError
 from tests.agent_environment import port_kept_free
@@ -29,7 +29,7 @@ PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 class Served:
     """A listener that runs, and the problems it reported."""
 
-    def __init__(self, web_config: Path | None, limits: Limits = TCP_LIMITS) -> None:
+    def __init__(self, web_config: Path | None, limits: RequestLimits = TCP_LIMITS) -> None:
         self.refusals = Refusals()
         self.reported: list[NodeagentError | None] = []
         self.listener = MetricsListener(
@@ -60,7 +60,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    web_config: Path | None = None, limits: Limits = TCP_LIMITS
+    web_config: Path | None = None, limits: RequestLimits = TCP_LIMITS
 ) -> AsyncIterator[Served]:
     """Run it until the end of the block."""
     async with running(Served(web_config, limits)) as served:
@@ -208,7 +208,7 @@ async def test_who_never_agrees_on_tls_keeps_no_other_client_out(tmp_path: Path)
     (tmp_path / "web.yaml").write_text(
         "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
     )
-    limits = Limits(connections=6, connections_of_peer=4, handshake=0.5)
+    limits = RequestLimits(connections=6, connections_of_peer=4, handshake=0.5)
     async with serving(tmp_path / "web.yaml", limits) as served, AsyncExitStack() as stack:
         address = ("127.0.0.1", served.listener.port)
         opened = [await asyncio.open_connection(*address) for _ in range(8)]

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from nodeagent.api.limits import Limits
+from nodeagent.api.limits import RequestLimits
 from tests.api.serving import SCRAPED, Api, api
 
 
@@ -58,7 +58,10 @@ async def test_head_has_no_body() -> None:
 async def test_a_client_that_hardly_reads_harms_no_other() -> None:
     """It holds up no other scrape, only so many of its kind get in, and soon it is cut off."""
     clock = asyncio.get_running_loop().time
-    async with api(limits=Limits(scrape=0.5, scrapes=3)) as served, AsyncExitStack() as stack:
+    async with (
+        api(limits=RequestLimits(scrape=0.5, scrapes=3)) as served,
+        AsyncExitStack() as stack,
+    ):
         began = clock()
         for _ in range(2):
             await _slow(served.base, stack)
@@ -76,7 +79,10 @@ async def test_a_client_that_hardly_reads_harms_no_other() -> None:
 async def test_clients_that_hardly_read_make_way() -> None:
     """Forty of them at once keep no other out for long: the one that had most time is cut off."""
     clock = asyncio.get_running_loop().time
-    async with api(limits=Limits(scrape_undisturbed=0.2)) as served, AsyncExitStack() as stack:
+    async with (
+        api(limits=RequestLimits(scrape_undisturbed=0.2)) as served,
+        AsyncExitStack() as stack,
+    ):
         for _ in range(40):
             await _slow(served.base, stack)
         began = clock()

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import bcrypt
 import pytest
 
-from nodeagent.api.limits import Limits
+from nodeagent.api.limits import RequestLimits
 from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from tests.machine_load import stretched
 
-LIMITS = Limits(password_pause=0.0)
+LIMITS = RequestLimits(password_pause=0.0)
 USERS = {"prometheus": bcrypt.hashpw(b"right:one", bcrypt.gensalt(4))}
 
 
@@ -120,7 +120,7 @@ async def test_an_address_has_one_password_in_line(hashing: Hashing) -> None:
 
 async def test_the_line_is_bounded(hashing: Hashing) -> None:
     """The agent keeps no more than it can check soon. What waits is given up with the listener."""
-    check = PasswordCheck(USERS, Limits(passwords=2), hashing)
+    check = PasswordCheck(USERS, RequestLimits(passwords=2), hashing)
     asking = [_asking(check, b"right:one", str(n)) for n in range(3)]
     await hashing.begun(1)
     with pytest.raises(TooManyAsk):
@@ -134,7 +134,7 @@ async def test_the_line_is_bounded(hashing: Hashing) -> None:
 async def test_a_wrong_password_is_answered_after_a_pause(hashing: Hashing) -> None:
     """An address learns one answer in so many seconds; a right one is answered at once."""
     hashing.go_on.set()
-    check = PasswordCheck(USERS, Limits(password_pause=100.0), hashing)
+    check = PasswordCheck(USERS, RequestLimits(password_pause=100.0), hashing)
     now = asyncio.get_running_loop().time
     began = now()
     assert await check.accepts(RIGHT)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientConnectionError, ClientSession, UnixConnector
 
-from nodeagent.api.limits import Limits
+from nodeagent.api.limits import RequestLimits
 from tests.api.serving import api
 
 pytestmark = pytest.mark.virtual_time
@@ -32,7 +32,7 @@ async def _connect(base: str, sent: bytes, stack: AsyncExitStack) -> Client:
 @pytest.mark.parametrize("sent", [HEAD[:9], HEAD, HEAD + b"\r\n", HEAD + b"\r\nabc"])
 async def test_a_whole_request_has_to_arrive_in_time(sent: bytes) -> None:
     """However much of head and body is there, and whether or not more trickles in: 408, the end."""
-    async with api(limits=Limits(request=0.3)) as served, AsyncExitStack() as stack:
+    async with api(limits=RequestLimits(request=0.3)) as served, AsyncExitStack() as stack:
         reader, writer = await _connect(served.base, sent, stack)
 
         async def trickle() -> None:
@@ -54,7 +54,7 @@ async def test_a_whole_request_has_to_arrive_in_time(sent: bytes) -> None:
 async def test_an_idle_connection_ends_after_a_while() -> None:
     """It is closed silently, whether it has sent a request before or not."""
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    async with api(limits=Limits(idle=0.2)) as served, AsyncExitStack() as stack:
+    async with api(limits=RequestLimits(idle=0.2)) as served, AsyncExitStack() as stack:
         for sent in (b"", request):
             reader, _ = await _connect(served.base, sent, stack)
             async with asyncio.timeout(30):
@@ -64,7 +64,7 @@ async def test_an_idle_connection_ends_after_a_while() -> None:
 async def test_who_does_not_take_an_answer_is_cut_off() -> None:
     """Answers that are asked for without end, and never read, hold no memory for long."""
     request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    async with api(limits=Limits(idle=0.2)) as served, AsyncExitStack() as stack:
+    async with api(limits=RequestLimits(idle=0.2)) as served, AsyncExitStack() as stack:
         own = stack.enter_context(socket.socket())
         own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         own.setblocking(False)
@@ -81,7 +81,9 @@ async def test_who_does_not_take_an_answer_is_cut_off() -> None:
 async def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
     """More of them than there are connections: one that sends at once is answered, always."""
     path = tmp_path / "agent.sock"
-    async with api(unix_socket=path, limits=Limits(connections=20, connections_of_peer=10)) as one:
+    async with api(
+        unix_socket=path, limits=RequestLimits(connections=20, connections_of_peer=10)
+    ) as one:
         async with AsyncExitStack() as stack:
             for sent in (b"", HEAD, HEAD + b"\r\na") * 10:
                 await _connect(one.base, sent, stack)
@@ -102,7 +104,7 @@ async def test_a_full_listener_takes_nothing_from_the_unix_socket(tmp_path: Path
     path = tmp_path / "agent.sock"
     events = {"Accept": "text/event-stream"}
     async with (
-        api(unix_socket=path, limits=Limits(connections=1, connections_of_peer=1)) as one,
+        api(unix_socket=path, limits=RequestLimits(connections=1, connections_of_peer=1)) as one,
         one.session.get(f"{one.base}/v1/events", headers=events) as following,
     ):
         await following.content.readline()

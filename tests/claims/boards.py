@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from nodeagent.claims.names import Place, mig_device_name, places
+from nodeagent.claims.names import DevicePlace, mig_device_name, places
 from nodeagent.claims.offering.counters import Amounts, CounterScheme
 from nodeagent.plan.observed import Gpu, MigMode
 from nodeagent.simulation.boards import GpuProfile, board_names, load_board
@@ -81,5 +81,5 @@ def feasible_sets(gpu: Gpu, *, without: Iterable[str] = ()) -> frozenset[DeviceS
     return frozenset(found)
 
 
-def _takes(scheme: CounterScheme, place: Place, left_out: set[str]) -> Amounts:
+def _takes(scheme: CounterScheme, place: DevicePlace, left_out: set[str]) -> Amounts:
     return {c: n for c, n in scheme.consumption(place).items() if c not in left_out}

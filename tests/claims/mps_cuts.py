@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeagent.claims.files.cdi import file_name
-from nodeagent.claims.model import Phase
+from nodeagent.claims.model import RecordPhase
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.processes import CONTROL
@@ -153,7 +153,7 @@ async def goes_on(world: World) -> None:
         await world.look_after(claims, rig)
         await until_done(lambda: prepare(world, claims))
         world.check(prepared=True)
-        assert [record.phase for record in claims.store.records] == [Phase.READY]
+        assert [record.phase for record in claims.store.records] == [RecordPhase.READY]
         assert await world.look_after(claims, rig) == []
         await release(world, claims)
         world.check(prepared=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import json
 
-from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, Phase, Result
+from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, RecordPhase, Result
 from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.plan.observed import Placement
@@ -84,7 +84,9 @@ def mig_device(**changes: Any) -> ClaimedDevice:
     return ClaimedDevice(**{**known, **changes})
 
 
-def record(*devices: ClaimedDevice, phase: Phase = Phase.READY, **changes: Any) -> ClaimRecord:
+def record(
+    *devices: ClaimedDevice, phase: RecordPhase = RecordPhase.READY, **changes: Any
+) -> ClaimRecord:
     """Of the claim team/trainer."""
     known = {"uid": UID, "namespace": "team", "name": "trainer", "boot_id": "boot-1"}
     own = devices or (mig_device(),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nodeagent.claims.model import Allocated, ClaimState, FileState
-from nodeagent.claims.upkeep.reconciliation import Action, Decision, Snapshot, reconcile
+from nodeagent.claims.upkeep.reconciliation import ClaimAction, Decision, Snapshot, reconcile
 from nodeagent.plan.observed import (
     ComputeInstance,
     Gpu,
@@ -47,7 +47,7 @@ def decide(snapshot: Snapshot, uid: str = UID) -> Decision:
 def left(why: str, code: Code = Code.IN_USE) -> Decision:
     """The claim is left as it is, which is not as it should be."""
     return Decision(
-        Action.LEAVE, Problem.of(code, "claimKept", claim="claim team/trainer", why=why)
+        ClaimAction.LEAVE, Problem.of(code, "claimKept", claim="claim team/trainer", why=why)
     )
 
 

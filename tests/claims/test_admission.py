@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused, Phase
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused, RecordPhase
 from nodeagent.claims.reference import CLASSES
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.plan.observed import Placement
@@ -81,14 +81,14 @@ def test_a_plans_daemon_on_the_gpu() -> None:
     gpu = give(with_instances(GPU, [("3g.40gb", 0)]), daemon(D))
     wanted = own(mig_device(mps=A))
     require_admission(wanted, gpu, [], ())
-    begun = replace(wanted, phase=Phase.INTENT)
+    begun = replace(wanted, phase=RecordPhase.INTENT)
     with pytest.raises(
         ClaimRefused, match=r"as user 1000 on .* as user 2000 for gpus\[0\].mps:"
     ) as no:
         require_admission(begun, gpu, [], ())
     assert no.value.remedy.endswith("or write user: 1000 at gpus[0].mps")
     require_admission(begun, give(gpu, daemon(A)), [], ())
-    require_admission(replace(own(mig_device()), phase=Phase.INTENT), gpu, [], ())
+    require_admission(replace(own(mig_device()), phase=RecordPhase.INTENT), gpu, [], ())
 
 
 def test_the_same_user_with_other_groups_or_limits() -> None:

@@ -18,7 +18,7 @@ from referencing.jsonschema import DRAFT7
 
 from nodeagent.claims.files.cdi import (
     ContainerDevice,
-    MpsClient,
+    MpsEdits,
     claim_document,
     claim_of,
     device_id,
@@ -34,7 +34,7 @@ from nodeagent.claims.files.claim_files import (
 )
 from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.files.toolkit import TOOLKIT_DIRS, NoToolkitEdits, ToolkitEdits
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, Phase, Result
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, RecordPhase, Result
 from nodeagent.files.cdi import Edits
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.shares import Share
@@ -84,7 +84,7 @@ def mig(**changes: Any) -> ContainerDevice:
 def shared(share: Share) -> ContainerDevice:
     """A whole GPU with MPS."""
     daemon = spec_of(wanted())
-    client = MpsClient(daemon, share.slots[0])
+    client = MpsEdits(daemon, share.slots[0])
     return ContainerDevice(claimed(mig_result(device="gpu")), 0, mps=client)
 
 
@@ -229,7 +229,7 @@ def test_stale_files(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     records: list[ClaimRecord | UnreadableRecord] = [
         record(uid="1"),
-        record(uid="2", phase=Phase.INTENT),
+        record(uid="2", phase=RecordPhase.INTENT),
         unreadable("3"),
     ]
     there = file_names(tmp_path)

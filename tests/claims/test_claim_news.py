@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.model import ClaimRecord, RecordPhase
 from nodeagent.claims.reporting.attempts import Attempt, Operation
 from nodeagent.claims.reporting.claim_news import ClaimHistory
 from nodeagent.claims.reporting.device_health import DeviceHealth
@@ -36,7 +36,9 @@ def test_a_claim_comes_and_goes() -> None:
     """Ready and released, each once, with its devices; being made or released is none of it."""
     history = ClaimHistory()
     assert said(history, (), {}, ()) == []
-    making, releasing = (record(phase=phase) for phase in (Phase.INTENT, Phase.RELEASING))
+    making, releasing = (
+        record(phase=phase) for phase in (RecordPhase.INTENT, RecordPhase.RELEASING)
+    )
     what = f"{MIG_DEVICE} of {GPU} (MIG-1)"
     assert said(history, (making,), {}, ()) == []
     assert said(history, (READY,), {}, (WELL,)) == [("ClaimPrepared", f"ready: {what}", False)]

@@ -17,7 +17,7 @@ import pytest
 from msgspec import json
 
 from nodeagent.claims.files.cdi import file_name
-from nodeagent.claims.model import Phase
+from nodeagent.claims.model import RecordPhase
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched
@@ -212,7 +212,7 @@ async def goes_on(world: World, scenario: Scenario) -> None:
         await world.begin(claims)
         await prepare(world, claims)
         world.check(OWN, *scenario.neighbours, places=scenario.places)
-        assert {record.phase for record in claims.store.records} == {Phase.READY}
+        assert {record.phase for record in claims.store.records} == {RecordPhase.READY}
         assert await look_after(world, claims) == ()
         await release(world, claims)
     world.check(*scenario.neighbours, places=scenario.beside)

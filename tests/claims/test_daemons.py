@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.files.cdi import MpsClient
+from nodeagent.claims.files.cdi import MpsEdits
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.daemons import ClaimDaemons
@@ -76,7 +76,7 @@ def test_what_its_clients_get() -> None:
     wanted = DAEMONS.wanted(clients(4 * GIB), H100, SLICE, TRAINER)
     found = DAEMONS.client("MIG-7", wanted)
     top = "/run/nodeagent/mps/MIG-7"
-    assert isinstance(found, MpsClient)
+    assert isinstance(found, MpsEdits)
     assert (found.daemon.pipe_directory, found.daemon.shm) == (f"{top}/pipe", f"{top}/shm")
     assert (found.daemon.limits.memory, found.slot.name) == (4096, "clients-0")
     on_host = ClaimDaemons(USER, Path("/run/nodeagent"), False, no_daemons)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.model import ClaimRecord, RecordPhase
 from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
-from nodeagent.health.findings import Finding, Moment, Place
+from nodeagent.health.findings import Finding, Location, Moment
 from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import new_finding
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode, Placement
@@ -21,7 +21,7 @@ NOW = 1_700_000_000.0
 
 def finding(cause: str, placement: Placement | None = None, gpu: str = GPU) -> Finding:
     """Of a GPU, or of its instance 5, which lies there."""
-    place = Place(gpu, 5 if placement else None, placement=placement)
+    place = Location(gpu, 5 if placement else None, placement=placement)
     return new_finding(cause, place, "so it is", Moment(1.0, NOW))
 
 
@@ -88,7 +88,7 @@ def test_a_device_that_is_gone() -> None:
         found = judged(claim=record(device), node=node)
         assert found.health == "unhealthy"
         assert found.message.startswith(f"{device.result.device} of GPU 3 (H100) is gone; ")
-        for phase in (Phase.INTENT, Phase.RELEASING):
+        for phase in (RecordPhase.INTENT, RecordPhase.RELEASING):
             claim = record(device, phase=phase)
             assert device_health([claim], node, node_name="n", now=NOW) == ()
 

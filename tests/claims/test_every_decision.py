@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from nodeagent.claims.model import Allocated, ClaimState, FileState, Phase
+from nodeagent.claims.model import Allocated, ClaimState, FileState, RecordPhase
 from nodeagent.claims.upkeep.reconciliation import (
-    Action,
+    ClaimAction,
     Snapshot,
     foreign_instances,
 )
@@ -43,7 +43,7 @@ HARDWARE = {
 class Case:
     """One combination."""
 
-    phase: Phase
+    phase: RecordPhase
     rebooted: bool
     hardware: str  # of HARDWARE, or "unknown"
     usage: Usage
@@ -54,7 +54,9 @@ class Case:
 
     def snapshot(self) -> Snapshot:
         """As it would be read. `before` are ids that are not made again in the same place."""
-        ids: dict[str, Any] = {} if self.phase is Phase.INTENT else {"instance": 7, "uuid": "MIG-7"}
+        ids: dict[str, Any] = (
+            {} if self.phase is RecordPhase.INTENT else {"instance": 7, "uuid": "MIG-7"}
+        )
         if self.fixed:
             ids = {"uuid": "MIG-7"}
         device = mig_device(before=((3, PLACE), (7, Placement(0, 4))), fixed=self.fixed, **ids)
@@ -78,7 +80,7 @@ class Case:
     @property
     def over(self) -> bool:
         ended = {ClaimState.GONE, ClaimState.DEALLOCATED, ClaimState.OTHER_RESULTS}
-        return self.phase is Phase.RELEASING or self.claim in ended
+        return self.phase is RecordPhase.RELEASING or self.claim in ended
 
     @property
     def is_there(self) -> bool:
@@ -99,28 +101,28 @@ class Case:
         return bool(HARDWARE.get(self.hardware)) and not self.is_there
 
     @property
-    def expected(self) -> Action:
+    def expected(self) -> ClaimAction:
         """What is done, by the rules as they are written down."""
         if self.hardware == "unknown":
-            return Action.LEAVE
+            return ClaimAction.LEAVE
         if self.over:
-            return Action.LEAVE if self.in_use else Action.RELEASE
+            return ClaimAction.LEAVE if self.in_use else ClaimAction.RELEASE
         if not self.is_there and self.hardware not in {"nothing", "elsewhere"}:
-            return Action.LEAVE  # another instance is in the way
-        if self.phase is not Phase.READY:
+            return ClaimAction.LEAVE  # another instance is in the way
+        if self.phase is not RecordPhase.READY:
             was_ready = self.file is not FileState.MISSING or OURS in (self.allocations or ())
-            return Action.REPAIR if was_ready else Action.LEAVE
+            return ClaimAction.REPAIR if was_ready else ClaimAction.LEAVE
         if not self.is_there:  # a fixed one is for the plan to make
-            return Action.LEAVE if self.fixed else Action.REPAIR
+            return ClaimAction.LEAVE if self.fixed else ClaimAction.REPAIR
         same = self.file is FileState.SAME and not self.rebooted
-        return Action.LEAVE if same else Action.REPAIR
+        return ClaimAction.LEAVE if same else ClaimAction.REPAIR
 
     @property
     def problem(self) -> Code | None:
         """Of a claim that is left."""
         if self.hardware == "unknown":
             return Code.GPU_UNKNOWN
-        fine = self.phase is Phase.READY and self.is_there and not self.over
+        fine = self.phase is RecordPhase.READY and self.is_there and not self.over
         return None if fine else Code.IN_USE
 
 
@@ -129,7 +131,7 @@ def cases() -> Iterator[Case]:
     yield from (
         Case(*values)
         for values in product(
-            Phase,
+            RecordPhase,
             (False, True),
             (*HARDWARE, "unknown"),
             (Usage(), BUSY, NOT_KNOWN),
@@ -153,5 +155,5 @@ def test_every_combination() -> None:
         assert found.action is case.expected, (case, found)
         assert len(list(foreign_instances(snapshot))) == case.foreign, case
         code = found.problem and found.problem.code
-        assert code == (case.problem if found.action is Action.LEAVE else None), case
+        assert code == (case.problem if found.action is ClaimAction.LEAVE else None), case
     assert count == 4 * 2 * 6 * 3 * 4 * 5 * 3 * 2

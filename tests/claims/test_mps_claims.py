@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import ClaimedDevice, Phase
+from nodeagent.claims.model import ClaimedDevice, RecordPhase
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
@@ -187,7 +187,7 @@ async def test_the_next_agent_and_the_next_start_of_the_machine(
         first = status(parts.fleet, again.uuid)
         assert first.is_ready
         assert first.pid != pid
-        assert claims.store.records[0].phase is Phase.READY
+        assert claims.store.records[0].phase is RecordPhase.READY
         await parts.fleet.stop(again.uuid)
         assert await _amiss(claims, home, rig) == []
         assert status(parts.fleet, again.uuid).is_ready
@@ -213,7 +213,7 @@ async def test_a_daemon_that_does_not_come(
             with pytest.raises(NodeagentError, match=r"^claim team/trainer-0: .* MPS daemon"):
                 await claims.prepare(*name)
         assert (laid_out(node), home.files()) == ([(2, 1)], [])
-        assert claims.store.records[0].phase is Phase.INTENT
+        assert claims.store.records[0].phase is RecordPhase.INTENT
         foreign = shared(home, rig, 1, "mig-1g-10gb-5", replicas=2, user=f"{US + 1}:{US + 1}")
         with pytest.raises(NodeagentError, match=r"trainer-1 wants MPS as user .*team/trainer-0"):
             await claims.prepare(*foreign)

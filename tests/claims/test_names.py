@@ -8,8 +8,8 @@ import pytest
 
 from nodeagent.claims.names import (
     WHOLE_GPU,
+    DevicePlace,
     GpuShare,
-    Place,
     locate,
     mig_device_name,
     places,
@@ -51,7 +51,7 @@ def test_unique_and_back(board: str) -> None:
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)
         located = locate(pool, name, NODE, [card("t4"), gpu])
         assert located.gpu is gpu
-        assert isinstance(located.part, Place)
+        assert isinstance(located.part, DevicePlace)
         assert (located.part.profile.name, located.part.placement) == (profile, placement)
         assert located.part.name == name
     whole = locate(pool, WHOLE_GPU, NODE, [gpu])

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from nodeagent.claims.files.records import read_records
-from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.model import ClaimRecord, RecordPhase
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.files.cdi import Edits
 from nodeagent.simulation import SimulatedNode, simulated
@@ -38,7 +38,7 @@ async def test_a_slice_comes_with_the_claim_and_goes_with_it(
         assert paths == ["/dev/nvidia0", *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in caps)]
         [record] = read_records(home.records_dir)
         assert record in claims.store.records
-        assert claims.store.records[0].phase is Phase.READY
+        assert claims.store.records[0].phase is RecordPhase.READY
         await claims.release(UIDS[0])
         assert laid_out(node) == []
         assert (home.records(), home.files()) == ([], [])
@@ -305,7 +305,7 @@ async def test_a_record_says_since_when_its_phase_is(node: SimulatedNode, home: 
             await claims.release(UIDS[0])
         [record] = read_records(home.records_dir)
         assert isinstance(record, ClaimRecord)
-        assert record.phase is Phase.RELEASING
+        assert record.phase is RecordPhase.RELEASING
         assert record.since > ready
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import ClaimRefused, ClaimState, Configuration, Phase
+from nodeagent.claims.model import ClaimRefused, ClaimState, Configuration, RecordPhase
 from nodeagent.claims.serving.allocation import read_state
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.shares import TimeSlice
@@ -263,7 +263,7 @@ def test_a_prepared_claim_is_the_same_under_either_setting(nvidia: bool, driver:
         assert read_state(claim_object(claim), record()) is ClaimState.UNKNOWN
         return
     [result] = allocation(claim, nvidia=nvidia).results
-    prepared = record(mig_device(result=result), phase=Phase.READY)
+    prepared = record(mig_device(result=result), phase=RecordPhase.READY)
     assert read_state(claim_object(claim), prepared) is ClaimState.SAME
     other = claim_json(result_json(device="mig-1g-10gb-5"), config=[nvidias(limits)])
     assert read_state(claim_object(other), prepared) is ClaimState.OTHER_RESULTS

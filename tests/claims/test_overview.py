@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.files.records import UnreadableRecord
-from nodeagent.claims.model import Phase
+from nodeagent.claims.model import RecordPhase
 from nodeagent.claims.reporting.attempts import Attempt, Operation
 from nodeagent.claims.reporting.claim_pods import ClaimPods
 from nodeagent.claims.reporting.device_health import DeviceHealth, Status
@@ -83,18 +83,18 @@ REFUSED: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": False, "refusal
         (None, attempt(**REFUSED), "Waiting", "05"),
         (None, attempt(**{**REFUSED, "running": True}), "Waiting", "05"),
         (None, attempt(Operation.RELEASE, **REFUSED), "Releasing", "05"),
-        (Phase.INTENT, None, "Waiting", "03"),
-        (Phase.INTENT, attempt(**PREPARING), "Preparing", "05"),
-        (Phase.MADE, attempt(**REFUSED), "Waiting", "05"),
-        (Phase.READY, None, "Ready", "03"),
-        (Phase.READY, attempt(**REFUSED), "Ready", "03"),
-        (Phase.RELEASING, None, "Releasing", "03"),
-        (Phase.RELEASING, attempt(Operation.RELEASE, **REFUSED), "Releasing", "03"),
-        (Phase.RELEASING, attempt(**PREPARING), "Releasing", "03"),
+        (RecordPhase.INTENT, None, "Waiting", "03"),
+        (RecordPhase.INTENT, attempt(**PREPARING), "Preparing", "05"),
+        (RecordPhase.MADE, attempt(**REFUSED), "Waiting", "05"),
+        (RecordPhase.READY, None, "Ready", "03"),
+        (RecordPhase.READY, attempt(**REFUSED), "Ready", "03"),
+        (RecordPhase.RELEASING, None, "Releasing", "03"),
+        (RecordPhase.RELEASING, attempt(Operation.RELEASE, **REFUSED), "Releasing", "03"),
+        (RecordPhase.RELEASING, attempt(**PREPARING), "Releasing", "03"),
     ],
 )
 def test_how_far_it_is(
-    recorded: Phase | None, last: Attempt | None, phase: str, second: str
+    recorded: RecordPhase | None, last: Attempt | None, phase: str, second: str
 ) -> None:
     """A record counts more than an attempt, but for what waits: since its first attempt."""
     records = (record(phase=recorded, since=3.0),) if recorded else ()

@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 import pytest
 
 from nodeagent.claims.model import ClaimRefused
-from nodeagent.claims.names import WHOLE_GPU, Place, places
+from nodeagent.claims.names import WHOLE_GPU, DevicePlace, places
 from nodeagent.claims.offering.devices import OfferedDevice
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
@@ -65,7 +65,7 @@ class Pods:
         self._forced: dict[int, Pod] = {}
         self._offer: PoolOffer | None = None
         self._pools: Mapping[str, Pool] = {}
-        self._places: Mapping[str, Place] = {}
+        self._places: Mapping[str, DevicePlace] = {}
         self._published: Mapping[str, OfferedDevice] = {}
         self.allocated = self.waited = self.refused = self.restarts = 0
 

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.files.records import UnreadableRecord
-from nodeagent.claims.model import Allocated, ClaimedDevice, ClaimState, Phase
-from nodeagent.claims.upkeep.reconciliation import Action, Decision, foreign_instances, reconcile
+from nodeagent.claims.model import Allocated, ClaimedDevice, ClaimState, RecordPhase
+from nodeagent.claims.upkeep.reconciliation import (
+    ClaimAction,
+    Decision,
+    foreign_instances,
+    reconcile,
+)
 from nodeagent.plan.observed import Access, DeviceDaemon, MigMode, ObservedNode, Placement
 from nodeagent.plan.problems import Code
 from nodeagent.plan.users import Usage, User
@@ -18,7 +23,7 @@ from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record
 from tests.claims.snapshots import BUSY, OURS, THEIRS, decide, gpu, instance, left, snapshot
 from tests.plan.daemons import A, B
 
-LEAVE, REPAIR, RELEASE = map(Decision, Action)
+LEAVE, REPAIR, RELEASE = map(Decision, ClaimAction)
 
 
 def _code(found: Decision) -> str | None:
@@ -50,7 +55,7 @@ def test_a_process_on_it() -> None:
 
 def test_the_claims_own_allocation_after_its_release_was_begun() -> None:
     """The kubelet asks again itself, or another pod has the claim by now."""
-    releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=Phase.RELEASING)
+    releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=RecordPhase.RELEASING)
     found = decide(snapshot(records=(releasing,), allocations=(OURS,)))
     assert found == left("its release was begun, but it is used by pod team/pod-1")
     assert decide(snapshot(records=(releasing,), allocations=())) == RELEASE
@@ -59,7 +64,7 @@ def test_the_claims_own_allocation_after_its_release_was_begun() -> None:
 def test_another_pods_allocation_in_the_drivers_picture() -> None:
     """Such as of a device plugin: it holds up every release."""
     other = User(0, source="kubelet", namespace="other", pod="pod-2")
-    releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=Phase.RELEASING)
+    releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=RecordPhase.RELEASING)
     there = gpu(instance(usage=Usage((other,))))
     found = decide(snapshot(there, records=(releasing,)))
     assert found == left(
@@ -92,7 +97,7 @@ def test_a_gpu_as_a_whole() -> None:
     rebooted = decide(snapshot(gpu(mig=OFF), **of(whole(), boot_id="boot-0")))
     assert rebooted == REPAIR
     gone = {"claims": {UID: ClaimState.GONE}, **of(whole())}
-    assert decide(snapshot(gpu(mig=OFF, usage=BUSY), **gone)).action is Action.LEAVE
+    assert decide(snapshot(gpu(mig=OFF, usage=BUSY), **gone)).action is ClaimAction.LEAVE
     assert decide(snapshot(gpu(mig=OFF), **gone)) == RELEASE
 
 
@@ -104,7 +109,7 @@ def test_a_share_of_a_gpu() -> None:
     gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}, **of(share)}
     used = gpu(mig=OFF, usage=Usage((theirs,)))
     assert decide(snapshot(used, allocations=(other,), **gone)) == RELEASE
-    assert decide(snapshot(used, **gone)).action is Action.LEAVE
+    assert decide(snapshot(used, **gone)).action is ClaimAction.LEAVE
 
 
 def test_a_pod_that_has_two_shares_of_a_gpu() -> None:
@@ -115,9 +120,9 @@ def test_a_pod_that_has_two_shares_of_a_gpu() -> None:
         Allocated("team", "second", "pod-1", (POOL, "mps-20gi-1", "")),
     )
     client = User(5, namespace="team", pod="pod-1")
-    releasing = of(share, phase=Phase.RELEASING)
+    releasing = of(share, phase=RecordPhase.RELEASING)
     there = gpu(mig=OFF, usage=Usage((client,)))
-    assert decide(snapshot(there, allocations=both, **releasing)).action is Action.LEAVE
+    assert decide(snapshot(there, allocations=both, **releasing)).action is ClaimAction.LEAVE
 
 
 def test_a_monitor_does_not_hold_up_a_release() -> None:
@@ -128,9 +133,9 @@ def test_a_monitor_does_not_hold_up_a_release() -> None:
     gone: dict[str, Any] = {"records": records, "claims": {UID: ClaimState.GONE}}
     assert decide(snapshot(allocations=(THEIRS,), **gone)) == RELEASE
     two = (THEIRS, replace(THEIRS, claim="another"))
-    assert decide(snapshot(allocations=two, **gone)).action is Action.LEAVE
+    assert decide(snapshot(allocations=two, **gone)).action is ClaimAction.LEAVE
     used = gpu(instance(usage=BUSY))
-    assert decide(snapshot(used, allocations=(THEIRS,), **gone)).action is Action.LEAVE
+    assert decide(snapshot(used, allocations=(THEIRS,), **gone)).action is ClaimAction.LEAVE
 
 
 def test_what_an_administrator_has() -> None:
@@ -140,7 +145,7 @@ def test_what_an_administrator_has() -> None:
     gone = {"claims": {UID: ClaimState.GONE}}
     found = decide(snapshot(gpu(instance(usage=BUSY)), **gone, **admin))
     assert found == RELEASE
-    assert decide(snapshot(gpu(), **admin)).action is Action.LEAVE
+    assert decide(snapshot(gpu(), **admin)).action is ClaimAction.LEAVE
     in_mig_mode = snapshot(gpu(instance(3)), **of(whole(admin_access=True)))
     assert decide(in_mig_mode) == LEAVE
 
@@ -172,7 +177,7 @@ def test_its_mps_daemon(daemon: DeviceDaemon | None, expected: Decision) -> None
 def test_several_devices() -> None:
     """All are needed to be ready; what a crash left of an intent is the claim's, and is left."""
     second = mig_device(placement=Placement(5, 1), before=())
-    intent = of(mig_device(), second, phase=Phase.INTENT)
+    intent = of(mig_device(), second, phase=RecordPhase.INTENT)
     there = instance(8, placement=Placement(5, 1))
     unfinished = snapshot(gpu(there), files={}, **intent)
     assert decide(unfinished) == left("it was not finished; the kubelet retries")

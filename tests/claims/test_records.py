@@ -26,7 +26,7 @@ from nodeagent.claims.model import (
     ClaimAllocation,
     ClaimedDevice,
     ClaimRecord,
-    Phase,
+    RecordPhase,
     Result,
 )
 from nodeagent.files.state import StateFormat, write_state
@@ -101,7 +101,7 @@ RECORDS = st.builds(
     st.just(UID),
     st.text(max_size=9),
     st.text(max_size=9),
-    st.sampled_from(Phase),
+    st.sampled_from(RecordPhase),
     st.text(max_size=9),
     st.lists(DEVICES, min_size=1, max_size=3).map(tuple),
 )
@@ -247,11 +247,11 @@ def test_a_full_disk(folder: Path, most: int) -> None:
     with full_disk(most), pytest.raises(RecordNotKept, match="claim team/trainer cannot be kept"):
         write_record(folder, record())
     assert list(folder.iterdir()) == []
-    write_record(folder, record(phase=Phase.INTENT))
+    write_record(folder, record(phase=RecordPhase.INTENT))
     with full_disk(most), pytest.raises(RecordNotKept) as caught:
-        write_record(folder, record(phase=Phase.MADE))
+        write_record(folder, record(phase=RecordPhase.MADE))
     assert f"make room in {folder}" in caught.value.remedy
-    assert read_records(folder) == (record(phase=Phase.INTENT),)
+    assert read_records(folder) == (record(phase=RecordPhase.INTENT),)
     assert [entry.name for entry in folder.iterdir()] == [f"{UID}.json"]
 
 
@@ -305,8 +305,8 @@ def killed_at(step: int, folder: Path, after: ClaimRecord | None) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
-@pytest.mark.parametrize("before", [None, record(phase=Phase.INTENT)])
-@pytest.mark.parametrize("after", [record(phase=Phase.MADE), None])
+@pytest.mark.parametrize("before", [None, record(phase=RecordPhase.INTENT)])
+@pytest.mark.parametrize("after", [record(phase=RecordPhase.MADE), None])
 def test_a_crash_at_each_step(
     folder: Path, before: ClaimRecord | None, after: ClaimRecord | None
 ) -> None:

@@ -20,7 +20,7 @@ from nodeagent.claims.parts import (
 )
 from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.upkeep.reconciliation import Action
+from nodeagent.claims.upkeep.reconciliation import ClaimAction
 from nodeagent.errors import StillInUse
 from nodeagent.files.cdi import Edits
 from nodeagent.plan.desired import DesiredGpu, MigDisabled, MpsEntry, Replicas, ShareEntry, Shares
@@ -236,5 +236,5 @@ def test_upkeep_of_the_daemon(numbers: tuple[int, ...]) -> None:
         files={one.uid: FileState.SAME for one in records},
     )
     for one in records:
-        expected = Action.LEAVE if numbers == (1, 2) else Action.REPAIR
+        expected = ClaimAction.LEAVE if numbers == (1, 2) else ClaimAction.REPAIR
         assert decide(there, one.uid).action is expected

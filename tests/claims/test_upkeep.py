@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.claims.files.cdi import file_name
 from nodeagent.claims.files.records import read_records, write_record
-from nodeagent.claims.model import ClaimRecord, Phase
+from nodeagent.claims.model import ClaimRecord, RecordPhase
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.errors import NodeagentError, StillInUse
@@ -102,7 +102,7 @@ async def test_what_is_used_stays(node: SimulatedNode, home: Home) -> None:
         node.occupy(device.uuid, pid=4711, command="train")
         [message] = await messages(claims, home, rig)
         assert "claim team/trainer-0: the claim is gone, but it is used by pid 4711" in message
-        assert recorded(home).phase is Phase.READY
+        assert recorded(home).phase is RecordPhase.READY
         node.release(device.uuid)
         assert await messages(claims, home, rig) == []
         assert (laid_out(node), home.records(), home.files()) == ([], [], [])
@@ -221,7 +221,7 @@ async def test_what_was_lost_comes_again(node: SimulatedNode, home: Home) -> Non
         node.card(0).state.instances.clear()
         await messages(claims, home, rig)
         assert laid_out(node) == [(2, 1)]
-        assert recorded(home).phase is Phase.READY
+        assert recorded(home).phase is RecordPhase.READY
 
 
 async def test_what_cannot_be_made_again_is_tried_again(node: SimulatedNode, home: Home) -> None:
@@ -237,7 +237,7 @@ async def test_what_cannot_be_made_again_is_tried_again(node: SimulatedNode, hom
         assert (home.cdi / file_name(UIDS[1])).exists()
         assert await messages(claims, home, rig) == []
         assert laid_out(node) == [(2, 1)]
-        assert {record.phase for record in claims.store.records} == {Phase.READY}
+        assert {record.phase for record in claims.store.records} == {RecordPhase.READY}
 
 
 async def test_a_reboot(node: SimulatedNode, home: Home) -> None:
@@ -287,7 +287,7 @@ async def test_a_crash_before_the_ids_were_written(node: SimulatedNode, home: Ho
         [made] = await claims.prepare(*name)
         (home.cdi / file_name(UIDS[0])).unlink()
         lost = replace(made, instance=None, compute=None, uuid="")
-        intent = replace(recorded(home), phase=Phase.INTENT, devices=(lost,))
+        intent = replace(recorded(home), phase=RecordPhase.INTENT, devices=(lost,))
         write_record(home.records_dir, intent)
     async with home.agent() as (claims, rig):
         [message] = await messages(claims, home, rig)

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from nodeagent.app.claim_view import ClaimReports
-from nodeagent.claims.model import Phase
+from nodeagent.claims.model import RecordPhase
 from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.claims.reporting.device_status import device_statuses
@@ -143,17 +143,17 @@ async def test_a_device_that_is_made_again_is_not_prepared(
     async with access(server, tmp_path) as api:
         reports = ClaimReports(api, "node-1", lambda _: None, EventLog())
 
-        async def said(phase: Phase, *expected: str) -> None:
+        async def said(phase: RecordPhase, *expected: str) -> None:
             reports.observe((replace(one, phase=phase),), {}, (WELL,))
             await until(lambda: ready(server)[:2] == expected)
 
         async with running(reports.run()):
-            await said(Phase.INTENT, "", "")
-            await said(Phase.READY, "True", "Prepared")
+            await said(RecordPhase.INTENT, "", "")
+            await said(RecordPhase.READY, "True", "Prepared")
             assert patches(server) == 1
-            await said(Phase.INTENT, "False", "Preparing")
-            await said(Phase.READY, "True", "Prepared")
-            await said(Phase.RELEASING, "False", "Releasing")
+            await said(RecordPhase.INTENT, "False", "Preparing")
+            await said(RecordPhase.READY, "True", "Prepared")
+            await said(RecordPhase.RELEASING, "False", "Releasing")
 
 
 async def test_a_status_needs_no_second_look(server: ApiServer, tmp_path: Path) -> None:

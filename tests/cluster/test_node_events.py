@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.cluster.events import NodeEvent
 from nodeagent.cluster.node_status import node_event
-from nodeagent.mps.lifecycle.model import Report, Subject
+from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import event_of
 
@@ -68,7 +68,9 @@ def test_a_daemon_that_ends_again_and_again_is_one_cause() -> None:
     causes = set()
     for pid in (815, 4711):
         kind, message = event_of(
-            Report(Subject.EXITED, f"pid {pid} ended by itself", (f"[12:00:{pid}] no device",))
+            Report(
+                ReportSubject.EXITED, f"pid {pid} ended by itself", (f"[12:00:{pid}] no device",)
+            )
         )
         causes.add(reported(kind, f"GPU 0: {message}"))
     assert causes == {NodeEvent("Warning", "MpsEnded", "GPU 0: the process ended by itself")}

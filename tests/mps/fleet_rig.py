@@ -25,7 +25,7 @@ from nodeagent.mps.files.sockets import BACK
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.launcher import Launcher
-from nodeagent.mps.lifecycle.model import Report, Subject
+from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess, mps_process
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
@@ -168,16 +168,18 @@ class FleetRig:
     def _changed(self) -> None:
         self.changes += 1
 
-    def said(self, subject: Subject, device: str = GPU) -> list[str]:
+    def said(self, subject: ReportSubject, device: str = GPU) -> list[str]:
         """What was reported of it."""
         return [r.message for d, r in self.reports if (d, r.subject) == (device, subject)]
 
-    async def reported(self, subject: Subject, device: str = GPU, within: float = 60.0) -> str:
+    async def reported(
+        self, subject: ReportSubject, device: str = GPU, within: float = 60.0
+    ) -> str:
         """What is reported of it, once it is, but that this machine is too busy for an answer."""
         await until(lambda: bool(self._blamed(subject, device)), within)
         return self._blamed(subject, device)[-1]
 
-    def _blamed(self, subject: Subject, device: str) -> list[str]:
+    def _blamed(self, subject: ReportSubject, device: str) -> list[str]:
         return [said for said in self.said(subject, device) if "waits for a processor" not in said]
 
     # --- what is there ------------------------------------------------------------------------
@@ -213,7 +215,7 @@ class FleetRig:
             if one and one.pipe_directory.startswith(place) and program in {None, one.program}
         ]
 
-    def lines(self, subject: Subject) -> str:
+    def lines(self, subject: ReportSubject) -> str:
         """Of the log, as the last such report shows them."""
         return " / ".join([r for _, r in self.reports if r.subject == subject][-1].lines)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nodeagent.mps import commands
 from nodeagent.mps.commands import (
-    Command,
+    ControlCommand,
     MemoryLimit,
     UnexpectedReply,
     UnknownCommand,
@@ -34,7 +34,7 @@ from nodeagent.mps.shares import MAX_LIMIT
 # --- commands -------------------------------------------------------------------------------------
 
 
-EVERYTHING: list[tuple[Command[Any], str]] = [
+EVERYTHING: list[tuple[ControlCommand[Any], str]] = [
     (get_server_list(), "get_server_list"),
     (get_server_status(7), "get_server_status 7"),
     (get_client_list(7), "get_client_list 7"),
@@ -55,7 +55,7 @@ EVERYTHING: list[tuple[Command[Any], str]] = [
 
 
 @pytest.mark.parametrize(("command", "line"), EVERYTHING)
-def test_every_form(command: Command[Any], line: str) -> None:
+def test_every_form(command: ControlCommand[Any], line: str) -> None:
     """The one line of each command."""
     assert command.line == line
 
@@ -166,7 +166,7 @@ def test_every_line_is_one_line_of_safe_forms(mebibytes: int, hundredths: int) -
         (quit_daemon(1), "", None),
     ],
 )
-def test_values(command: Command[Any], reply: str, value: object) -> None:
+def test_values(command: ControlCommand[Any], reply: str, value: object) -> None:
     """Each reply as the value it stands for."""
     assert command.read(reply.splitlines()) == value
 
@@ -193,7 +193,7 @@ def test_values(command: Command[Any], reply: str, value: object) -> None:
         (terminate_client(7, 8), "", UnexpectedReply),
     ],
 )
-def test_refusals(command: Command[Any], reply: str, kind: type[UnexpectedReply]) -> None:
+def test_refusals(command: ControlCommand[Any], reply: str, kind: type[UnexpectedReply]) -> None:
     """What is no answer is an error that shows the question and what was said."""
     with pytest.raises(UnexpectedReply) as caught:
         command.read(reply.splitlines())

@@ -16,7 +16,7 @@ import pytest
 from nodeagent.errors import StillInUse
 from nodeagent.mps.adoption import survey
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import SimulatedClient
@@ -80,8 +80,10 @@ async def test_a_full_disk_is_no_failure_of_the_daemon_s(
             disk.setattr(os, "fsync", full)
             with pytest.raises(NotReady, match=f"No space left on device.*{GPU}/record.json"):
                 await fleet.start(GPU, wanted())
-            await until(lambda: len(rig.said(Subject.START_FAILED)) > 2 * POLICY.most_failures)
-            assert rig.said(Subject.FAILED) == []
+            await until(
+                lambda: len(rig.said(ReportSubject.START_FAILED)) > 2 * POLICY.most_failures
+            )
+            assert rig.said(ReportSubject.FAILED) == []
         assert (await ready(fleet)).restarts == 0
 
 
@@ -153,7 +155,7 @@ async def test_stop_is_refused_while_clients_are_there(
     client.allocate(1 << 20)
     with rig.client() as another:
         another.wait_until_accepted()
-    assert rig.said(Subject.EXITED) == []
+    assert rig.said(ReportSubject.EXITED) == []
 
 
 async def test_stop_of_what_there_is_not(rig: FleetRig, fleet: Fleet) -> None:
@@ -262,7 +264,7 @@ async def test_a_daemon_that_gets_no_processor_is_not_silent(rig: FleetRig) -> N
         await fleet.start(GPU, wanted())
         [daemon] = rig.processes(CONTROL)
         with throttled(daemon.pid):
-            await until(lambda: "waits for a processor" in " ".join(rig.said(Subject.SILENT)))
+            await until(lambda: "waits for a processor" in " ".join(rig.said(ReportSubject.SILENT)))
         assert (await ready(fleet)).pid == daemon.pid
 
 
@@ -316,14 +318,14 @@ async def test_a_client_of_another_user(
     """
     await until(lambda: bool(status(fleet).clients))
     with rig.client(uid=1234) as stranger:
-        words = await rig.reported(Subject.FOREIGN_USER_WAITING)
+        words = await rig.reported(ReportSubject.FOREIGN_USER_WAITING)
         assert f"pid {stranger.pid}" in words
         assert f"of user {US} holds the device; run it as user {US}" in words
         assert [(w.pid, w.user) for w in status(fleet).waiting] == [(stranger.pid, 1234)]
         while_it_waits = rig.changes
     assert status(fleet).waiting == ()
     await until(lambda: rig.changes > while_it_waits)
-    assert len(rig.said(Subject.FOREIGN_USER_WAITING)) == 1
+    assert len(rig.said(ReportSubject.FOREIGN_USER_WAITING)) == 1
 
 
 _FORGED = """#!{python} -IS
@@ -391,6 +393,6 @@ async def test_a_waiting_client_whose_memory_is_locked(
     await until(lambda: bool(status(fleet).clients))
     with locked_process(uid=1234, environment={}) as pid:
         rig.knobs().turn("stray_client", {"pid": pid, "uid": 1234})
-        words = await rig.reported(Subject.FOREIGN_USER_WAITING, within=15.0)
+        words = await rig.reported(ReportSubject.FOREIGN_USER_WAITING, within=15.0)
         assert f"pid {pid} (python3" in words
         client.allocate(1 << 20)

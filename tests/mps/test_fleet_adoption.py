@@ -16,7 +16,7 @@ from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.files.directories import make_directories, spec_in
 from nodeagent.mps.files.records import Record, read_records, write_record
 from nodeagent.mps.launch.child import ChildLauncher, can_mount_own_shm
-from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess
 from nodeagent.mps.requests import NotReady
 from nodeagent.structs import replace
@@ -144,7 +144,9 @@ async def test_who_waits_is_known_to_the_next_agent(rig: FleetRig) -> None:
             assert await asyncio.to_thread(stranger.wait_until_connected)
             await until(lambda: f"NEW CLIENT {stranger.pid}" in rig.log().read_text())
             async with rig.fleet():
-                assert f"pid {stranger.pid}" in await rig.reported(Subject.FOREIGN_USER_WAITING)
+                assert f"pid {stranger.pid}" in await rig.reported(
+                    ReportSubject.FOREIGN_USER_WAITING
+                )
 
 
 async def test_an_agent_that_leaves_while_it_starts_one(rig: FleetRig) -> None:
@@ -223,7 +225,7 @@ async def test_a_front_end_that_was_left_open(rig: FleetRig) -> None:
         try:
             pid = status(fleet).pid
             assert pid is not None
-            await rig.reported(Subject.SILENT)  # it holds the only connection
+            await rig.reported(ReportSubject.SILENT)  # it holds the only connection
             os.kill(pid, 9)
             await until(lambda: status(fleet).pid not in {None, pid})
             assert (await ready(fleet)).pid != pid
@@ -251,7 +253,7 @@ async def test_clients_may_have_a_daemon_that_comes_back(rig: FleetRig) -> None:
     os.waitpid(pid, 0)
     rig.knobs().turn("start_error", "no")
     async with rig.fleet() as fleet:
-        await rig.reported(Subject.FAILED)
+        await rig.reported(ReportSubject.FAILED)
         assert [daemon.wanted for daemon in fleet.running()] == [wanted()]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.errors import NodeagentError, StillInUse, UnknownDevice
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
@@ -75,7 +75,7 @@ async def test_drain_that_is_not_done_in_time(
     assert (await ready(fleet)).pid == before
     with rig.client() as another:
         another.wait_until_accepted()
-    assert rig.said(Subject.STILL_IN_USE)
+    assert rig.said(ReportSubject.STILL_IN_USE)
 
 
 async def test_drain_by_force(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
@@ -166,7 +166,7 @@ async def test_drained_stays_down_although_it_could_not_be_recorded_at_once(rig:
         record.mkdir()
         assert await fleet.drain(GPU, seconds=30.0) == ()
         await asyncio.sleep(1.5)  # it is tried again meanwhile
-        assert len(rig.said(Subject.START_FAILED)) == 1
+        assert len(rig.said(ReportSubject.START_FAILED)) == 1
         record.rmdir()
         await until(record.is_file)
     async with rig.fleet() as fleet:
@@ -180,7 +180,9 @@ async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fl
     with pytest.raises(StillInUse, match="not known: its sockets cannot be moved"):
         await fleet.drain(GPU, seconds=1.0)
     assert (await ready(fleet)).pid == before
-    words = [said for said in rig.said(Subject.STILL_IN_USE) if "sockets cannot be moved" in said]
+    words = [
+        said for said in rig.said(ReportSubject.STILL_IN_USE) if "sockets cannot be moved" in said
+    ]
     assert len(words) == 1
     with rig.client() as client:
         client.wait_until_accepted()

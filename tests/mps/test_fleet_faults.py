@@ -17,7 +17,7 @@ import pytest
 from nodeagent.errors import StillInUse
 from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import SERVER
 from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import SimulatedClient
@@ -74,7 +74,7 @@ async def test_die(rig: FleetRig, fleet: Fleet) -> None:
         [orphan] = rig.servers()
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("die")
-        assert "signal 9 (SIGKILL)" in await rig.reported(Subject.EXITED)
+        assert "signal 9 (SIGKILL)" in await rig.reported(ReportSubject.EXITED)
         await ready(fleet)
         assert gone(orphan)
     assert (await limits(fleet), status(fleet).restarts) == (("4G", 50.0), 1)
@@ -85,7 +85,7 @@ async def test_hang(rig: FleetRig, fleet: Fleet) -> None:
     before = status(fleet).pid
     rig.knobs().turn("hang")
     assert "answered none of 2 questions in a row; it is replaced" in await rig.reported(
-        Subject.SILENT
+        ReportSubject.SILENT
     )
     rig.knobs().clear()
     assert (await ready(fleet)).pid != before
@@ -118,7 +118,7 @@ async def test_deaf(rig: FleetRig, fleet: Fleet) -> None:
     before = status(fleet).pid
     rig.knobs().turn("deaf")
     rig.knobs().turn("hang")
-    await rig.reported(Subject.SILENT)
+    await rig.reported(ReportSubject.SILENT)
     rig.knobs().clear()
     assert (await ready(fleet)).pid != before
 
@@ -128,12 +128,12 @@ async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
     """A front-end left open is reported once, with what to do, and ends no daemon."""
     before = status(fleet).pid
     rig.knobs().turn("busy", how)
-    words = await rig.reported(Subject.SILENT)
+    words = await rig.reported(ReportSubject.SILENT)
     assert "another front-end held the MPS daemon" in words
     assert "end the nvidia-cuda-mps-control that is still open" in words
     with pytest.raises(StillInUse, match="not known: another front-end held the MPS daemon"):
         await fleet.stop(GPU)
-    assert len(rig.said(Subject.SILENT)) == 1
+    assert len(rig.said(ReportSubject.SILENT)) == 1
     assert status(fleet).trouble == words
     rig.knobs().clear()
     await until(lambda: not status(fleet).trouble)
@@ -156,9 +156,9 @@ async def test_ignore_settings(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         with pytest.raises(NotReady, match=r"thread percentage is 100\.0, wanted 50"):
             await fleet.start(GPU, wanted())
-        assert "wanted 4096M" in await rig.reported(Subject.LIMITS_DIFFER)
-        await rig.reported(Subject.FAILED)
-        assert rig.said(Subject.READY) == []
+        assert "wanted 4096M" in await rig.reported(ReportSubject.LIMITS_DIFFER)
+        await rig.reported(ReportSubject.FAILED)
+        assert rig.said(ReportSubject.READY) == []
 
 
 @as_root
@@ -181,7 +181,9 @@ async def test_lose_pipes(rig: FleetRig, fleet: Fleet) -> None:
     rig.knobs().turn("lose_pipes")
     if IS_ROOT:  # its user cannot remove them any more
         shutil.rmtree(rig.pipes())
-    assert "its process lives, but no MPS daemon answers at" in await rig.reported(Subject.SILENT)
+    assert "its process lives, but no MPS daemon answers at" in await rig.reported(
+        ReportSubject.SILENT
+    )
     assert (await ready(fleet)).pid != before
     with served(rig):
         pass
@@ -194,7 +196,7 @@ async def test_a_link_in_place_of_its_socket(rig: FleetRig, fleet: Fleet) -> Non
     for name in ("control", "control_privileged"):
         (rig.pipes() / name).unlink()
         (rig.pipes() / name).symlink_to(rig.pipes(OTHER_GPU) / name)
-    words = await rig.reported(Subject.REPLACED)
+    words = await rig.reported(ReportSubject.REPLACED)
     assert words == (
         f"{rig.pipes()}/control_privileged is not a socket, in place of the one that the daemon "
         "made; a fresh daemon takes its place"
@@ -231,7 +233,7 @@ async def test_another_process_in_its_place(rig: FleetRig, fleet: Fleet) -> None
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(rig.pipes() / "control"))
         listener.listen()
-        words = await rig.reported(Subject.REPLACED)
+        words = await rig.reported(ReportSubject.REPLACED)
     assert words == (
         f"process {os.getpid()} of user {os.geteuid()} listens at {rig.pipes()}/control in place "
         f"of the daemon (pid {first} of user {US}); a fresh daemon takes its place"
@@ -278,7 +280,7 @@ async def test_lose_logs(rig: FleetRig, fleet: Fleet) -> None:
     await until(lambda: not rig.log().exists())
     before = status(fleet).pid
     with served(rig), rig.client(uid=1234) as stranger:
-        assert f"pid {stranger.pid}" in await rig.reported(Subject.FOREIGN_USER_WAITING)
+        assert f"pid {stranger.pid}" in await rig.reported(ReportSubject.FOREIGN_USER_WAITING)
         rig.reports.clear()
         assert (status(fleet).pid, status(fleet).is_ready) == (before, True)
 
@@ -289,7 +291,7 @@ async def test_a_log_line_of_an_unknown_process(rig: FleetRig, fleet: Fleet) -> 
     await asyncio.sleep(0.2)
     rig.knobs().turn("stray_client", {"pid": os.getpid(), "uid": 1234})
     await asyncio.sleep(1.5)
-    assert rig.said(Subject.FOREIGN_USER_WAITING) == []
+    assert rig.said(ReportSubject.FOREIGN_USER_WAITING) == []
 
 
 async def test_a_lock_that_another_process_waits_for(rig: FleetRig, fleet: Fleet) -> None:
@@ -316,7 +318,7 @@ async def test_a_lock_that_another_process_waits_for(rig: FleetRig, fleet: Fleet
         await ready(fleet)
         assert waiting.poll() is None
         waiting.kill()
-    assert len(rig.said(Subject.EXITED)) == 1
+    assert len(rig.said(ReportSubject.EXITED)) == 1
     assert not (rig.pipes() / "beside").is_symlink()
 
 
@@ -334,10 +336,10 @@ async def test_a_server_that_fails(
     """Its end and the reason are reported once for all its tries, though no query saw it alive."""
     rig.knobs().turn(knob, value)
     with rig.client():
-        assert words in await rig.reported(Subject.SERVER_EXITED)
-        assert line in rig.lines(Subject.SERVER_EXITED)
+        assert words in await rig.reported(ReportSubject.SERVER_EXITED)
+        assert line in rig.lines(ReportSubject.SERVER_EXITED)
         await asyncio.sleep(0.7)
-        assert len(rig.said(Subject.SERVER_EXITED)) == 1
+        assert len(rig.said(ReportSubject.SERVER_EXITED)) == 1
     assert status(fleet).is_ready
     assert words in status(fleet).trouble
     rig.knobs().clear()
@@ -352,7 +354,7 @@ async def test_server_uid(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(uid=0))
         with served(rig, uid=0):
-            words = await rig.reported(Subject.WRONG_SERVER_USER)
+            words = await rig.reported(ReportSubject.WRONG_SERVER_USER)
             assert "runs as user 1234, the plan wants 0" in words
 
 
@@ -365,7 +367,7 @@ async def test_server_deaf(rig: FleetRig, fleet: Fleet) -> None:
         pid = status(fleet).pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await rig.reported(Subject.EXITED)
+        await rig.reported(ReportSubject.EXITED)
         await ready(fleet)
         assert gone(orphan)
 
@@ -376,7 +378,7 @@ async def test_server_die(rig: FleetRig, fleet: Fleet) -> None:
         await until(lambda: bool(status(fleet).clients))
         os.kill(client.pid, signal.SIGSTOP)  # else it may be gone as fast as its server
         rig.knobs().turn("server_die")
-        words = await rig.reported(Subject.SERVER_EXITED)
+        words = await rig.reported(ReportSubject.SERVER_EXITED)
         assert f"its clients have lost it: pid {client.pid}" in words
         os.kill(client.pid, signal.SIGCONT)
 
@@ -405,7 +407,7 @@ async def test_server_hang(rig: FleetRig, fleet: Fleet) -> None:
     await asyncio.sleep(1.0)  # the driver lists it no more; the server has noticed, too
     rig.knobs().turn("server_hang")
     await fleet.stop(GPU)
-    assert "did not end within 1.5 s of being asked to" in rig.said(Subject.SILENT)[-1]
+    assert "did not end within 1.5 s of being asked to" in rig.said(ReportSubject.SILENT)[-1]
     assert gone(server)
     assert rig.processes() == []
 
@@ -415,7 +417,7 @@ async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
     with served(rig) as client, served(rig) as victim:
         await until(lambda: len(status(fleet).clients) == 2)
         client.fault()
-        words = await rig.reported(Subject.SERVER_FAULT)
+        words = await rig.reported(ReportSubject.SERVER_FAULT)
         assert f"had a fatal fault of client {client.pid}" in words
         assert status(fleet).state == "Fault"
         assert {c.pid for c in status(fleet).clients} == {client.pid, victim.pid}

@@ -16,7 +16,7 @@ from nodeagent.mps.adoption import survey
 from nodeagent.mps.files.directories import make_directories
 from nodeagent.mps.files.sockets import SOCKETS
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL
 from tests.mps.conftest import as_root
 from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, ready, status, wanted
@@ -46,7 +46,7 @@ async def test_a_record_that_cannot_be_used(rig: FleetRig, content: str) -> None
         asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
         assert (asked.pid, [user.pid for user in asked.clients.processes]) == (pid, [client.pid])
         async with rig.fleet() as fleet:
-            words = await rig.reported(Subject.RECORD_UNUSABLE)
+            words = await rig.reported(ReportSubject.RECORD_UNUSABLE)
             assert f"the daemon there (pid {pid}) is taken over" in words
             assert "the file is now" in words
             daemon = fleet.daemon_of(GPU)
@@ -94,7 +94,7 @@ async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) 
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         async with rig.fleet() as fleet:
-            assert "no daemon runs there" in await rig.reported(Subject.RECORD_UNUSABLE)
+            assert "no daemon runs there" in await rig.reported(ReportSubject.RECORD_UNUSABLE)
             assert gone(orphan)
             assert fleet.statuses() == ()
             await fleet.start(GPU, wanted())
@@ -114,7 +114,7 @@ async def test_who_only_looks_like_the_daemon(rig: FleetRig) -> None:
     )
     try:
         async with rig.fleet() as fleet:
-            assert f"(pid {pid})" in await rig.reported(Subject.RECORD_UNUSABLE)
+            assert f"(pid {pid})" in await rig.reported(ReportSubject.RECORD_UNUSABLE)
             assert (await ready(fleet)).pid == pid
         assert like.returncode is None
     finally:
@@ -175,7 +175,7 @@ async def test_a_daemon_without_a_record(rig: FleetRig) -> None:
     with rig.client() as client:
         await asyncio.to_thread(client.wait_until_accepted)
         async with rig.fleet() as fleet:
-            assert "it has no record" in await rig.reported(Subject.RECORD_UNUSABLE)
+            assert "it has no record" in await rig.reported(ReportSubject.RECORD_UNUSABLE)
             await fleet.start(GPU, wanted(2048))
             assert status(fleet).pid == pid
         client.allocate(1 << 20)
@@ -199,7 +199,7 @@ async def test_a_daemon_without_a_record_that_takes_no_connection(rig: FleetRig)
                         one.setblocking(False)
                         one.connect(str(rig.pipes() / name))
             async with rig.fleet():
-                assert f"(pid {pid}, " in await rig.reported(Subject.CANNOT_BE_ENDED)
+                assert f"(pid {pid}, " in await rig.reported(ReportSubject.CANNOT_BE_ENDED)
             assert (rig.pipes() / "control").is_socket()
     finally:
         os.kill(pid, signal.SIGCONT)

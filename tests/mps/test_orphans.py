@@ -20,7 +20,7 @@ from nodeagent.mps.adoption import lost_daemons
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.orphans import OrphansLeft, end_orphans
-from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import NotReady
@@ -287,7 +287,7 @@ async def test_a_daemon_that_hangs_beside_what_may_be_its_server(rig: FleetRig) 
         with locked_process(uid=US, environment={}, name=SERVER[:15]):
             rig.knobs().turn("hang")
             draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
-            assert "answered none of 2 questions" in await rig.reported(Subject.SILENT)
+            assert "answered none of 2 questions" in await rig.reported(ReportSubject.SILENT)
             assert (status(fleet).state, draining.done()) == ("Draining", False)
         assert await draining == ()
 

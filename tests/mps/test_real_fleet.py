@@ -14,13 +14,13 @@ import pytest
 
 from nodeagent.errors import StillInUse
 from nodeagent.mps.commands import (
-    Command,
+    ControlCommand,
     get_memory_limit,
     get_server_list,
     get_threads,
 )
 from nodeagent.mps.fleet import Fleet
-from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER
 from tests.mps.fleet_rig import GPU, US, FleetRig, ready, status, until, wanted
 from tests.simulation.mps.rig import gone
@@ -45,7 +45,7 @@ def rig(tmp_path: Path) -> Iterator[FleetRig]:
         yield made
 
 
-START_SERVER = Command(f"start_server -uid {US}", tuple)
+START_SERVER = ControlCommand(f"start_server -uid {US}", tuple)
 
 
 def reachable(path: Path) -> bool:
@@ -125,7 +125,7 @@ async def test_drained_through_the_back_door(rig: FleetRig) -> None:
         with pytest.raises(StillInUse, match="not known"):  # so it was not ended
             await draining
         assert ((await ready(fleet)).pid, reachable(rig.pipes() / "control")) == (pid, True)
-        assert rig.said(Subject.STILL_IN_USE)
+        assert rig.said(ReportSubject.STILL_IN_USE)
         assert await limits(fleet) == ("4G", 50.0)
 
 

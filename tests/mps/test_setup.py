@@ -12,7 +12,7 @@ import pytest
 from nodeagent.cli.simulated_node import simulated_places
 from nodeagent.mps.context import START_TIMEOUT
 from nodeagent.mps.launch.child import can_mount_own_shm
-from nodeagent.mps.lifecycle.model import Report, Subject
+from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import NotReady
 from nodeagent.mps.setup import (
@@ -93,7 +93,9 @@ async def test_servers_for_all_users_that_could_not_be_tried(
     reports: list[Report] = []
 
     def failures() -> list[str]:
-        return [report.message for report in reports if report.subject is Subject.START_FAILED]
+        return [
+            report.message for report in reports if report.subject is ReportSubject.START_FAILED
+        ]
 
     fleet = make_fleet(
         replace(POLICY, answer_deadline=0.3, launch="child", shm="host", most_failures=2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from nodeagent.mps.lifecycle.model import Subject
+from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import SERVER
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code
@@ -88,7 +88,7 @@ async def test_a_wrong_mode_keeps_a_daemon_from_ready(
     await agent.node.observe()
     await until(lambda: not status(agent.fleet, gpu.uuid).is_ready)
     assert "compute mode is default" in status(agent.fleet, gpu.uuid).why
-    assert rig.said(Subject.LIMITS_DIFFER, gpu.uuid)
+    assert rig.said(ReportSubject.LIMITS_DIFFER, gpu.uuid)
     repair = await agent.planned(WHOLE)
     assert [type(step) for step in repair.steps] == [SetComputeMode]
     await agent.made(WHOLE)

@@ -9,7 +9,7 @@ import pytest
 from nodeagent.cluster.kubelet.device_users import KubeletUsage
 from nodeagent.errors import DriverError, GpuInUse, NodeagentError
 from nodeagent.health.fencing import as_fenced, fences
-from nodeagent.health.findings import Action, Finding, Moment, Place, Severity
+from nodeagent.health.findings import Action, Finding, Location, Moment, Severity
 from nodeagent.mps.processes import CONTROL
 from nodeagent.plan.observed import HEALTHY, ObservedNode, Placement
 from nodeagent.plan.plan import Verdict
@@ -256,7 +256,7 @@ class Ill:
     def say(self, gpu: str, placement: Placement) -> None:
         """Uncorrected errors there."""
         at = Moment(1.0, 1.0)
-        place = Place(gpu, 1, None, placement)
+        place = Location(gpu, 1, None, placement)
         self.findings = (
             Finding(
                 "ecc",

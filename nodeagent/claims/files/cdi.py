@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from nodeagent.claims.model import UID, ClaimedDevice, Result
-from nodeagent.files.cdi import Device, DeviceNode, Edits, cdi_specification
+from nodeagent.files.cdi import CdiDevice, DeviceNode, Edits, cdi_specification
 from nodeagent.mps.files.client_files import slot_device
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.plan.shares import Slot
@@ -53,7 +53,7 @@ def device_id(uid: str, result: Result) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class MpsClient:
+class MpsEdits:
     """The place of a claim's containers in the MPS daemon of their device."""
 
     daemon: DaemonSpec
@@ -69,7 +69,7 @@ class ContainerDevice:
     claimed: ClaimedDevice
     minor: int
     capabilities: tuple[int, ...] = ()
-    mps: MpsClient | None = None
+    mps: MpsEdits | None = None
 
 
 def claim_document(devices: Sequence[ContainerDevice], common: Edits) -> bytes:
@@ -83,7 +83,7 @@ def claim_document(devices: Sequence[ContainerDevice], common: Edits) -> bytes:
     edits = merged(control, common)
     version = _WITH_GROUPS if edits.additional_gids else _VERSION
     named = [
-        Device(name=one.claimed.cdi_id.partition("=")[2], container_edits=_edits(one))
+        CdiDevice(name=one.claimed.cdi_id.partition("=")[2], container_edits=_edits(one))
         for one in devices
     ]
     return cdi_specification(version, KIND, named, edits)
@@ -120,7 +120,7 @@ def _edits(one: ContainerDevice) -> Edits:
     return nodes if one.mps is None else merged(nodes, _mps_edits(one.mps))
 
 
-def _mps_edits(mps: MpsClient) -> Edits:
+def _mps_edits(mps: MpsEdits) -> Edits:
     """As for a slot of a plan's. Where all containers of the claim take the slots of one share,
     none of them is named one.
     """

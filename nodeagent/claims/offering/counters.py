@@ -23,7 +23,7 @@ from math import gcd
 from operator import or_, sub
 from typing import Final
 
-from nodeagent.claims.names import Place, places
+from nodeagent.claims.names import DevicePlace, places
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Gpu, GpuInstance, GpuInstanceProfile
@@ -53,7 +53,7 @@ class CounterScheme:
     def of(cls, gpu: Gpu) -> CounterScheme:
         return _scheme(gpu.profiles)
 
-    def consumption(self, place: Place) -> dict[str, int]:
+    def consumption(self, place: DevicePlace) -> dict[str, int]:
         """What the MIG device takes."""
         return self._slices(place.placement.mask) | dict(self.engines[place.profile.name])
 

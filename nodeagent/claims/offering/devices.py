@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.claims.names import WHOLE_GPU, GpuShare, Place
+from nodeagent.claims.names import WHOLE_GPU, DevicePlace, GpuShare
 from nodeagent.plan.observed import Gpu
 
 _NVIDIA = "gpu.nvidia.com/"
@@ -72,7 +72,7 @@ def whole_gpu(gpu: Gpu, facts: GpuFacts, consumes: Mapping[str, int]) -> Offered
 
 
 def mig_device(
-    gpu: Gpu, facts: GpuFacts, place: Place, consumes: Mapping[str, int]
+    gpu: Gpu, facts: GpuFacts, place: DevicePlace, consumes: Mapping[str, int]
 ) -> OfferedDevice:
     """One MIG device with all of its GPU instance, whether it is there now or not."""
     profile = place.profile

@@ -29,7 +29,7 @@ FILE_NAME: Final = "planned-places.json"
 _MAX_BYTES = 1 << 20  # bytes; a GPU has at most some 1,000
 
 
-class Place(Struct, frozen=True):
+class PlannedPlace(Struct, frozen=True):
     """One MIG device of a layout: `slices` of compute in a GPU instance of `profile` at the memory
     slice `start`; `mps`: it has a daemon.
     """
@@ -40,7 +40,7 @@ class Place(Struct, frozen=True):
     mps: bool = False
 
 
-Places = dict[str, tuple[Place, ...]]  # by UUID of the GPU
+Places = dict[str, tuple[PlannedPlace, ...]]  # by UUID of the GPU
 
 
 def planned_places_file(path: Path | None) -> StateFile[Places]:
@@ -106,7 +106,7 @@ class PlannedPlaces:
 
 
 def _placed(
-    wanted: Sequence[WantedInstance], known: Sequence[Place]
+    wanted: Sequence[WantedInstance], known: Sequence[PlannedPlace]
 ) -> tuple[WantedInstance, ...] | None:
     """Each at a place that was noted for one like it; None where they are others."""
     left = list(known)
@@ -122,20 +122,20 @@ def _placed(
     return None if left else tuple(found[number] for number in range(len(wanted)))
 
 
-def _is_like(one: WantedInstance, place: Place) -> bool:
+def _is_like(one: WantedInstance, place: PlannedPlace) -> bool:
     same = (one.profile, one.slices, one.mps is not None)
     return same == (place.profile, place.slices, place.mps) and one.start in (None, place.start)
 
 
-def _places(instances: Iterable[GpuInstance]) -> Iterable[Place]:
+def _places(instances: Iterable[GpuInstance]) -> Iterable[PlannedPlace]:
     """Of their devices."""
     for one in instances:
         for device in one.compute:
             mps = device.mps is not None
-            yield Place(one.profile, device.slices, one.placement.start, mps)
+            yield PlannedPlace(one.profile, device.slices, one.placement.start, mps)
 
 
-def _order(place: Place) -> tuple[object, ...]:
+def _order(place: PlannedPlace) -> tuple[object, ...]:
     return place.profile, place.start, place.slices, place.mps
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.reporting.attempts import REFUSED, Attempt, Operation
 from nodeagent.claims.reporting.device_health import DeviceHealth
 
@@ -44,8 +44,8 @@ class ClaimHistory:
     ) -> tuple[ClaimNews, ...]:
         """What has changed since; `attempts` by uid."""
         known = tuple(records)
-        ready = {one.uid: one for one in known if one.phase is Phase.READY}
-        kept = ready | {one.uid: one for one in known if one.phase is Phase.RELEASING}
+        ready = {one.uid: one for one in known if one.phase is RecordPhase.READY}
+        kept = ready | {one.uid: one for one in known if one.phase is RecordPhase.RELEASING}
         sick = {(h.pool, h.device): h.message for h in health if h.health == "unhealthy"}
         failed = {uid: one.last for uid, one in attempts.items() if one.refusal}
         before, self._ready = self._ready, kept

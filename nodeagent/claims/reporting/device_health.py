@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.parts import is_there
 from nodeagent.health.fencing import Fence, fences
 from nodeagent.health.findings import Finding, Severity
@@ -63,7 +63,7 @@ def device_health(
             status, message = _access(device, node)
             gpu = node.gpu(device.gpu)
             if gpu and status == "healthy" and not is_there(device, gpu):
-                if record.phase is not Phase.READY:
+                if record.phase is not RecordPhase.READY:
                     continue
                 status = "unhealthy"
                 message = f"{device.result.device} of {gpu.title} is gone; {_SHOWS}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.reporting.device_health import DeviceHealth
 from nodeagent.claims.serving.claim_object import ClaimObject, Key
@@ -43,9 +43,9 @@ def _status(
 ) -> DeviceStatus:
     key, data = device.result.key, _data(device)
     message = health.message[:MAX_MESSAGE] if health else ""
-    if record.phase is Phase.RELEASING:
+    if record.phase is RecordPhase.RELEASING:
         return DeviceStatus(key, "False", "Releasing", "it is being released", data)
-    if record.phase is not Phase.READY:
+    if record.phase is not RecordPhase.READY:
         return DeviceStatus(key, "False", "Preparing", "it is being made again", data)
     match health.health if health else "unknown":
         case "healthy":

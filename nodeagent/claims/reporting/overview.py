@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, assert_never
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, Phase
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.reporting.attempts import Attempt, Operation
 from nodeagent.claims.reporting.claim_pods import ClaimKey, ClaimPods
 from nodeagent.claims.reporting.device_health import DeviceHealth
@@ -54,11 +54,11 @@ def _recorded(record: ClaimRecord, facts: ClaimFacts) -> Claim:
     key, attempt = (record.namespace, record.name), facts.attempts.get(record.uid)
     since = record.since
     match record.phase:
-        case Phase.READY:
+        case RecordPhase.READY:
             phase = ClaimPhase.READY
-        case Phase.RELEASING:
+        case RecordPhase.RELEASING:
             phase = ClaimPhase.RELEASING
-        case Phase.INTENT | Phase.MADE:
+        case RecordPhase.INTENT | RecordPhase.MADE:
             phase = _phase_unready(attempt)
             since = attempt.since if attempt else since
         case _:

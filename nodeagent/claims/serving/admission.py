@@ -17,10 +17,10 @@ from nodeagent.claims.model import (
     ClaimHeldUp,
     ClaimRecord,
     ClaimRefused,
-    Phase,
+    RecordPhase,
     Result,
 )
-from nodeagent.claims.names import GpuShare, Place, locate
+from nodeagent.claims.names import DevicePlace, GpuShare, locate
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.offering.refusals import admit
 from nodeagent.claims.reference import CLASSES, ClaimReference
@@ -61,7 +61,7 @@ def intended(
                 remedy=f"`nodeagent status --gpu {gpu.index}` shows what is wrong with it",
             )
         fixed = admit(rules(gpu), result, gpu, claim)
-        place = part if isinstance(part, Place) else None
+        place = part if isinstance(part, DevicePlace) else None
         profile, mps = place.profile if place else None, None
         entry = result.configuration if isinstance(result.configuration, MpsEntry) else None
         if isinstance(part, GpuShare):
@@ -79,7 +79,7 @@ def intended(
         )
 
     devices = tuple(map(device, allocation.results))
-    return ClaimRecord(uid, namespace, name, Phase.INTENT, boot_id, devices)
+    return ClaimRecord(uid, namespace, name, RecordPhase.INTENT, boot_id, devices)
 
 
 def require_admission(
@@ -116,7 +116,7 @@ def require_admission(
                 remedy=_one_class("with the same mps.enforce and groups", other),
             )
     user = _mps_user(record, gpu.uuid)
-    if user and record.phase is Phase.INTENT:  # a plan that came later does not end it
+    if user and record.phase is RecordPhase.INTENT:  # a plan that came later does not end it
         _require_user_of_plan(record, gpu, user)
 
 

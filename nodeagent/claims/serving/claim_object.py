@@ -78,7 +78,7 @@ class _Allocation(Struct):
     devices: AllocatedDevices = field(default_factory=AllocatedDevices)
 
 
-class Condition(Struct, rename="camel"):
+class ClaimCondition(Struct, rename="camel"):
     """One of a device, as its driver wrote it."""
 
     type: str
@@ -91,7 +91,7 @@ class Condition(Struct, rename="camel"):
 class ShownDevice(_Device, kw_only=True):
     """What a driver wrote of a device of its own."""
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[ClaimCondition, ...] = ()
     data: Any = None
 
 

@@ -18,7 +18,7 @@ from nodeagent.claims.serving.nvidia_configuration import (
     NvidiaConfiguration,
 )
 from nodeagent.documents.findings import DocumentPath, Findings
-from nodeagent.documents.grammar import Given, Key, Place, Rule, form, read_with, then, word
+from nodeagent.documents.grammar import DocumentValue, Given, Key, Rule, form, read_with, then, word
 from nodeagent.documents.mps import MPS
 from nodeagent.documents.plan import TIME_SLICE, refuse_two_ways
 from nodeagent.plan.desired import MpsEntry, Shares
@@ -61,7 +61,7 @@ def within_class(own: Configuration | None, of_class: Configuration | None) -> C
 # --- the agent's own ------------------------------------------------------------------------------
 
 
-def _class_mps(place: Place, mps: MpsEntry) -> MpsEntry:
+def _class_mps(place: DocumentValue, mps: MpsEntry) -> MpsEntry:
     if isinstance(mps.clients, Shares) and len(mps.clients.entries) > 1:
         raise place.refuse(
             f"found {len(mps.clients.entries)} shares, but all containers of a claim have the "
@@ -72,7 +72,7 @@ def _class_mps(place: Place, mps: MpsEntry) -> MpsEntry:
     return mps
 
 
-def _claim_mps(place: Place, mps: MpsEntry) -> MpsEntry:
+def _claim_mps(place: DocumentValue, mps: MpsEntry) -> MpsEntry:
     for key in _ADMINISTRATORS:
         if key in place.value:
             raise place.refuse(
@@ -84,7 +84,7 @@ def _claim_mps(place: Place, mps: MpsEntry) -> MpsEntry:
     return _class_mps(place, mps)
 
 
-def _device_config(place: Place, given: Given) -> Configuration:
+def _device_config(place: DocumentValue, given: Given) -> Configuration:
     refuse_two_ways(place, given)
     if given["mps"]:
         mps: MpsEntry = given["mps"]
@@ -107,7 +107,7 @@ def _ours(mps: Rule[MpsEntry]) -> Rule[Configuration]:
 _OURS = {Source.CLASS: _ours(then(MPS, _class_mps)), Source.CLAIM: _ours(then(MPS, _claim_mps))}
 
 
-def _not_honoured(place: Place) -> NoReturn:
+def _not_honoured(place: DocumentValue) -> NoReturn:
     raise place.refuse(
         f"found {place.value['kind']} of NVIDIA's driver, which this node does not honour",
         remedy="set dra.nvidia_configs: true for the node's agent, or write "

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.claims.files.cdi import MpsClient
+from nodeagent.claims.files.cdi import MpsEdits
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.reference import ClaimReference
@@ -90,13 +90,13 @@ class ClaimDaemons:
         users = {self.default_user, entry.user or self.default_user}
         return OnGpu(gpu, Host(self.default_user, accounts_of(users)), [])
 
-    def client(self, device: str, wanted: WantedMps) -> MpsClient:
+    def client(self, device: str, wanted: WantedMps) -> MpsEdits:
         """The place of the claim's containers in the daemon of `device` (a UUID).
 
         Raises PathRefused.
         """
         spec = spec_in(self.run_dir, device, wanted, private_shm=self.private_shm)
-        return MpsClient(spec, wanted.sharing.slots[0])
+        return MpsEdits(spec, wanted.sharing.slots[0])
 
 
 def _where(claim: ClaimReference) -> str:

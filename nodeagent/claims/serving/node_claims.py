@@ -28,7 +28,7 @@ from nodeagent.claims.model import (
     ClaimHeldUp,
     ClaimRecord,
     ClaimState,
-    Phase,
+    RecordPhase,
 )
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.parts import (
@@ -168,13 +168,13 @@ class NodeClaims:
             record = with_instances(self.store.get(record.uid) or record, outcome.after)
             try:
                 require_ready(outcome, record)
-                if uuid == uuids[-1] and record.phase is Phase.INTENT:
-                    record = replace(record, phase=Phase.MADE)
+                if uuid == uuids[-1] and record.phase is RecordPhase.INTENT:
+                    record = replace(record, phase=RecordPhase.MADE)
             finally:  # once, since each write waits for the disk twice
                 await self.store.keep(record)
         observed = await self.observe()
         await uncancelled(asyncio.to_thread(self.files.publish, record, observed))
-        await self.store.keep(replace(record, phase=Phase.READY))
+        await self.store.keep(replace(record, phase=RecordPhase.READY))
         return record.devices
 
     async def _intended(self, allocation: ClaimAllocation) -> ClaimRecord:
@@ -201,7 +201,7 @@ class NodeClaims:
 
     async def remove(self, record: ClaimRecord) -> None:
         """The instances that are proven to be the claim's, its CDI file, its record."""
-        record = replace(record, phase=Phase.RELEASING)
+        record = replace(record, phase=RecordPhase.RELEASING)
         await self.store.keep(record)
         # An administrator only looks at what it has: nothing of that goes.
         uuids = sorted({d.gpu for d in record.devices if not d.result.admin_access})

@@ -15,9 +15,9 @@ from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.documents.findings import DocumentPath, path_text
 from nodeagent.documents.grammar import (
+    DocumentValue,
     Given,
     Key,
-    Place,
     Rule,
     flag,
     form,
@@ -108,7 +108,7 @@ def _entry(path: str, memory: int | None, threads: float | None, user: str | Non
     return MpsEntry(path, Shares((share,), path), user=user)
 
 
-def _mps(place: Place, given: Given) -> _Mps:
+def _mps(place: DocumentValue, given: Given) -> _Mps:
     threads = given["defaultActiveThreadPercentage"]
     more = None if threads is None else float(threads), ANY_USER if given["multiUser"] else None
     path, limits = place.path_below(), given[_PER_DEVICE]
@@ -124,7 +124,7 @@ def _mps(place: Place, given: Given) -> _Mps:
     )
 
 
-def _claim_mps(place: Place, mps: _Mps) -> _Mps:
+def _claim_mps(place: DocumentValue, mps: _Mps) -> _Mps:
     if mps.entry.user is not None:
         raise place.refuse(
             "multiUser runs the MPS server as root, and tenants write claims",
@@ -148,7 +148,7 @@ _INTERVAL = form(
 )
 
 
-def _sharing(place: Place, given: Given) -> _Mps | TimeSlice | None:
+def _sharing(place: DocumentValue, given: Given) -> _Mps | TimeSlice | None:
     """On a MIG device time slicing is what it has anyway: there is no interval to set."""
     is_mps, of_gpu = given["strategy"] == "MPS", "timeSlicingConfig" in given
     other = "timeSlicingConfig" if is_mps else "mpsConfig"
@@ -166,7 +166,7 @@ def _sharing(place: Place, given: Given) -> _Mps | TimeSlice | None:
     return (interval or TimeSlice.DEFAULT) if of_gpu else None
 
 
-def _configuration(place: Place, given: Given) -> NvidiaConfiguration:
+def _configuration(place: DocumentValue, given: Given) -> NvidiaConfiguration:
     sharing: _Mps | TimeSlice | None = given["sharing"]
     if isinstance(sharing, _Mps):
         return NvidiaConfiguration(given["kind"], place.path, sharing.entry, sharing.exception)
@@ -192,7 +192,7 @@ def _of_kind(kind: str, mps: Rule[_Mps]) -> Rule[NvidiaConfiguration]:
 def _nvidias(mps: Rule[_Mps]) -> Rule[NvidiaConfiguration]:
     rules = {kind: _of_kind(kind, mps) for kind in NVIDIA_KINDS}
 
-    def read(place: Place) -> NvidiaConfiguration:
+    def read(place: DocumentValue) -> NvidiaConfiguration:
         kind = place.value.get("kind") if isinstance(place.value, dict) else None
         if not isinstance(kind, str) or kind not in rules:
             raise place.refuse(

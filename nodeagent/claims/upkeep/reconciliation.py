@@ -19,7 +19,7 @@ from nodeagent.claims.model import (
     ClaimRecord,
     ClaimState,
     FileState,
-    Phase,
+    RecordPhase,
 )
 from nodeagent.claims.parts import (
     daemon_of_shares,
@@ -28,7 +28,7 @@ from nodeagent.claims.parts import (
     usage_of,
     usage_without,
 )
-from nodeagent.mps.lifecycle.model import Phase as DaemonPhase
+from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 
@@ -53,7 +53,7 @@ class Snapshot:
     planned: frozenset[tuple[str, Placement]] = frozenset()
 
 
-class Action(StrEnum):
+class ClaimAction(StrEnum):
     """What is done for a claim. To repair is to make again what is gone, to verify the rest, and to
     write anew what differs.
     """
@@ -67,11 +67,11 @@ class Action(StrEnum):
 class Decision:
     """`problem`: why a claim is left that is not as it should be."""
 
-    action: Action
+    action: ClaimAction
     problem: Problem | None = None
 
 
-_LEAVE, _REPAIR, _RELEASE = map(Decision, Action)
+_LEAVE, _REPAIR, _RELEASE = map(Decision, ClaimAction)
 
 
 def reconcile(snapshot: Snapshot) -> dict[str, Decision]:
@@ -181,15 +181,15 @@ class _Claim:
                 blocker = found.instance
                 where = f"GPU instance {blocker.id} ({blocker.profile} at {blocker.placement})"
                 return self._left(f"{where} is in its place, and was not made for it")
-        return self._ready() if self._record.phase is Phase.READY else self._unfinished()
+        return self._ready() if self._record.phase is RecordPhase.READY else self._unfinished()
 
     def _left(self, why: str, code: Code = Code.IN_USE) -> Decision:
         problem = Problem.of(code, "claimKept", claim=self._record.title, why=why)
-        return Decision(Action.LEAVE, problem)
+        return Decision(ClaimAction.LEAVE, problem)
 
     def _end(self) -> str:
         """Why the claim is over; "" while it is not, or that is not known."""
-        if self._record.phase is Phase.RELEASING:
+        if self._record.phase is RecordPhase.RELEASING:
             return "its release was begun"
         match self._snapshot.claims.get(self._record.uid, ClaimState.UNKNOWN):
             case ClaimState.GONE:

@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from nodeagent.claims.model import Allocated, ClaimRecord, ClaimState, Phase
+from nodeagent.claims.model import Allocated, ClaimRecord, ClaimState, RecordPhase
 from nodeagent.claims.serving.allocation import read_state
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.reconciliation import (
-    Action,
+    ClaimAction,
     Decision,
     Snapshot,
     decision_of,
@@ -76,12 +76,12 @@ class Upkeep:
 
     async def _settle(self, uid: str, decision: Decision) -> Problem | None:
         """Carry one decision out; a failure is a problem of that claim alone."""
-        if decision.action is Action.LEAVE and (
+        if decision.action is ClaimAction.LEAVE and (
             decision.problem is None or decision.problem.code == Code.GPU_UNKNOWN
         ):
             return decision.problem
         # What is there for a claim that goes on is made again even while neither answers.
-        goes_on = decision.action is Action.REPAIR
+        goes_on = decision.action is ClaimAction.REPAIR
         try:
             async with self._claims.lock(uid):
                 record = self._claims.store.get(uid)
@@ -89,11 +89,11 @@ class Upkeep:
                     return None
                 decision = await self._decide(record, goes_on=goes_on)
                 match decision.action:
-                    case Action.REPAIR:
+                    case ClaimAction.REPAIR:
                         await self._claims.make(record)
-                    case Action.RELEASE:
+                    case ClaimAction.RELEASE:
                         await self._claims.remove(record)
-                    case Action.LEAVE:
+                    case ClaimAction.LEAVE:
                         pass
         except NodeagentError as error:
             return _problem(error)
@@ -142,7 +142,7 @@ class Upkeep:
         unlisted = [
             record
             for record in records
-            if record.phase is not Phase.RELEASING
+            if record.phase is not RecordPhase.RELEASING
             and not any((record.namespace, record.name, r.key) in listed for r in record.results)
         ]
         states = await asyncio.gather(*map(self._state, unlisted))

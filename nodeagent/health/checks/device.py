@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nodeagent.health import limits
 from nodeagent.health.checks.observation import GpuCheck, GpuView, Observation
-from nodeagent.health.findings import Action, Place, Severity
+from nodeagent.health.findings import Action, Location, Severity
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import Answer, NodeReading, Silence
 from nodeagent.health.state import HealthState
@@ -106,16 +106,16 @@ _NODE_BY_SILENCE = {Silence.NO_LIBRARY: "driverMissing", Silence.NOT_LOADED: "dr
 
 def node_observations(
     state: HealthState, reading: NodeReading
-) -> Iterator[tuple[Place, Observation]]:
+) -> Iterator[tuple[Location, Observation]]:
     """The observations of the node and of GPUs that are gone."""
     yield from _missing(state, reading)
     answer = reading.answer
     if answer is not None:
         present_cause = _NODE_BY_SILENCE.get(answer.silence, _HANGS) if answer.silence else None
         for cause in (_HANGS, *_NODE_BY_SILENCE.values()):
-            yield Place(), silent(cause, answer, reading.at.uptime, cause == present_cause)
+            yield Location(), silent(cause, answer, reading.at.uptime, cause == present_cause)
     if reading.listener is not None:
-        yield Place(), _events_unheard(reading.listener, reading.at.uptime)
+        yield Location(), _events_unheard(reading.listener, reading.at.uptime)
 
 
 def _events_unheard(listener: Answer, uptime: float) -> Observation:
@@ -127,17 +127,17 @@ def _events_unheard(listener: Answer, uptime: float) -> Observation:
     return Observation("eventsUnheard", listener.silence is not None, evidence)
 
 
-def _missing(state: HealthState, reading: NodeReading) -> Iterator[tuple[Place, Observation]]:
+def _missing(state: HealthState, reading: NodeReading) -> Iterator[tuple[Location, Observation]]:
     """GPUs that NVML listed in this boot and lists no more, and those it never listed."""
     if reading.known is not None:
         for uuid, past in state.gpus.items():
             where = f" at {past.pci_bus_id}" if past.pci_bus_id else ""
             evidence = f"GPU {past.index}{where} is not listed any more"
-            yield Place(uuid), Observation("gpuMissing", uuid not in reading.known, evidence)
+            yield Location(uuid), Observation("gpuMissing", uuid not in reading.known, evidence)
     if reading.pci_addresses is not None and reading.listed_addresses is not None:
         listed = {pci_address(text) for text in reading.listed_addresses}
         # A GPU that was listed once is reported by its UUID.
         listed |= {pci_address(past.pci_bus_id) for past in state.gpus.values()}
         missing = [text for text in reading.pci_addresses if pci_address(text) not in listed]
         evidence = f"on the PCI bus, but not listed by NVML: {', '.join(missing)}"
-        yield Place(), Observation("gpuMissing", bool(missing), evidence)
+        yield Location(), Observation("gpuMissing", bool(missing), evidence)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.cdi import Device, Edits, Mount
+from nodeagent.files.cdi import CdiDevice, Edits, Mount
 from nodeagent.mps.shares import SHM, DaemonSpec, client_environment
 from nodeagent.plan.shares import MIB, Slot, percentage_text
 
@@ -64,7 +64,7 @@ def is_plain(value: str) -> bool:
     return _PLAIN.fullmatch(value) is not None
 
 
-def slot_device(spec: DaemonSpec, slot: Slot) -> Device:
+def slot_device(spec: DaemonSpec, slot: Slot) -> CdiDevice:
     """One slot as a CDI device. Raises NotPlain, and ValueError for what is no name, or as
     `client_environment` does.
     """
@@ -83,7 +83,7 @@ def slot_device(spec: DaemonSpec, slot: Slot) -> Device:
     pipes = Mount(spec.pipe_directory, spec.pipe_directory, ("ro", *_MOUNT_OPTIONS))
     variables = tuple(f"{variable}={value}" for variable, value in sorted(environment.items()))
     edits = Edits(env=variables, mounts=(pipes, Mount(spec.shm, SHM, ("rw", *_MOUNT_OPTIONS))))
-    return Device(name=name, annotations=_annotations(spec, slot), container_edits=edits)
+    return CdiDevice(name=name, annotations=_annotations(spec, slot), container_edits=edits)
 
 
 def _is_mountable(path: str) -> bool:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.cdi import Device, cdi_specification
+from nodeagent.files.cdi import CdiDevice, cdi_specification
 from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
 from nodeagent.mps.files.client_files import (
     CDI_VERSION,
@@ -53,7 +53,7 @@ class Publisher(Struct, frozen=True, kw_only=True):
         """
         problems: list[Problem] = []
         env_files: dict[str, Files] = {}
-        slots: list[Device] = []
+        slots: list[CdiDevice] = []
         for spec in sorted(daemons, key=lambda spec: spec.device):
             with _noted(problems, spec.device):
                 # All slots of a device or none: some without others would only puzzle.

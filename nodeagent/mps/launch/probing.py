@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nodeagent.files.open_directory import make_open_directory
-from nodeagent.mps.commands import Command
+from nodeagent.mps.commands import ControlCommand
 from nodeagent.mps.control import ControlClient, ControlError
 from nodeagent.mps.files.directories import (
     LONGEST_SOCKET,
@@ -285,7 +285,7 @@ class _Trials(Struct, frozen=True):
             log_directory=str(folder / "log"),
             deadline=self.deadline,
         )
-        [reply] = await client.converse((Command(question, tuple),))
+        [reply] = await client.converse((ControlCommand(question, tuple),))
         return tuple(reply)
 
     async def _output_of(self, *words: str, folder: Path | None = None) -> str:

@@ -17,7 +17,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.mps.lifecycle import model
-from nodeagent.mps.lifecycle.model import WITH_PROCESS, Ending, Phase, ServerStatus, Subject
+from nodeagent.mps.lifecycle.model import (
+    WITH_PROCESS,
+    DaemonPhase,
+    Ending,
+    ReportSubject,
+    ServerStatus,
+)
 from nodeagent.mps.lifecycle.transitions import (
     Transition,
     deadline_passed,
@@ -70,14 +76,14 @@ def _of_run(life: Transition, event: model.RunEvent) -> None:
             was_ready = state.was_ready or found
             life.state = replace(state, pid=pid, was_ready=was_ready, shortages=0)
             how = "that runs already is taken over" if found else "was started"
-            life.report(Subject.STARTED, f"the daemon {how} as pid {pid}")
+            life.report(ReportSubject.STARTED, f"the daemon {how} as pid {pid}")
         case model.StartFailed():
             life.not_started(event)
         case model.Exited():
             _exited(life, event)
         case model.Answered():
             life.state = replace(state, timeouts=0, answered=True, unreachable="", excused=False)
-            if state.phase is Phase.STARTING:
+            if state.phase is DaemonPhase.STARTING:
                 life.limit("limits are not proven yet")
         case model.Timeout():
             _timed_out(life, event)
@@ -86,7 +92,7 @@ def _of_run(life: Transition, event: model.RunEvent) -> None:
         case model.ImpostorFound():
             if state.ending is Ending.NO:  # else it ends anyway, with a deadline of its own
                 why = f"{event.reason}; a fresh daemon takes its place"
-                life.kill(Subject.REPLACED, why)
+                life.kill(ReportSubject.REPLACED, why)
         case _:
             _of_answer(life, event)
 
@@ -100,9 +106,9 @@ def _of_answer(life: Transition, event: model.AnswerEvent) -> None:
         case model.ServerGone():
             _server_gone(life, event)
         case model.ForeignUserWaiting():
-            life.report(Subject.FOREIGN_USER_WAITING, foreign_user(life.state, event))
+            life.report(ReportSubject.FOREIGN_USER_WAITING, foreign_user(life.state, event))
         case model.ClientsGone():
-            if life.state.phase is Phase.DRAINING and life.state.ending is Ending.NO:
+            if life.state.phase is DaemonPhase.DRAINING and life.state.ending is Ending.NO:
                 life.ask_to_end()
         case _ as never:
             assert_never(never)
@@ -116,26 +122,26 @@ def _unreachable(life: Transition, reason: str) -> None:
     before = life.state
     life.state = replace(before, excused=True, unreachable=reason)
     if reason != before.unreachable:
-        if before.phase in {Phase.STARTING, Phase.LIMITING}:
+        if before.phase in {DaemonPhase.STARTING, DaemonPhase.LIMITING}:
             life.state = replace(life.state, why=reason)
-        life.report(Subject.SILENT, reason)
+        life.report(ReportSubject.SILENT, reason)
 
 
 def _timed_out(life: Transition, event: model.Timeout) -> None:
     """A question unanswered; so many in a row, and it hangs."""
     state, most = life.state, life.settings.most_silences
-    if state.phase is Phase.STARTING or state.ending is not Ending.NO:
+    if state.phase is DaemonPhase.STARTING or state.ending is not Ending.NO:
         return  # these have a deadline
     timeouts = state.timeouts + 1
     life.state = replace(state, timeouts=timeouts)
     more = f" ({event.reason})" if event.reason else ""
     why = f"answered none of {timeouts} questions in a row{more}"
-    if state.phase is Phase.DRAINING and not state.drain.force:
+    if state.phase is DaemonPhase.DRAINING and not state.drain.force:
         # Clients that work without it may go on: its answers are not needed any more.
         if timeouts == most:
-            life.report(Subject.SILENT, why)
+            life.report(ReportSubject.SILENT, why)
     elif timeouts >= most:
-        life.kill(Subject.SILENT, f"{why}; it is replaced")
+        life.kill(ReportSubject.SILENT, f"{why}; it is replaced")
 
 
 def _read_back(life: Transition, event: model.LimitsReadBack) -> None:
@@ -144,12 +150,12 @@ def _read_back(life: Transition, event: model.LimitsReadBack) -> None:
     if event.reading != state.reading:
         return  # they were set once more meanwhile
     differ = "not as wanted: " + "; ".join(event.differences)
-    if state.phase is Phase.READY and event.differences:
-        life.report(Subject.LIMITS_DIFFER, differ)
+    if state.phase is DaemonPhase.READY and event.differences:
+        life.report(ReportSubject.LIMITS_DIFFER, differ)
         life.limit(differ)
-    elif state.phase is Phase.LIMITING and event.differences:
+    elif state.phase is DaemonPhase.LIMITING and event.differences:
         _not_in_force(life, differ)
-    elif state.phase is Phase.LIMITING:
+    elif state.phase is DaemonPhase.LIMITING:
         life.ready()
 
 
@@ -158,10 +164,10 @@ def _not_in_force(life: Transition, differ: str) -> None:
     life.state = replace(life.state, attempts=attempts, why=differ)
     if life.state.was_ready:
         # It may have clients, so it is not ended; only tried less and less often.
-        life.report(Subject.LIMITS_DIFFER, differ)
+        life.report(ReportSubject.LIMITS_DIFFER, differ)
         life.wait(retry_delay(life.settings, attempts, life.jitter))
     elif attempts >= life.settings.most_attempts:
-        life.kill(Subject.LIMITS_DIFFER, differ)
+        life.kill(ReportSubject.LIMITS_DIFFER, differ)
     else:
         life.limit(differ, attempts=attempts)
 
@@ -181,13 +187,13 @@ def _server_seen(life: Transition, server: model.Server) -> None:
     if state.ending is not Ending.NO:
         return
     match state.phase, server.status:
-        case Phase.FAULT, _ if named:
+        case DaemonPhase.FAULT, _ if named:
             life.server_fault(server)
-        case Phase.READY | Phase.LIMITING, ServerStatus.FAULT:
+        case DaemonPhase.READY | DaemonPhase.LIMITING, ServerStatus.FAULT:
             life.server_fault(server)
-        case Phase.FAULT, ServerStatus.ACTIVE:
+        case DaemonPhase.FAULT, ServerStatus.ACTIVE:
             life.limit("its server was faulted")
-        case Phase.READY, status:
+        case DaemonPhase.READY, status:
             # What a server has are the defaults of the moment it started.
             if new:
                 life.actions.append(model.ReadBack(state.run, state.spec, state.reading))
@@ -202,13 +208,13 @@ def _server_gone(life: Transition, event: model.ServerGone) -> None:
     state = life.state
     if event.status:
         words = f"server {event.pid} ended: {event.status}"
-        life.report(Subject.SERVER_EXITED, words, event.last_lines)
+        life.report(ReportSubject.SERVER_EXITED, words, event.last_lines)
     if state.server is None or state.server.pid != event.pid:
         return
     life.state = replace(state, server=None)
-    if state.phase is Phase.READY:
+    if state.phase is DaemonPhase.READY:
         life.state = replace(life.state, deadline=None)
-    if state.phase is Phase.FAULT and state.ending is Ending.NO:
+    if state.phase is DaemonPhase.FAULT and state.ending is Ending.NO:
         life.limit("its server was faulted")
 
 
@@ -217,12 +223,12 @@ def _server_gone(life: Transition, event: model.ServerGone) -> None:
 
 def _exited(life: Transition, event: model.Exited) -> None:
     state = life.state
-    if state.ending is Ending.KILLING and state.phase is not Phase.DRAINING:
+    if state.ending is Ending.KILLING and state.phase is not DaemonPhase.DRAINING:
         words = f"the daemon was killed after {event.ran_for:.1f} s: {state.why}"
     else:
         words = f"the daemon ended after {event.ran_for:.1f} s: {event.status}"
     quick = not state.was_ready or event.ran_for < life.settings.steady
-    life.ended(model.Report(Subject.EXITED, words, event.last_lines), quick=quick)
+    life.ended(model.Report(ReportSubject.EXITED, words, event.last_lines), quick=quick)
 
 
 # --- what plans and people want -------------------------------------------------------------------
@@ -235,8 +241,8 @@ def _new_plan(life: Transition, spec: DaemonSpec | None) -> None:
     if before.phase in WITH_PROCESS:
         _new_plan_for_process(life, spec)
     elif spec is None:
-        life.state = replace(life.state, phase=Phase.DOWN, deadline=None, failures=0, why="")
-    elif before.phase is not Phase.BACKOFF or spec != before.wanted:
+        life.state = replace(life.state, phase=DaemonPhase.DOWN, deadline=None, failures=0, why="")
+    elif before.phase is not DaemonPhase.BACKOFF or spec != before.wanted:
         # In Backoff the same plan changes nothing, so it waits on.
         life.state = replace(life.state, failures=0)
         life.start(spec)
@@ -245,17 +251,17 @@ def _new_plan(life: Transition, spec: DaemonSpec | None) -> None:
 def _new_plan_for_process(life: Transition, spec: DaemonSpec | None) -> None:
     state = life.state
     must_end = spec is None or state.spec.needs_restart_for(spec)
-    if state.phase is Phase.DRAINING or state.ending is not Ending.NO:
+    if state.phase is DaemonPhase.DRAINING or state.ending is not Ending.NO:
         _new_plan_while_ending(life, spec, must_end=must_end)
     elif spec is None or must_end:
         drain = model.Drain(by_plan=True, then_start=spec is not None)
         other_shm = spec is not None and spec.private_shm != state.spec.private_shm
         why = "it has another /dev/shm than mps.shm says" if other_shm else "a new plan"
-        life.state = replace(state, phase=Phase.DRAINING, drain=drain, deadline=None, why=why)
+        life.state = replace(state, phase=DaemonPhase.DRAINING, drain=drain, deadline=None, why=why)
     elif spec != state.running:
         life.state = replace(state, running=spec, attempts=0)
         other_limits = spec.limits != state.spec.limits
-        if other_limits and state.phase in {Phase.LIMITING, Phase.READY}:
+        if other_limits and state.phase in {DaemonPhase.LIMITING, DaemonPhase.READY}:
             life.limit("a new plan has other limits")
         # Else its way to Ready leads through the new limits anyway.
 
@@ -265,8 +271,8 @@ def _new_plan_while_ending(life: Transition, spec: DaemonSpec | None, *, must_en
     drain = state.drain
     if must_end:
         drain = replace(drain, by_plan=True, then_start=spec is not None)
-        life.state = replace(state, phase=Phase.DRAINING, drain=drain)
-    elif state.phase is not Phase.DRAINING or not drain.by_plan:
+        life.state = replace(state, phase=DaemonPhase.DRAINING, drain=drain)
+    elif state.phase is not DaemonPhase.DRAINING or not drain.by_plan:
         return  # it hangs and comes back by itself, or a person drains it
     elif state.ending is Ending.NO:
         life.resume("wanted again")
@@ -277,16 +283,16 @@ def _new_plan_while_ending(life: Transition, spec: DaemonSpec | None, *, must_en
 def _drain_requested(life: Transition, event: model.DrainRequested) -> None:
     """A person wants it without clients; a drain by the plan keeps what comes after it."""
     state = life.state
-    if state.phase in {Phase.BACKOFF, Phase.FAILED} and not event.then_start:
+    if state.phase in {DaemonPhase.BACKOFF, DaemonPhase.FAILED} and not event.then_start:
         life.state = replace(
-            state, phase=Phase.DOWN, deadline=None, failures=0, why="drained on request"
+            state, phase=DaemonPhase.DOWN, deadline=None, failures=0, why="drained on request"
         )
     if state.phase not in WITH_PROCESS:
         return
     before = state.drain
     then_start = before.then_start if before.by_plan else event.then_start
     drain = model.Drain(force=event.force, then_start=then_start, by_plan=before.by_plan)
-    life.state = replace(state, phase=Phase.DRAINING, drain=drain, why="drained on request")
+    life.state = replace(state, phase=DaemonPhase.DRAINING, drain=drain, why="drained on request")
     if state.ending is not Ending.NO:
         return  # its end is near anyway, with a deadline of its own
     if event.seconds is None:
@@ -298,13 +304,13 @@ def _drain_requested(life: Transition, event: model.DrainRequested) -> None:
 def _drain_given_up(life: Transition) -> None:
     """A drain that a person requested and withdrew; what a plan wants stays wanted."""
     state, drain = life.state, life.state.drain
-    if state.phase is Phase.DRAINING and state.ending is Ending.NO and not drain.by_plan:
+    if state.phase is DaemonPhase.DRAINING and state.ending is Ending.NO and not drain.by_plan:
         life.resume("not drained: the request was withdrawn")
 
 
 def _adopted(life: Transition, event: model.Adopted) -> None:
     """Take over what an earlier agent left running; its limits are proven again."""
-    if life.state.phase is not Phase.DOWN:
+    if life.state.phase is not DaemonPhase.DOWN:
         return
     life.state = replace(
         fresh(life.state, event.spec),

@@ -11,7 +11,7 @@ from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import Struct, field
 
 
-class Phase(StrEnum):
+class DaemonPhase(StrEnum):
     """Where a daemon is in its life; the words are what users see."""
 
     DOWN = "Down"  # no process, and none is to be started
@@ -24,7 +24,15 @@ class Phase(StrEnum):
     FAILED = "Failed"  # ended too often; is tried again at the longest delay
 
 
-WITH_PROCESS = frozenset({Phase.STARTING, Phase.LIMITING, Phase.READY, Phase.DRAINING, Phase.FAULT})
+WITH_PROCESS = frozenset(
+    {
+        DaemonPhase.STARTING,
+        DaemonPhase.LIMITING,
+        DaemonPhase.READY,
+        DaemonPhase.DRAINING,
+        DaemonPhase.FAULT,
+    }
+)
 
 
 class Ending(StrEnum):
@@ -74,7 +82,7 @@ class State(Struct, frozen=True):
     something has to have happened, what depends on the phase.
     """
 
-    phase: Phase = Phase.DOWN
+    phase: DaemonPhase = DaemonPhase.DOWN
     wanted: DaemonSpec | None = None
     running: DaemonSpec | None = None
     run: int = 0
@@ -291,7 +299,7 @@ class Schedule(Struct, frozen=True):
     seconds: float
 
 
-class Subject(StrEnum):
+class ReportSubject(StrEnum):
     """What a report is about."""
 
     STARTED = "Started"
@@ -316,7 +324,7 @@ class Subject(StrEnum):
 class Report(Struct, frozen=True):
     """Something a person may want to know."""
 
-    subject: Subject
+    subject: ReportSubject
     message: str
     lines: tuple[str, ...] = ()  # the log's last
 

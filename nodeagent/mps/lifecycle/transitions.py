@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.mps.lifecycle import model
-from nodeagent.mps.lifecycle.model import Ending, Phase, ServerStatus, Subject
+from nodeagent.mps.lifecycle.model import DaemonPhase, Ending, ReportSubject, ServerStatus
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.pacing import Backoff
 from nodeagent.structs import Struct, field, replace
@@ -27,7 +27,7 @@ def retry_delay(settings: MpsSettings, failures: int, jitter: float) -> float:
 def fresh(state: model.State, spec: DaemonSpec) -> model.State:
     """The state at the start of another process."""
     return model.State(
-        phase=Phase.STARTING,
+        phase=DaemonPhase.STARTING,
         wanted=state.wanted,
         running=spec,
         run=state.run + 1,
@@ -47,7 +47,7 @@ class Transition(Struct):
     jitter: float
     actions: list[model.Action] = field(default_factory=list)
 
-    def report(self, subject: Subject, message: str, lines: tuple[str, ...] = ()) -> None:
+    def report(self, subject: ReportSubject, message: str, lines: tuple[str, ...] = ()) -> None:
         self.actions.append(model.Report(subject, message, lines))
 
     def wait(self, seconds: float) -> None:
@@ -64,7 +64,7 @@ class Transition(Struct):
         before = self.state
         self.state = replace(
             before,
-            phase=Phase.LIMITING,
+            phase=DaemonPhase.LIMITING,
             drain=model.Drain(),
             attempts=attempts,
             reading=before.reading + 1,
@@ -84,31 +84,33 @@ class Transition(Struct):
         if self.state.answered:
             self.limit(why)
         else:
-            self.state = replace(self.state, phase=Phase.STARTING, drain=model.Drain(), why=why)
+            self.state = replace(
+                self.state, phase=DaemonPhase.STARTING, drain=model.Drain(), why=why
+            )
             self.wait(self.settings.start_deadline)
 
     def ready(self) -> None:
         """Ready, as far as its server is."""
         self.state = replace(
-            self.state, phase=Phase.READY, attempts=0, was_ready=True, deadline=None, why=""
+            self.state, phase=DaemonPhase.READY, attempts=0, was_ready=True, deadline=None, why=""
         )
         server = self.state.server
         if server and server.status is ServerStatus.FAULT:
             self.server_fault(server)
             return
-        self.report(Subject.READY, "the daemon answers and its limits were read back")
+        self.report(ReportSubject.READY, "the daemon answers and its limits were read back")
         if server and server.status is ServerStatus.INITIALIZING:
             self.wait(self.settings.initialize_deadline)
 
-    def fault(self, subject: Subject, why: str) -> None:
+    def fault(self, subject: ReportSubject, why: str) -> None:
         """The daemon is well, but its server takes no client."""
-        self.state = replace(self.state, phase=Phase.FAULT, deadline=None, why=why)
+        self.state = replace(self.state, phase=DaemonPhase.FAULT, deadline=None, why=why)
         self.report(subject, why)
 
     def server_fault(self, server: model.Server) -> None:
         by = f" of client {server.culprit}" if server.culprit is not None else ""
         self.fault(
-            Subject.SERVER_FAULT,
+            ReportSubject.SERVER_FAULT,
             f"server {server.pid} had a fatal fault{by} and takes no client until all that it has "
             "are gone",
         )
@@ -119,9 +121,11 @@ class Transition(Struct):
         self.actions.append(model.Quit(self.state.run, self.settings.quit_deadline))
         self.wait(self.settings.quit_deadline)
 
-    def kill(self, subject: Subject, why: str) -> None:
+    def kill(self, subject: ReportSubject, why: str) -> None:
         """It is killed; only its exit ends this, since there must never be two."""
-        phase = Phase.DRAINING if self.state.phase is Phase.DRAINING else Phase.FAULT
+        phase = (
+            DaemonPhase.DRAINING if self.state.phase is DaemonPhase.DRAINING else DaemonPhase.FAULT
+        )
         self.state = replace(self.state, phase=phase, ending=Ending.KILLING, why=why)
         self.report(subject, why)
         self.actions.append(model.Kill(self.state.run))
@@ -130,7 +134,7 @@ class Transition(Struct):
     def ended(self, report: model.Report, *, quick: bool) -> None:
         """There is no process any more, unless this is the end that was wanted."""
         before = self.state
-        if before.phase is Phase.DRAINING:
+        if before.phase is DaemonPhase.DRAINING:
             self._drained(before, report)
             return
         sweep = model.SweepOrphans(before.spec)
@@ -152,7 +156,7 @@ class Transition(Struct):
         elif self.state.failures >= self.settings.most_failures:
             self._failed(report, sweep)
         else:
-            self.state = replace(self.state, phase=Phase.BACKOFF)
+            self.state = replace(self.state, phase=DaemonPhase.BACKOFF)
             self.actions.append(sweep)
             self.wait(retry_delay(self.settings, self.state.failures, self.jitter))
 
@@ -161,14 +165,18 @@ class Transition(Struct):
         is tried again soon. Anything else is a quick end.
         """
         before, deadline = self.state, self.settings.start_deadline
-        report = model.Report(Subject.START_FAILED, event.reason)
-        if not event.short or before.phase is Phase.DRAINING:
+        report = model.Report(ReportSubject.START_FAILED, event.reason)
+        if not event.short or before.phase is DaemonPhase.DRAINING:
             self.ended(report, quick=True)
             return
         self.actions.append(report)
         shortages = before.shortages + 1
         self.state = replace(
-            before, phase=Phase.BACKOFF, ending=Ending.NO, shortages=shortages, why=event.reason
+            before,
+            phase=DaemonPhase.BACKOFF,
+            ending=Ending.NO,
+            shortages=shortages,
+            why=event.reason,
         )
         self.actions.append(model.SweepOrphans(before.spec))
         self.wait(min(retry_delay(self.settings, self.state.shortages, self.jitter), deadline))
@@ -186,9 +194,9 @@ class Transition(Struct):
             f"failed {self.state.failures} times in a row and is tried every {longest:g} s only, "
             f"the last time: {report.message}"
         )
-        self.state = replace(self.state, phase=Phase.FAILED, why=why)
+        self.state = replace(self.state, phase=DaemonPhase.FAILED, why=why)
         if self.state.failures == self.settings.most_failures:
-            self.report(Subject.FAILED, why, report.lines)
+            self.report(ReportSubject.FAILED, why, report.lines)
         self.actions.append(sweep)
         self.wait(longest * (1 - self.jitter / 4))
 
@@ -198,7 +206,7 @@ class Transition(Struct):
         again = before.wanted if before.drain.then_start else None
         why = "for the plan" if before.drain.by_plan else "on request"
         next_one = ", to be started again" if again is not None else ""
-        self.report(Subject.DRAINED, f"the daemon was drained {why} and has ended{next_one}")
+        self.report(ReportSubject.DRAINED, f"the daemon was drained {why} and has ended{next_one}")
         self.actions.append(model.SweepOrphans(before.spec))
         self.state = model.State(
             wanted=before.wanted,
@@ -216,7 +224,7 @@ def report_wrong_user(life: Transition, server: model.Server) -> None:
     if server.uid is None or spec.multi_user or server.uid == spec.uid:
         return
     life.report(
-        Subject.WRONG_SERVER_USER,
+        ReportSubject.WRONG_SERVER_USER,
         f"server {server.pid} runs as user {server.uid}, the plan wants {spec.uid}, whose "
         "clients wait until it has gone",
     )
@@ -253,31 +261,31 @@ def deadline_passed(life: Transition) -> None:
 def _by_phase(life: Transition) -> None:
     state, settings = life.state, life.settings
     match state.phase:
-        case Phase.BACKOFF | Phase.FAILED if state.wanted is not None:
+        case DaemonPhase.BACKOFF | DaemonPhase.FAILED if state.wanted is not None:
             life.start_again(state.wanted)
-        case Phase.BACKOFF | Phase.FAILED:
-            life.state = replace(state, phase=Phase.DOWN, deadline=None)
-        case Phase.STARTING if state.excused:
+        case DaemonPhase.BACKOFF | DaemonPhase.FAILED:
+            life.state = replace(state, phase=DaemonPhase.DOWN, deadline=None)
+        case DaemonPhase.STARTING if state.excused:
             # It could not be asked, which is not its fault: it may even have clients.
             life.state = replace(state, excused=False)
             life.wait(settings.start_deadline)
-        case Phase.STARTING:
+        case DaemonPhase.STARTING:
             why = f"did not answer within {settings.start_deadline:g} s of its start"
-            life.kill(Subject.SILENT, why)
-        case Phase.LIMITING if state.excused or state.was_ready:
+            life.kill(ReportSubject.SILENT, why)
+        case DaemonPhase.LIMITING if state.excused or state.was_ready:
             life.state = replace(state, excused=False)
             life.limit(state.why, attempts=state.attempts)
-        case Phase.LIMITING:
+        case DaemonPhase.LIMITING:
             why = f"its limits were not in force within {settings.limit_deadline:g} s"
-            life.kill(Subject.LIMITS_DIFFER, why)
-        case Phase.READY:
+            life.kill(ReportSubject.LIMITS_DIFFER, why)
+        case DaemonPhase.READY:
             pid = state.server.pid if state.server else 0
             seconds = settings.initialize_deadline
             why = f"server {pid} has been initializing for {seconds:g} s"
-            life.fault(Subject.SERVER_SLOW, why)
-        case Phase.DRAINING:
+            life.fault(ReportSubject.SERVER_SLOW, why)
+        case DaemonPhase.DRAINING:
             _drain_is_over(life)
-        case Phase.DOWN | Phase.FAULT:
+        case DaemonPhase.DOWN | DaemonPhase.FAULT:
             life.state = replace(state, deadline=None)
         case _ as never:
             assert_never(never)
@@ -287,11 +295,11 @@ def _still_there(life: Transition) -> None:
     state = life.state
     if state.ending is Ending.QUITTING:
         why = f"did not end within {life.settings.quit_deadline:g} s of being asked to"
-        life.kill(Subject.SILENT, why)
+        life.kill(ReportSubject.SILENT, why)
     else:
         who = f"pid {state.pid}" if state.pid is not None else "the daemon"
         why = f"{who} was killed but does not end; it probably waits for the driver"
-        life.kill(Subject.CANNOT_BE_ENDED, why)
+        life.kill(ReportSubject.CANNOT_BE_ENDED, why)
 
 
 def _drain_is_over(life: Transition) -> None:
@@ -299,7 +307,7 @@ def _drain_is_over(life: Transition) -> None:
     if drain.force:
         life.ask_to_end()
         return
-    life.report(Subject.STILL_IN_USE, "clients are left when the time to drain is over")
+    life.report(ReportSubject.STILL_IN_USE, "clients are left when the time to drain is over")
     life.state = replace(life.state, deadline=None)
     if not drain.by_plan:  # else the plan goes on waiting
         life.resume("not drained: it is in use")

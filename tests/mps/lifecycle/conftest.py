@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.mps.lifecycle.model import Phase
+from nodeagent.mps.lifecycle.model import DaemonPhase
 from tests.mps.lifecycle.life import Life
 
 
@@ -13,5 +13,5 @@ def ready() -> Life:
     """A daemon that is Ready."""
     life = Life()
     life.become_ready()
-    assert life.phase() is Phase.READY
+    assert life.phase() is DaemonPhase.READY
     return life

@@ -8,14 +8,14 @@ from nodeagent.mps.lifecycle.machine import step
 from nodeagent.mps.lifecycle.model import (
     Action,
     Answered,
+    DaemonPhase,
     Event,
     LimitsReadBack,
     NewPlan,
-    Phase,
     Report,
+    ReportSubject,
     Started,
     State,
-    Subject,
 )
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.settings import MpsSettings
@@ -48,7 +48,7 @@ class Life:
     now: float = 1000.0
     jitter: float = 0.0
 
-    def phase(self) -> Phase:
+    def phase(self) -> DaemonPhase:
         """Where it is now."""
         return self.state.phase
 
@@ -75,7 +75,7 @@ class Life:
         return LimitsReadBack(self.state.run, self.state.reading, differences)
 
 
-def subjects(actions: tuple[Action, ...]) -> list[Subject]:
+def subjects(actions: tuple[Action, ...]) -> list[ReportSubject]:
     """What is reported."""
     return [action.subject for action in actions if isinstance(action, Report)]
 

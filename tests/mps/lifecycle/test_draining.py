@@ -6,6 +6,7 @@ import pytest
 
 from nodeagent.mps.lifecycle.model import (
     ClientsGone,
+    DaemonPhase,
     DeadlinePassed,
     DrainGivenUp,
     DrainRequested,
@@ -13,14 +14,13 @@ from nodeagent.mps.lifecycle.model import (
     Exited,
     Kill,
     NewPlan,
-    Phase,
     Quit,
+    ReportSubject,
     RetryRequested,
     Schedule,
     SetLimits,
     Spawn,
     State,
-    Subject,
     SweepOrphans,
 )
 from tests.mps.lifecycle.life import SPEC, Life, messages, subjects, undone
@@ -29,11 +29,11 @@ from tests.mps.lifecycle.life import SPEC, Life, messages, subjects, undone
 def test_ready_to_draining_to_down(ready: Life) -> None:
     """No longer wanted: it waits for its clients however long, asks, and is gone."""
     assert ready.tell(NewPlan(None)) == ()
-    assert ready.phase() is Phase.DRAINING
+    assert ready.phase() is DaemonPhase.DRAINING
     assert ready.tell(DeadlinePassed(), after=10**6) == ()
     assert ready.tell(ClientsGone(1)) == (Quit(1, 10.0), Schedule(10.0))
     actions = ready.tell(Exited(1, "status 0", 100.0))
-    assert (subjects(actions), undone(actions)) == ([Subject.DRAINED], [SweepOrphans(SPEC)])
+    assert (subjects(actions), undone(actions)) == ([ReportSubject.DRAINED], [SweepOrphans(SPEC)])
     assert messages(actions) == ["the daemon was drained for the plan and has ended"]
     assert ready.state == State(run=1)
 
@@ -43,7 +43,7 @@ def test_a_daemon_that_does_not_quit(ready: Life) -> None:
     ready.tell(NewPlan(None))
     ready.tell(ClientsGone(1))
     assert Kill(1) in ready.tell(DeadlinePassed(), after=10.0)
-    assert (ready.phase(), ready.state.ending) == (Phase.DRAINING, Ending.KILLING)
+    assert (ready.phase(), ready.state.ending) == (DaemonPhase.DRAINING, Ending.KILLING)
 
 
 def test_a_drain_that_the_plan_takes_back(ready: Life) -> None:
@@ -62,13 +62,13 @@ def test_a_drain_on_request_with_a_deadline(ready: Life, force: bool) -> None:
     """In use when the time is over: by force it ends, else it is as before."""
     assert ready.tell(DrainRequested(30.0, force=force)) == (Schedule(30.0),)
     ready.tell(NewPlan(SPEC))  # the plan did not ask for the drain, so it does not end it
-    assert ready.phase() is Phase.DRAINING
+    assert ready.phase() is DaemonPhase.DRAINING
     actions = ready.tell(DeadlinePassed(), after=30.0)
     if force:
         assert actions == (Quit(1, 10.0), Schedule(10.0))
     else:
-        assert subjects(actions) == [Subject.STILL_IN_USE]
-        assert ready.phase() is Phase.LIMITING
+        assert subjects(actions) == [ReportSubject.STILL_IN_USE]
+        assert ready.phase() is DaemonPhase.LIMITING
 
 
 def test_drained_on_request_it_stays_down(ready: Life) -> None:
@@ -77,7 +77,7 @@ def test_drained_on_request_it_stays_down(ready: Life) -> None:
     ready.tell(ClientsGone(1))
     actions = ready.tell(Exited(1, "status 0", 100.0))
     assert messages(actions) == ["the daemon was drained on request and has ended"]
-    assert (ready.phase(), ready.state.why) == (Phase.DOWN, "drained on request")
+    assert (ready.phase(), ready.state.why) == (DaemonPhase.DOWN, "drained on request")
     assert Spawn(2, SPEC) in ready.tell(RetryRequested())
 
 
@@ -89,7 +89,7 @@ def test_a_drain_that_is_given_up(ready: Life) -> None:
     assert ready.tell(DrainGivenUp()) == ()
     ready.tell(NewPlan(None))
     assert ready.tell(DrainGivenUp()) == ()
-    assert ready.phase() is Phase.DRAINING
+    assert ready.phase() is DaemonPhase.DRAINING
     ready.tell(ClientsGone(1))
     assert ready.tell(DrainGivenUp()) == ()
 

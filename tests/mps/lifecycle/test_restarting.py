@@ -5,19 +5,19 @@ from __future__ import annotations
 from nodeagent.mps.lifecycle.model import (
     Adopted,
     Answered,
+    DaemonPhase,
     DeadlinePassed,
     DrainRequested,
     Exited,
     Kill,
     NewPlan,
-    Phase,
     Report,
+    ReportSubject,
     RetryRequested,
     Schedule,
     SetLimits,
     Spawn,
     StartFailed,
-    Subject,
     SweepOrphans,
     Timeout,
     Unreachable,
@@ -35,12 +35,12 @@ def test_ready_to_starting_when_it_was_steady(ready: Life) -> None:
         SweepOrphans(SPEC), SweepOrphans(SPEC), Spawn(2, SPEC), Schedule(5.0)
     ]  # fmt: skip
     assert actions[0] == Report(
-        Subject.EXITED, "the daemon ended after 7200.0 s: signal 9", ("last words",)
+        ReportSubject.EXITED, "the daemon ended after 7200.0 s: signal 9", ("last words",)
     )
-    assert ready.phase() is Phase.STARTING
+    assert ready.phase() is DaemonPhase.STARTING
     assert (ready.state.restarts, ready.state.failures) == (1, 0)
     assert undone(ready.tell(Exited(2, "signal 9", 0.1))) == [SweepOrphans(SPEC), Schedule(1.0)]
-    assert ready.phase() is Phase.BACKOFF
+    assert ready.phase() is DaemonPhase.BACKOFF
 
 
 def test_backoff_to_failed_to_ready() -> None:
@@ -54,19 +54,19 @@ def test_backoff_to_failed_to_ready() -> None:
         assert undone(actions) == [SweepOrphans(SPEC), Schedule(delay)]
         life.tell(DeadlinePassed(), after=delay)
     actions = life.tell(Exited(life.state.run, "status 1", 0.1, ("no device",)))
-    assert subjects(actions) == [Subject.EXITED, Subject.FAILED]
-    assert actions[1] == Report(Subject.FAILED, life.state.why, ("no device",))
+    assert subjects(actions) == [ReportSubject.EXITED, ReportSubject.FAILED]
+    assert actions[1] == Report(ReportSubject.FAILED, life.state.why, ("no device",))
     assert "failed 3 times in a row and is tried every 8 s only" in life.state.why
     for run in range(4, 50):
-        assert life.phase() is Phase.FAILED
+        assert life.phase() is DaemonPhase.FAILED
         assert undone(actions) == [SweepOrphans(SPEC), Schedule(8.0)]
         assert Spawn(run, SPEC) in life.tell(DeadlinePassed(), after=8.0)
         actions = life.tell(Exited(run, "status 1", 0.1))
-        assert subjects(actions) == [Subject.EXITED]
+        assert subjects(actions) == [ReportSubject.EXITED]
     life.tell(DeadlinePassed(), after=8.0)
     life.tell(Answered(50))
     life.tell(life.proof())
-    assert life.phase() is Phase.READY
+    assert life.phase() is DaemonPhase.READY
     assert Spawn(51, SPEC) in life.tell(Exited(50, "signal 9", 60.0))
     assert life.state.failures == 0
 
@@ -79,7 +79,7 @@ def test_failed_to_starting_on_request() -> None:
         life.tell(Exited(life.state.run, "status 1", 0.1))
         life.tell(DeadlinePassed(), after=9.0)
     life.tell(Exited(life.state.run, "status 1", 0.1))
-    assert life.phase() is Phase.FAILED
+    assert life.phase() is DaemonPhase.FAILED
     assert Spawn(5, SPEC) in life.tell(RetryRequested())
     assert life.state.failures == 0
 
@@ -92,7 +92,7 @@ def test_failed_to_starting_by_a_new_plan() -> None:
         life.tell(Exited(life.state.run, "status 1", 0.1))
         life.tell(DeadlinePassed(), after=9.0)
     life.tell(Exited(life.state.run, "status 1", 0.1))
-    assert life.phase() is Phase.FAILED
+    assert life.phase() is DaemonPhase.FAILED
     assert Spawn(4, SPEC) in life.tell(NewPlan(SPEC))
 
 
@@ -101,8 +101,8 @@ def test_a_program_that_cannot_be_run() -> None:
     life = Life()
     life.start()
     actions = life.tell(StartFailed(1, "nvidia-cuda-mps-control is not there"))
-    assert subjects(actions) == [Subject.START_FAILED]
-    assert (life.phase(), life.state.failures) == (Phase.BACKOFF, 1)
+    assert subjects(actions) == [ReportSubject.START_FAILED]
+    assert (life.phase(), life.state.failures) == (DaemonPhase.BACKOFF, 1)
 
 
 def test_chance_shortens_the_wait() -> None:
@@ -128,7 +128,7 @@ def test_no_plan_in_backoff() -> None:
     life.start()
     life.tell(Exited(1, "status 1", 0.1))
     assert life.tell(NewPlan(None)) == ()
-    assert life.phase() is Phase.DOWN
+    assert life.phase() is DaemonPhase.DOWN
     assert life.tell(DeadlinePassed(), after=10) == ()
     assert life.tell(RetryRequested()) == ()
 
@@ -139,7 +139,7 @@ def test_a_drain_in_backoff() -> None:
     life.start()
     life.tell(Exited(1, "status 1", 0.1))
     assert life.tell(DrainRequested(None)) == ()
-    assert (life.phase(), life.state.why) == (Phase.DOWN, "drained on request")
+    assert (life.phase(), life.state.why) == (DaemonPhase.DOWN, "drained on request")
     assert life.tell(DeadlinePassed(), after=10) == ()
 
 
@@ -152,8 +152,8 @@ def test_ready_to_fault_when_it_answers_nothing(ready: Life) -> None:
     ready.tell(Answered(1))
     assert ready.tell(Timeout(1)) == ()
     actions = ready.tell(Timeout(1))
-    assert (subjects(actions), Kill(1) in actions) == ([Subject.SILENT], True)
-    assert ready.phase() is Phase.FAULT
+    assert (subjects(actions), Kill(1) in actions) == ([ReportSubject.SILENT], True)
+    assert ready.phase() is DaemonPhase.FAULT
     assert Spawn(2, SPEC) in ready.tell(Exited(1, "signal 9", 3600.0))
 
 
@@ -161,8 +161,8 @@ def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
     """Clients may work on without it, so a drain only says so, once."""
     ready.tell(NewPlan(None))
     reports = [subjects(ready.tell(Timeout(1))) for _ in range(4)]
-    assert reports == [[], [Subject.SILENT], [], []]
-    assert ready.phase() is Phase.DRAINING
+    assert reports == [[], [ReportSubject.SILENT], [], []]
+    assert ready.phase() is DaemonPhase.DRAINING
 
 
 def test_why_it_is_found_to_hang(ready: Life) -> None:
@@ -176,7 +176,7 @@ def test_a_killed_one_is_remembered_for_what_it_did() -> None:
     """The signal was ours, and says nothing; neither does the end of the last try."""
     life = Life()
     life.start()
-    for subject in (Subject.EXITED, Subject.EXITED, Subject.FAILED):
+    for subject in (ReportSubject.EXITED, ReportSubject.EXITED, ReportSubject.FAILED):
         life.tell(DeadlinePassed(), after=5.0)
         actions = life.tell(Exited(life.state.run, "signal 9 (SIGKILL)", 5.0))
         assert subjects(actions)[-1] is subject
@@ -191,10 +191,10 @@ def test_a_killed_one_is_remembered_for_what_it_did() -> None:
 def test_kept_out_is_reported_once_and_ends_nothing(ready: Life) -> None:
     """For as long as it lasts; again after an answer, and when the reason is another."""
     reported = [subjects(ready.tell(Unreachable(1, reason))) for reason in ("a", "a", "b")]
-    assert reported == [[Subject.SILENT], [], [Subject.SILENT]]
-    assert (ready.phase(), ready.state.timeouts) == (Phase.READY, 0)
+    assert reported == [[ReportSubject.SILENT], [], [ReportSubject.SILENT]]
+    assert (ready.phase(), ready.state.timeouts) == (DaemonPhase.READY, 0)
     ready.tell(Answered(1))
-    assert subjects(ready.tell(Unreachable(1, "b"))) == [Subject.SILENT]
+    assert subjects(ready.tell(Unreachable(1, "b"))) == [ReportSubject.SILENT]
 
 
 def test_kept_out_from_an_adopted_daemon() -> None:
@@ -204,7 +204,7 @@ def test_kept_out_from_an_adopted_daemon() -> None:
     for _ in range(4):
         life.tell(Unreachable(1, "another front-end"))
         assert life.tell(DeadlinePassed(), after=5.0) == (Schedule(5.0),)
-        assert (life.phase(), life.state.why) == (Phase.STARTING, "another front-end")
+        assert (life.phase(), life.state.why) == (DaemonPhase.STARTING, "another front-end")
     assert Kill(1) in life.tell(DeadlinePassed(), after=5.0)  # now it is silent by itself
 
 
@@ -216,4 +216,4 @@ def test_kept_out_while_limits_are_set() -> None:
     life.tell(Unreachable(1, "another front-end"))
     assert SetLimits(1, SPEC) in life.tell(DeadlinePassed(), after=4.0)
     life.tell(life.proof())
-    assert life.phase() is Phase.READY
+    assert life.phase() is DaemonPhase.READY

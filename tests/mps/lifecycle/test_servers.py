@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from nodeagent.mps.lifecycle.model import (
     Answered,
+    DaemonPhase,
     DeadlinePassed,
     ForeignUserWaiting,
-    Phase,
     ReadBack,
     Report,
+    ReportSubject,
     Schedule,
     Server,
     ServerGone,
     ServerSeen,
     ServerStatus,
     SetLimits,
-    Subject,
 )
 from tests.mps.lifecycle.life import SPEC, Life, subjects, undone
 
@@ -29,27 +29,27 @@ def test_ready_to_fault_to_limiting_with_the_server(ready: Life) -> None:
     """A faulted server is waited for; when it is active again, limits are proven again."""
     ready.tell(seen(ready, ServerStatus.ACTIVE))
     actions = ready.tell(seen(ready, ServerStatus.FAULT))
-    assert (subjects(actions), undone(actions)) == ([Subject.SERVER_FAULT], [])
-    assert ready.phase() is Phase.FAULT
+    assert (subjects(actions), undone(actions)) == ([ReportSubject.SERVER_FAULT], [])
+    assert ready.phase() is DaemonPhase.FAULT
     assert SetLimits(1, SPEC) in ready.tell(seen(ready, ServerStatus.ACTIVE))
-    assert ready.phase() is Phase.LIMITING
+    assert ready.phase() is DaemonPhase.LIMITING
 
 
 def test_a_faulted_server_that_goes(ready: Life) -> None:
     """Takes its fault with it."""
     ready.tell(seen(ready, ServerStatus.FAULT))
     actions = ready.tell(ServerGone(1, 50, "status 1"))
-    assert subjects(actions) == [Subject.SERVER_EXITED]
-    assert ready.phase() is Phase.LIMITING
+    assert subjects(actions) == [ReportSubject.SERVER_EXITED]
+    assert ready.phase() is DaemonPhase.LIMITING
 
 
 def test_a_server_that_was_never_seen(ready: Life) -> None:
     """It came and went between two looks, badly: that is reported, with the log's words."""
     actions = ready.tell(ServerGone(1, 77, "status 1", ("no device",)))
     words = "server 77 ended: status 1"
-    assert actions == (Report(Subject.SERVER_EXITED, words, ("no device",)),)
+    assert actions == (Report(ReportSubject.SERVER_EXITED, words, ("no device",)),)
     assert ready.tell(ServerGone(1, 78)) == ()
-    assert ready.phase() is Phase.READY
+    assert ready.phase() is DaemonPhase.READY
 
 
 def test_who_caused_a_fault(ready: Life) -> None:
@@ -76,15 +76,15 @@ def test_a_new_server_is_asked_for_its_limits(ready: Life) -> None:
     """It has the defaults of the moment it started; without leaving Ready they are read."""
     assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == (ReadBack(1, SPEC, 1),)
     assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == ()
-    assert ready.phase() is Phase.READY
+    assert ready.phase() is DaemonPhase.READY
     assert ready.tell(ServerGone(1, 50)) == ()
 
 
 def test_a_server_that_initializes_too_long(ready: Life) -> None:
     """Its clients wait; that is a fault until it is active."""
     assert Schedule(30.0) in ready.tell(seen(ready, ServerStatus.INITIALIZING))
-    assert subjects(ready.tell(DeadlinePassed(), after=30.0)) == [Subject.SERVER_SLOW]
-    assert ready.phase() is Phase.FAULT
+    assert subjects(ready.tell(DeadlinePassed(), after=30.0)) == [ReportSubject.SERVER_SLOW]
+    assert ready.phase() is DaemonPhase.FAULT
     assert SetLimits(1, SPEC) in ready.tell(seen(ready, ServerStatus.ACTIVE))
 
 
@@ -102,7 +102,7 @@ def test_limits_read_back_beside_a_faulted_server() -> None:
     life.tell(Answered(1))
     life.tell(seen(life, ServerStatus.FAULT))
     life.tell(life.proof())
-    assert life.phase() is Phase.FAULT
+    assert life.phase() is DaemonPhase.FAULT
 
 
 def test_limits_read_back_beside_an_active_server() -> None:
@@ -112,7 +112,7 @@ def test_limits_read_back_beside_an_active_server() -> None:
     life.tell(Answered(1))
     life.tell(seen(life, ServerStatus.ACTIVE))
     assert undone(life.tell(life.proof())) == []
-    assert (life.phase(), life.state.deadline) == (Phase.READY, None)
+    assert (life.phase(), life.state.deadline) == (DaemonPhase.READY, None)
 
 
 def test_a_server_of_another_user(ready: Life) -> None:
@@ -120,15 +120,17 @@ def test_a_server_of_another_user(ready: Life) -> None:
     [report] = (
         a for a in ready.tell(seen(ready, ServerStatus.ACTIVE, uid=0)) if isinstance(a, Report)
     )
-    assert report.subject is Subject.WRONG_SERVER_USER
+    assert report.subject is ReportSubject.WRONG_SERVER_USER
     assert "runs as user 0, the plan wants 1000" in report.message
-    assert subjects(ready.tell(seen(ready, ServerStatus.FAULT, uid=0))) == [Subject.SERVER_FAULT]
+    assert subjects(ready.tell(seen(ready, ServerStatus.FAULT, uid=0))) == [
+        ReportSubject.SERVER_FAULT
+    ]
 
 
 def test_a_server_whose_user_is_not_known(ready: Life) -> None:
     """No report claims that it is the wrong one."""
     actions = ready.tell(ServerSeen(1, Server(50, None, ServerStatus.ACTIVE)))
-    assert Subject.WRONG_SERVER_USER not in subjects(actions)
+    assert ReportSubject.WRONG_SERVER_USER not in subjects(actions)
 
 
 def test_a_client_of_another_user(ready: Life) -> None:

@@ -17,6 +17,7 @@ from nodeagent.mps.lifecycle.model import (
     Adopted,
     Answered,
     ClientsGone,
+    DaemonPhase,
     DeadlinePassed,
     DrainGivenUp,
     DrainRequested,
@@ -28,7 +29,6 @@ from nodeagent.mps.lifecycle.model import (
     LimitsReadBack,
     NewPlan,
     OfRun,
-    Phase,
     ReadBack,
     RetryRequested,
     Schedule,
@@ -200,7 +200,7 @@ class Observer:
         assert before.running is not None
         assert SweepOrphans(before.running) in actions, "an orphan is left"
         self.alive = None
-        if before.phase is Phase.DRAINING:
+        if before.phase is DaemonPhase.DRAINING:
             self.failures, self.earliest = 0, life.now
             return
         self.failures = self.failures + 1 if quick else 0
@@ -240,7 +240,7 @@ class Observer:
             assert self.earliest is not None
             assert now >= self.earliest, "started before the backoff was over"
             return
-        if isinstance(event, NewPlan) and before.phase is Phase.BACKOFF:
+        if isinstance(event, NewPlan) and before.phase is DaemonPhase.BACKOFF:
             assert event.spec != before.wanted, "the same plan cut the backoff short"
         self.failures = 0
 
@@ -249,7 +249,7 @@ class Observer:
         if self.had_clients:
             hung = self.timeouts >= POLICY.most_silences
             late = isinstance(event, DeadlinePassed) and (
-                before.ending is not Ending.NO or before.phase is Phase.STARTING
+                before.ending is not Ending.NO or before.phase is DaemonPhase.STARTING
             )
             assert hung or late, "killed with its clients"
             excused = before.ending is Ending.NO and self.unreachable and not hung
@@ -259,22 +259,27 @@ class Observer:
         """What must be so after every step."""
         state = life.state
         assert (state.phase in WITH_PROCESS) == (self.alive is not None)
-        if state.phase is Phase.DOWN:
+        if state.phase is DaemonPhase.DOWN:
             self.failures = 0  # someone wanted it so: what failed before is past
-        if state.phase is Phase.READY:
+        if state.phase is DaemonPhase.READY:
             assert self.answered
             assert self.proven == state.running == state.wanted, "Ready without proof"
             self.had_clients = True
-        proven = before.phase is Phase.LIMITING and isinstance(event, LimitsReadBack)
-        if proven and state.phase is Phase.FAULT and state.ending is Ending.NO:
+        proven = before.phase is DaemonPhase.LIMITING and isinstance(event, LimitsReadBack)
+        if proven and state.phase is DaemonPhase.FAULT and state.ending is Ending.NO:
             self.had_clients = True  # Ready, but for its server
-        if state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
+        if state.phase is DaemonPhase.FAILED and before.phase is not DaemonPhase.FAILED:
             assert self.failures >= POLICY.most_failures, "Failed too early"
         if isinstance(event, DeadlinePassed) and state.deadline != before.deadline:
             self.unreachable = False  # another deadline has begun
-        if before.phase is Phase.FAILED and state.phase is not Phase.FAILED:
+        if before.phase is DaemonPhase.FAILED and state.phase is not DaemonPhase.FAILED:
             assert isinstance(event, NewPlan | RetryRequested | DrainRequested | DeadlinePassed)
-        waits = {Phase.STARTING, Phase.LIMITING, Phase.BACKOFF, Phase.FAILED}
+        waits = {
+            DaemonPhase.STARTING,
+            DaemonPhase.LIMITING,
+            DaemonPhase.BACKOFF,
+            DaemonPhase.FAILED,
+        }
         if state.phase in waits or state.ending is not Ending.NO:
             assert state.deadline is not None, "it could wait for ever"
         if state.deadline is not None and state.deadline != before.deadline:
@@ -335,12 +340,12 @@ def test_from_everywhere_there_is_a_way_to_ready(draws: list[Draw]) -> None:
     """However it got there: with a plan and a daemon that obeys, it becomes Ready."""
     life, observer = live(draws)
     for _ in range(12):
-        if life.phase() is Phase.READY and life.state.wanted == SPEC:
+        if life.phase() is DaemonPhase.READY and life.state.wanted == SPEC:
             break
         for event in well(life.state):
             before = life.state
             observer.see(before, event, life.tell(event, after=0.01), life)
-    assert life.phase() is Phase.READY
+    assert life.phase() is DaemonPhase.READY
     assert life.state.running == SPEC
 
 
@@ -349,17 +354,17 @@ def well(state: State) -> list[Event]:
     if state.wanted != SPEC:
         return [NewPlan(SPEC)]
     match state.phase:
-        case Phase.DOWN | Phase.FAILED | Phase.BACKOFF:
+        case DaemonPhase.DOWN | DaemonPhase.FAILED | DaemonPhase.BACKOFF:
             return [RetryRequested()]
-        case Phase.STARTING:
+        case DaemonPhase.STARTING:
             return [Started(state.run, 4711), Answered(state.run)]
-        case Phase.LIMITING:
+        case DaemonPhase.LIMITING:
             return [LimitsReadBack(state.run, state.reading)]
-        case Phase.FAULT if state.ending is Ending.NO:
+        case DaemonPhase.FAULT if state.ending is Ending.NO:
             return [ServerSeen(state.run, Server(99, 1000, ServerStatus.ACTIVE))]
-        case Phase.DRAINING if state.ending is Ending.NO:
+        case DaemonPhase.DRAINING if state.ending is Ending.NO:
             return [ClientsGone(state.run)]
-        case Phase.DRAINING | Phase.FAULT:
+        case DaemonPhase.DRAINING | DaemonPhase.FAULT:
             return [Exited(state.run, "status 0", 100.0)]
-        case Phase.READY:
+        case DaemonPhase.READY:
             return []

@@ -128,7 +128,7 @@ class PartitioningKind(StrEnum):
     HYBRID = "hybrid"  # nos knows the word and nothing behind it; here each GPU is one or the other
 
 
-class DeviceUse(StrEnum):
+class NosDeviceUse(StrEnum):
     """Whether devices are in use."""
 
     FREE = "free"
@@ -142,7 +142,7 @@ class StatusKey:
 
     index: int
     profile: str
-    use: DeviceUse
+    use: NosDeviceUse
 
     def __str__(self) -> str:
         return f"{STATUS}-{self.index}-{self.profile}-{self.use}"
@@ -249,7 +249,7 @@ def read_status(key: str) -> StatusKey | None:
     if not key.startswith(STATUS) or len(parts) != _STATUS_PARTS:
         return None
     index = _integer(parts[2])
-    use = next((use for use in DeviceUse if use.value == parts[4].lower()), None)
+    use = next((use for use in NosDeviceUse if use.value == parts[4].lower()), None)
     return None if index is None or use is None else StatusKey(index, parts[3], use)
 
 

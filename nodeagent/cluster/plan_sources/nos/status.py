@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nodeagent.cluster.plan_sources.nos import grammar
-from nodeagent.cluster.plan_sources.nos.grammar import DeviceUse, PartitioningKind, StatusKey
+from nodeagent.cluster.plan_sources.nos.grammar import NosDeviceUse, PartitioningKind, StatusKey
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, DeviceDaemon, Gpu
@@ -123,7 +123,7 @@ def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[Statu
         profile = words.get(device.profile) or grammar.spelled(device.profile)
         if profile is not None:
             used = not answers or device.usage.in_use
-            yield StatusKey(gpu.index, profile, DeviceUse.USED if used else DeviceUse.FREE)
+            yield StatusKey(gpu.index, profile, NosDeviceUse.USED if used else NosDeviceUse.FREE)
 
 
 # --- shares ---------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def _shares(
     else:
         taken = Counter(left)
     for name, count in left.items():
-        yield from [StatusKey(gpu.index, name, DeviceUse.USED)] * min(count, taken[name])
-        yield from [StatusKey(gpu.index, name, DeviceUse.FREE)] * max(0, count - taken[name])
+        yield from [StatusKey(gpu.index, name, NosDeviceUse.USED)] * min(count, taken[name])
+        yield from [StatusKey(gpu.index, name, NosDeviceUse.FREE)] * max(0, count - taken[name])
 
 
 def _holders(gpu: Gpu, reported: shapes.MpsDaemon | None) -> list[_Holder]:

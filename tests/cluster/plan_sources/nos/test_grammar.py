@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
-    DeviceUse,
+    NosDeviceUse,
     PartitioningKind,
     StatusKey,
     mode_of,
@@ -122,10 +122,10 @@ def test_twice() -> None:
 def test_status() -> None:
     """Status keys are read as nos reads them, in any case of the last word."""
     cases: list[tuple[str, StatusKey | None]] = [
-        (f"{STATUS}-0-1g.5gb-free", StatusKey(0, "1g.5gb", DeviceUse.FREE)),
-        (f"{STATUS}-0-10gb-used", StatusKey(0, "10gb", DeviceUse.USED)),
-        (f"{STATUS}-1-10gb-USED", StatusKey(1, "10gb", DeviceUse.USED)),
-        (f"{STATUS}Y-01-1g.5gb-Unknown", StatusKey(1, "1g.5gb", DeviceUse.UNKNOWN)),
+        (f"{STATUS}-0-1g.5gb-free", StatusKey(0, "1g.5gb", NosDeviceUse.FREE)),
+        (f"{STATUS}-0-10gb-used", StatusKey(0, "10gb", NosDeviceUse.USED)),
+        (f"{STATUS}-1-10gb-USED", StatusKey(1, "10gb", NosDeviceUse.USED)),
+        (f"{STATUS}Y-01-1g.5gb-Unknown", StatusKey(1, "1g.5gb", NosDeviceUse.UNKNOWN)),
         (f"{STATUS}-0-1g.5gb", None),
         (f"{STATUS}-0-1g.5gb-busy", None),
         (f"{STATUS}-x-1g.5gb-free", None),
@@ -142,7 +142,7 @@ def test_status() -> None:
         StatusKey,
         st.integers(0, 1023),
         st.from_regex(r"[A-Za-z0-9._]+", fullmatch=True),
-        st.sampled_from(DeviceUse),
+        st.sampled_from(NosDeviceUse),
     )
 )
 def test_status_round_trip(key: StatusKey) -> None:

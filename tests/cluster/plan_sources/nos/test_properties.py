@@ -13,7 +13,7 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     MODE_LABEL,
     SPEC_PLAN,
     STATUS_PLAN,
-    DeviceUse,
+    NosDeviceUse,
     StatusKey,
     read_spec,
     read_status,
@@ -153,7 +153,7 @@ def test_status_round_trip(data: st.DataObject) -> None:
         for instance in one.instances
         for device in instance.compute
     )
-    found = {(k.index, k.profile, k.use is DeviceUse.USED): v for k, v in _status(after_patch)}
+    found = {(k.index, k.profile, k.use is NosDeviceUse.USED): v for k, v in _status(after_patch)}
     assert found == dict(expected)
     # Once written, there is nothing more to write.
     again = status_annotations(known, offered, annotations=after_patch, labels=MIG)
