@@ -34,6 +34,14 @@ def port_kept_free() -> Iterator[int]:
         yield port
 
 
+def own_host() -> str:
+    """A loopback address that no other process of this machine listens at: a port of 127.0.0.1 that
+    is free now may be taken before the program under test has it.
+    """
+    pid = os.getpid()
+    return f"127.{pid >> 16}.{pid >> 8 & 255}.{pid & 255}"
+
+
 def asked(folder: Path, path: str) -> tuple[int, str]:
     """Status and text of what the agent with `folder`/run answers over its socket; raises OSError
     while there is none.

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.agent_environment import own_host
 from tests.machine_load import stretched
-from tests.own_host import own_host
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program

@@ -19,9 +19,9 @@ from subprocess import Popen
 import pytest
 
 from nodeagent.simulation.mps.installation import install
+from tests.agent_environment import own_host
 from tests.gpu.test_c_library import build
 from tests.machine_load import stretched
-from tests.own_host import own_host
 from tests.simulation.mps.rig import until
 from tests.systemd.sandbox import values_of
 
