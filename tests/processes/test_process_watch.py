@@ -50,12 +50,12 @@ async def test_wakes_when_a_watched_process_ends() -> None:
 
 
 async def test_a_process_no_longer_watched_wakes_nothing() -> None:
-    """Only the users of the last look count."""
+    """Only the users of the last look count, though their descriptors have the same numbers."""
     woken = asyncio.Event()
     watch = ProcessWatch(woken.set, fallback=3600)
     with sleeper() as process:
         watch.watch({process.pid})
-        watch.watch(set())
+        watch.watch({os.getpid()})
         process.kill()
         process.wait()
         await asyncio.sleep(0.05)
