@@ -6,20 +6,25 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from nodeagent.cluster.client.access import ClusterAccess
 from tests.cluster.client.rig import (
     QUICK_WRITES,
     STATUS,
     Follower,
+    kubeconfig,
     running,
     settled,
     status,
     until,
     wanted,
     writes,
+    written,
 )
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -85,7 +90,12 @@ async def test_a_node_made_anew_gets_everything_again(
         assert len(writes(server)) == 1
         server.add_node("n")
         await settled(server, writer, "other")
-    assert len(writes(server)) == 2
+        for count in range(3, 7):
+            server.delete_node("n")
+            server.add_node("n")
+            await written(server, count)
+            await settled(server, writer, "other")
+    assert made.overwritten == []  # no program undid it
 
 
 @asynccontextmanager
@@ -118,3 +128,52 @@ async def test_a_cluster_from_a_backup_gets_the_status_again(
         assert status(server) == "new"
     assert len(writes(server)) == 3
     assert made.overwritten == []
+
+
+async def test_a_list_that_is_older_than_the_own_write(tmp_path: Path) -> None:
+    """It was answered before, and arrives after it: what was written counts."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+    lists, patches = 0, 0
+
+    def node(version: int, text: str) -> dict[str, object]:
+        metadata = {"name": "n", "uid": "u", "resourceVersion": str(version)}
+        return {"metadata": {**metadata, "annotations": {STATUS: text}}}
+
+    async def nodes(request: web.Request) -> web.StreamResponse:
+        nonlocal lists
+        if "watch" in request.query:
+            response = web.StreamResponse(headers={"Content-Type": "application/json"})
+            await response.prepare(request)
+            await asyncio.sleep(60)
+            return response
+        lists += 1
+        if lists > 1:
+            asked.set()
+            await answer.wait()
+        return web.json_response({"items": [node(1, "old")], "metadata": {"resourceVersion": "1"}})
+
+    async def patch(_: web.Request) -> web.Response:
+        nonlocal patches
+        patches += 1
+        return web.json_response(node(5, "new"))
+
+    application = web.Application()
+    application.router.add_get("/api/v1/nodes", nodes)
+    application.router.add_patch("/api/v1/nodes/n", patch)
+    async with (
+        TestServer(application) as server,
+        ClusterAccess(kubeconfig(tmp_path, str(server.make_url("")))) as access,
+    ):
+        made = Follower(access)
+        async with made.running() as writer:
+            looking = asyncio.create_task(writer.look())
+            await asked.wait()
+            writer.want(wanted("new"))
+            await until(lambda: patches)
+            await writer.settled()
+            answer.set()
+            await looking
+            await asyncio.sleep(1.0)
+            assert patches == 1
+            assert writer.view
+            assert writer.view.annotations == {STATUS: "new"}
