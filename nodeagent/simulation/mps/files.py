@@ -39,7 +39,7 @@ class Files:
             raise StartFailed("An instance of this daemon is already running") from error
         _allow(self._path(LOCK), 0o666)
         self._make_fifo()
-        if len(os.fsencode(self._path(protocol.PRIVILEGED))) > protocol.LONGEST_PATH:
+        if len(os.fsencode(self._path(protocol.PRIVILEGED))) > protocol.MAX_PATH:
             raise StartFailed("")
         self.privileged = self._listen(protocol.PRIVILEGED, 0o755)
         self.control = self._listen(protocol.CONTROL, 0o666)

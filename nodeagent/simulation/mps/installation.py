@@ -12,7 +12,7 @@ from nodeagent.errors import UsageError
 CONTROL_PROGRAM = "nvidia-cuda-mps-control"
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 _OTHER_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
-_LONGEST_LINE = 120  # of `#!`, in bytes
+_MAX_LINE = 120  # of `#!`, in bytes
 
 _SCRIPT = """\
 import sys
@@ -66,7 +66,7 @@ def programs_in(directory: Path) -> Path:
 def _first_lines(interpreter: str) -> str:
     """Isolated and without site packages: it starts in half the time, whatever is set outside."""
     line = f"#!{interpreter} -IS"
-    if len(line) <= _LONGEST_LINE and " " not in interpreter:
+    if len(line) <= _MAX_LINE and " " not in interpreter:
         return line
     # For the shell a command, for Python a string:
     return f"#!/bin/sh\n'''exec' {shlex.quote(interpreter)} -IS \"$0\" \"$@\"\n' '''"

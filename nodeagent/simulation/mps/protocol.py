@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 CONTROL = "control"
 PRIVILEGED = "control_privileged"
-LONGEST_PATH = 106  # bytes that the real daemon accepts; the kernel would take one more
+MAX_PATH = 106  # bytes that the real daemon accepts; the kernel would take one more
 _DEFAULT_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - where the real programs meet
-_LARGEST = 1 << 17
+_MAX_MESSAGE = 1 << 17
 _ONE_DESCRIPTOR = CMSG_SPACE(4)
 
 
@@ -107,7 +107,7 @@ def receive_with_descriptor(connection: socket) -> tuple[Message | None, int]:
 
     Raises ConnectionError when the other side has gone without reading what it was sent.
     """
-    data, extra, _, _ = connection.recvmsg(_LARGEST, _ONE_DESCRIPTOR)
+    data, extra, _, _ = connection.recvmsg(_MAX_MESSAGE, _ONE_DESCRIPTOR)
     rights = [sent for level, kind, sent in extra if (level, kind) == (SOL_SOCKET, SCM_RIGHTS)]
     descriptor = struct.unpack_from("i", rights[0])[0] if rights else -1
     try:
