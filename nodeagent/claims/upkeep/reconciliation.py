@@ -172,7 +172,9 @@ class _Claim:
             if found.unknown and not (end and found.device.result.admin_access)
         }
         if unknown:
-            return self._left("; ".join(sorted(unknown)), Code.GPU_UNKNOWN)
+            title, why = self._record.title, "; ".join(sorted(unknown))
+            problem = Problem.of(Code.GPU_UNKNOWN, "claimKept", claim=title, why=why)
+            return Decision(ClaimAction.LEAVE, problem)
         if end:
             users = self._users()
             return self._left(f"{end}, but it is used by {users}") if users else _RELEASE
@@ -183,8 +185,8 @@ class _Claim:
                 return self._left(f"{where} is in its place, and was not made for it")
         return self._ready() if self._record.phase is RecordPhase.READY else self._unfinished()
 
-    def _left(self, why: str, code: Code = Code.IN_USE) -> Decision:
-        problem = Problem.of(code, "claimKept", claim=self._record.title, why=why)
+    def _left(self, why: str) -> Decision:
+        problem = Problem.of(Code.IN_USE, "claimKept", claim=self._record.title, why=why)
         return Decision(ClaimAction.LEAVE, problem)
 
     def _end(self) -> str:
