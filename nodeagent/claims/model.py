@@ -30,7 +30,7 @@ class ClaimHeldUp(ClaimRefused, Transient):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One device that a claim was allocated.
+    """A device that a claim was allocated.
 
     `request` is as in the allocation, `main` or `main/sub`. `configuration` is how the device shall
     be shared, None: as it is. With `admin_access` nothing is made, changed or destroyed for it.
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What distinguishes it from every other device of the node."""
+        """Pool, device and share, which distinguish it from every other device of the node."""
         return self.pool, self.device, self.share_id
 
 
@@ -98,21 +98,21 @@ class ClaimedDevice:
 
     @property
     def device_uuid(self) -> str:
-        """What programs and an MPS daemon are on; "" for a MIG device that is not known yet."""
+        """The UUID of the device itself; "" for a MIG device that is not known yet."""
         return self.gpu if self.placement is None else self.uuid
 
     @property
     def is_held(self) -> bool:
-        """Whether it is the claim's: no instance of the plan's, and not just looked at."""
+        """Return whether it is the claim's: no instance of the plan's, and not just looked at."""
         return not self.fixed and not self.result.admin_access
 
     @property
     def is_made(self) -> bool:
-        """Whether its instance comes with the claim, and goes with it."""
+        """Return whether its instance comes with the claim, and goes with it."""
         return self.placement is not None and self.is_held
 
     def was_made_as(self, instance: GpuInstance) -> bool:
-        """Whether the instance was made for it, in this run of the machine: ids are used again."""
+        """Return whether the instance was made for it in this run of the machine: ids recur."""
         if (self.profile, self.placement) != (instance.profile, instance.placement):
             return False
         if self.instance is not None:
@@ -120,7 +120,7 @@ class ClaimedDevice:
         return self.before is not None and (instance.id, instance.placement) not in self.before
 
     def overlaps(self, other: ClaimedDevice) -> bool:
-        """Whether both have the same part of a GPU; what an administrator has, takes no place."""
+        """Return whether both have a part of a GPU; what an administrator has takes no place."""
         if self.result.admin_access or other.result.admin_access or self.gpu != other.gpu:
             return False
         if (mine := self.share) and (theirs := other.share):
@@ -128,7 +128,7 @@ class ClaimedDevice:
         return self.lies_on(other.placement)
 
     def lies_on(self, place: Placement | None) -> bool:
-        """Whether it has a part of that place on its GPU; None is the whole GPU."""
+        """Return whether it has a part of that place on its GPU; None is the whole GPU."""
         if self.placement is None or place is None:
             return True
         return bool(self.placement.mask & place.mask)
@@ -162,12 +162,12 @@ class ClaimRecord:
 
     @property
     def title(self) -> str:
-        """What people call it, such as `claim team/trainer`."""
+        """Its name for people, such as `claim team/trainer`."""
         return str(self.reference)
 
     @property
     def reference(self) -> ClaimReference:
-        """By which it is found in the cluster."""
+        """The name by which it is found in the cluster."""
         return ClaimReference(self.namespace, self.name)
 
     @property

@@ -129,7 +129,7 @@ def part_named(gpu: Gpu, device: str) -> DevicePlace | GpuShare | None:
 
 
 def locate(pool: str, device: str, node: str, gpus: Iterable[Gpu]) -> Located:
-    """What is meant on this `node`; raises UnknownDevice with the reason when nothing is."""
+    """Return what is meant on this `node`; raises UnknownDevice with the reason when nothing is."""
     own = list(gpus)
     gpu = next((g for g in own if g.uuid and pool_name(node, g.uuid) == pool), None)
     if gpu is None:

@@ -28,7 +28,7 @@ _MAX_NAMED = 8  # processes in one command; the rest are named when these are go
 
 
 def to_prepare(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -> DesiredGpu:
-    """The claim's devices are there, shared as it says; what it only uses is left as it is."""
+    """The goal with the claim's devices, shared as it says; what it only uses is left as it is."""
     path, own = record.title, record.held_on(gpu.uuid)
     if not own:
         return unchanged(gpu, path)
@@ -50,9 +50,9 @@ def to_prepare(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -
 
 
 def to_release(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -> DesiredGpu:
-    """Those of the claim's devices gone that are proven to have been made for it, and whatever
-    shared them. The daemon of a share stays for the others; one that is not Ready is changed later,
-    so that no release waits for it.
+    """The goal without those of the claim's devices that are proven to have been made for it, and
+    whatever shared them. The daemon of a share stays for the others; one that is not Ready is
+    changed later, so that no release waits for it.
     """
     path, own = f"the release of {record.title}", record.held_on(gpu.uuid)
     if not any((device.placement is None) != gpu.in_mig_mode for device in own):
@@ -72,7 +72,7 @@ def unchanged(gpu: Gpu, path: str) -> DesiredGpu:
 
 
 def reserved_on(gpu: str, records: Iterable[ClaimRecord]) -> Iterator[Reserved]:
-    """What these claims hold on the GPU with that UUID."""
+    """Return what these claims hold on the GPU with that UUID."""
     for record in records:
         for device in record.held_on(gpu):
             whole = device.placement is None
@@ -117,7 +117,7 @@ def _beside(
 
 
 def clear_ids(record: ClaimRecord, gpu: str | None = None) -> ClaimRecord:
-    """Without ids, which count in one run of the machine alone; of one GPU, by its UUID, or all."""
+    """Clear the ids, which count in one run of the machine; of one GPU, by its UUID, or all."""
     devices = (
         replace(device, before=None, instance=None, compute=None, uuid="")
         if gpu in (None, device.gpu)
@@ -147,7 +147,7 @@ def with_intent(record: ClaimRecord, gpu: Gpu, boot_id: str) -> ClaimRecord:
 
 
 def with_instances(record: ClaimRecord, gpu: Gpu) -> ClaimRecord:
-    """With the ids of what was made on the GPU, or is used there, as it was read back."""
+    """Add the ids of what was made on the GPU, or is used there, as it was read back."""
 
     def with_ids(device: ClaimedDevice) -> ClaimedDevice:
         instance = instance_of(device, gpu) if device.gpu == gpu.uuid else None
@@ -172,7 +172,7 @@ def instance_of(device: ClaimedDevice, gpu: Gpu) -> GpuInstance | None:
 
 
 def is_there(device: ClaimedDevice, gpu: Gpu) -> bool:
-    """Whether what stands for it is on its GPU, as that was read."""
+    """Return whether what stands for it is on its GPU, as that was read."""
     if device.placement is None:
         return device.result.admin_access or not gpu.in_mig_mode
     instance = instance_of(device, gpu)
@@ -180,7 +180,7 @@ def is_there(device: ClaimedDevice, gpu: Gpu) -> bool:
 
 
 def gpu_removed(gpu: str, node: ObservedNode) -> bool:
-    """Whether the card with this UUID is not in the machine any more: all that are there answer."""
+    """Return whether the card with this UUID was taken out: all that are in the machine answer."""
     complete = bool(node.gpus) and all(o.uuid and o.access is Access.OK for o in node.gpus)
     return complete and node.gpu(gpu) is None
 
@@ -263,8 +263,8 @@ def require_lasting_unused(
 
 
 def usage_of(device: ClaimedDevice, gpu: Gpu) -> Usage:
-    """Of a MIG device, or of all that is on a GPU. A process on the GPU of which no instance is
-    known may be on any.
+    """The usage of a MIG device, or of all that is on a GPU. A process on the GPU of which no
+    instance is known may be on any.
     """
     used = as_used(gpu)
     usage = used.usage
@@ -276,7 +276,7 @@ def usage_of(device: ClaimedDevice, gpu: Gpu) -> Usage:
 
 
 def usage_without(usage: Usage, pods: Collection[tuple[str, str]]) -> Usage:
-    """Without the processes in these pods, by namespace and name."""
+    """Drop the processes in these pods, by namespace and name."""
     rest = (user for user in usage.processes if (user.namespace, user.pod) not in pods)
     return replace(usage, processes=tuple(rest))
 

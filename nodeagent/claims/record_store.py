@@ -32,7 +32,7 @@ from nodeagent.uncancelled import uncancelled
 
 
 class RecordStore:
-    """Those in `folder`; `load` first. A record that is `unreadable` holds back its GPUs."""
+    """The records in `folder`; `load` first. A record that is `unreadable` holds back its GPUs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,7 +52,7 @@ class RecordStore:
         return self._records.get(uid)
 
     def others(self, record: ClaimRecord) -> list[ClaimRecord]:
-        """Those of all other claims."""
+        """The records of all other claims."""
         return [other for other in self._records.values() if other.uid != record.uid]
 
     def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
@@ -85,7 +85,7 @@ class RecordStore:
         found: Iterable[ClaimRecord | UnreadableRecord],
         counts: Callable[[ClaimRecord], bool],
     ) -> None:
-        """Those that are new and count."""
+        """Take over the records that are new and count."""
         found = tuple(found)
         self.unreadable = tuple(one for one in found if isinstance(one, UnreadableRecord))
         for record in found:
@@ -93,8 +93,8 @@ class RecordStore:
                 self._records.setdefault(record.uid, record)
 
     async def keep(self, record: ClaimRecord) -> None:
-        """On the disk first: what is not written down is not begun. Work that is cancelled (the
-        kubelet's directory went, say) ends with its write, and not before: the next would meet it.
+        """Write the record before anything is begun. Work that is cancelled (the kubelet's
+        directory went, say) ends with its write, and not before: the next would meet it.
         """
         if self._records.get(record.uid) != record:
             await uncancelled(self._write(replace(record, since=time.time())))
@@ -109,8 +109,8 @@ class RecordStore:
 
 
 class LeftRecords(RecordStore):
-    """Those that nothing serves. Nothing that was made for a claim outlives the machine's start, so
-    only those of this start count.
+    """Records of claims that are not served. Nothing that was made for a claim outlives the
+    machine's start, so only those of this start count.
     """
 
     @classmethod
@@ -122,7 +122,7 @@ class LeftRecords(RecordStore):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """That there are claims, which nothing releases, beside what cannot be read."""
+        """Claims that are not going to be released, beside records that cannot be read."""
         if not self._records:
             return super().problems
         titles = listed([record.title for record in self.records])

@@ -109,7 +109,7 @@ class ActivePlan:
 
     @property
     def is_new(self) -> bool:
-        """Whether something was offered that has not been judged yet."""
+        """Return whether something was offered that has not been judged yet."""
         return self._update is not self._judged
 
     @property
@@ -123,7 +123,7 @@ class ActivePlan:
 
     @property
     def note(self) -> str:
-        """One sentence about a carrier that holds no plan."""
+        """A sentence about a carrier that holds no plan."""
         if not isinstance(self.offered, NoPlan):
             return ""
         kept = "; the last good plan stays in force" if self._good else ""
@@ -137,7 +137,7 @@ class ActivePlan:
 
     @property
     def unread_problems(self) -> tuple[Problem, ...]:
-        """Why the newest offer could not even be read."""
+        """Return why the newest offer could not even be read."""
         return self._unread.problems if self._unread else ()
 
     def offer(self, update: PlanUpdate | DeferredPlan) -> None:
@@ -166,7 +166,7 @@ class ActivePlan:
                 await self._read_newest(offer)
 
     def _on(self, update: DeferredPlan, observed: ObservedNode) -> PlanUpdate:
-        """What asks for the plan in force by the numbers of that plan asks for it still."""
+        """Make the deferred plan; by the numbers of the plan in force, where it comes to that."""
         as_kept = numbered(observed, numbers_of(observed, self._numbers))
         offer = update.on(as_kept)
         if as_kept == observed or (self._good and offer == self._good.text):

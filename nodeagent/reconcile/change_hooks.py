@@ -19,13 +19,13 @@ class ChangeHooks:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What is wrong around the node just now; part of the node's problems."""
+        """Problems around the node just now; part of the node's problems."""
         return ()
 
     async def objections(
         self, evaluation: PlanEvaluation, todo: NodePlan, observed: ObservedNode
     ) -> tuple[Problem, ...]:
-        """Why nothing may be changed on this node now, whatever the plan says; asked every round.
+        """Reasons why nothing may be changed on this node now, whatever the plan says.
 
         `todo` holds the GPUs that would be worked on now; it may be empty.
         """

@@ -126,12 +126,12 @@ def lasting_message(event: Event) -> str:
 
 
 def _subject(event: Event) -> Hashable:
-    """What it is of: the newest event of each subject is the last word about it."""
+    """The subject of the event: the newest of each subject is the last word about it."""
     return (event.type, event.gpu, event.device, event.claim)
 
 
 def _content(event: Event) -> Hashable:
-    """What two events have in common when one repeats the other."""
+    """The part that two events have in common when one repeats the other."""
     return (_subject(event), lasting_message(event), event.reason, event.before, event.after)
 
 

@@ -135,6 +135,6 @@ def _is_back(earlier: DesiredGpu, seen: Gpu, terms: Execution, *, waits: bool) -
 
 
 def _new(known: Sequence[Problem], found: Sequence[Problem]) -> tuple[Problem, ...]:
-    """What the plan did not say beforehand."""
+    """The problems that the plan did not have beforehand."""
     said = {(problem.code, problem.gpu) for problem in known}
     return tuple(p for p in found if (p.code, p.gpu) not in said)

@@ -49,8 +49,8 @@ class LoopControl:
         self._wake.set()
 
     def wake_soon(self, reason: str) -> None:
-        """As `wake`, once for many: a look at the node has calls to every GPU, and what comes next
-        of the same kind waits for those.
+        """Wake the loop once for many changes: a look at the node has calls to every GPU, and what
+        comes next of the same kind waits for those.
         """
         if self._settling is None:
 
@@ -61,7 +61,7 @@ class LoopControl:
             self._settling = asyncio.get_running_loop().call_later(SETTLE_INTERVAL, now)
 
     def wake_in_turn(self, reason: str) -> None:
-        """As `wake`, for what tenants do as often as they like: a round has calls to every GPU."""
+        """Wake the loop for what tenants do, at a limited rate: a round has calls to every GPU."""
         loop = asyncio.get_running_loop()
         due = self._allowance.next_at()
         if self._due is not None:
@@ -98,7 +98,7 @@ class LoopControl:
         self.offered.set()
 
     def begin_round(self) -> None:
-        """What wakes the loop from now on is for the next round."""
+        """Begin a round; what wakes the loop from now on is for the next one."""
         self._wake.clear()
         self.halt.clear()
 

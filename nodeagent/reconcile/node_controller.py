@@ -84,7 +84,7 @@ class NodeReader:
         return self._observation.node
 
     async def observe_gpu(self, uuid: str, *, details: bool = True) -> Gpu:
-        """One GPU as it is now, as the driver's does."""
+        """Read one GPU, as the driver's does."""
         return self._record(await self._driver.observe_gpu(uuid, details=details))
 
     async def observe_changes(
@@ -95,7 +95,7 @@ class NodeReader:
         *,
         users: bool = False,
     ) -> Gpu:
-        """One GPU as it was seen last, with what was made and destroyed since; see the driver's."""
+        """Read what was made and destroyed on one GPU since it was seen last; see the driver's."""
         before = self.seen.gpu(uuid) if self.seen else None
         driver = self._driver
         found = await driver.observe_changes(uuid, made, gone, before=before, users=users)
@@ -130,7 +130,7 @@ class NodeReader:
 
 
 def _users(usage: Usage, daemon: DeviceDaemon | None) -> Usage:
-    """Without the daemon's own server: it ends with the daemon and does no work of its own."""
+    """Drop the daemon's own server: it ends with the daemon and does no work of its own."""
     if daemon is None:
         return usage
     left = tuple(user for user in usage.processes if user.pid not in daemon.servers)
@@ -178,8 +178,8 @@ class NodeController(NodeReader):
         self._steps_running = 0
 
     async def observe(self, *, details: bool = True) -> ObservedNode:
-        """As for those who only look. Daemons of MIG devices that are no more are ended, unless a
-        step was taken meanwhile, and what is published is as the daemons are by now.
+        """Observe the node. Daemons of MIG devices that are no more are ended, unless a step was
+        taken meanwhile, and what is published is as the daemons are by now.
         """
         begun, quiet = self._steps_begun, self._steps_running == 0
         observed = await super().observe(details=details)

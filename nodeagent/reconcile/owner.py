@@ -54,7 +54,7 @@ class Part:
 
 
 class _Owner:
-    """Of one GPU. `settled` counts its claims' parts, those that took no step, too."""
+    """The owner of one GPU. `settled` counts its claims' parts, those without a step, too."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -62,7 +62,7 @@ class _Owner:
 
 
 class GpuOwners:
-    """Those of all GPUs of a node, with the node's driver; usable between `open` and `close`.
+    """The owners of all GPUs of a node, with its driver; usable between `open` and `close`.
 
     `parallel`: how many GPUs are worked on for the plan at once; None: all. `changed` is called
     after steps for a claim, `on_progress` with each of those steps, `on_end` with what came of
@@ -175,7 +175,7 @@ class GpuOwners:
 
 
 async def _planned(part: Part, terms: Execution) -> GpuPlan:
-    """What the part comes to on the GPU as it is now."""
+    """Plan the part for the GPU as it is now."""
     driver = terms.driver
     if part.expected is not Expected.ANYTHING:
         removes = part.expected is Expected.REMOVAL
@@ -188,7 +188,7 @@ async def _planned(part: Part, terms: Execution) -> GpuPlan:
 
 
 def _with_reasons(plan: GpuPlan) -> GpuPlan:
-    """The planner speaks of a plan, where this is a claim."""
+    """Name the claim as the reason of each step, where the planner speaks of a plan."""
     if plan.goal is None:
         return plan
     why = f"for {plan.goal.path}"

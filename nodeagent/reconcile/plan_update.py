@@ -68,7 +68,7 @@ class DeferredPlan(Protocol):
 
 
 FILE_NAME: Final = "last-good-plan"
-_LARGEST = 2 * 1024 * 1024  # bytes, more than any document that was ever accepted
+_MAX_SIZE = 2 * 1024 * 1024  # bytes, more than any document that was ever accepted
 _CONFIGURATION = b"# configuration: "
 _NUMBERS = b"# gpus: "
 
@@ -105,5 +105,5 @@ def _name(configuration: object) -> str | None:
 
 
 _FORMAT: Final[StateFormat[KeptPlan]] = StateFormat(
-    "last-good-plan", 1, _LARGEST, _encoded, _decoded
+    "last-good-plan", 1, _MAX_SIZE, _encoded, _decoded
 )

@@ -109,7 +109,7 @@ class Reconciler:
             await self.owners.close()
 
     async def _round_whatever_happens(self) -> float:
-        """One round; the seconds until the next, if nothing wakes the loop earlier."""
+        """Do one round; gives the seconds until the next, if nothing wakes the loop earlier."""
         try:
             pause = await self._reconcile_once()
         except NodeagentError as error:
@@ -312,7 +312,7 @@ def _with_changes(observed: ObservedNode, outcome: NodeOutcome) -> ObservedNode:
 
 
 def _driver_error(observed: ObservedNode) -> str:
-    """Why the driver does not answer at all; "" when it does, be it for one GPU."""
+    """Return why the driver does not answer at all; "" when it does, be it for one GPU."""
     if any(gpu.access is not Access.UNKNOWN for gpu in observed.gpus):
         return ""
     return observed.gpus[0].access_reason if observed.gpus else ""

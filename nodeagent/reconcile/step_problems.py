@@ -21,7 +21,7 @@ from nodeagent.views.text import layout_words, step_words, user_words, users
 
 
 def step_failed(step: steps.Step, error: BaseException, seen: Gpu) -> Problem:
-    """Why a step failed; `seen` is the GPU right after it, for the names of its users."""
+    """Return why a step failed; `seen` is the GPU right after it, for the names of its users."""
     what, why = step_words(step), error_sentence(error)
     remedy = error.remedy if isinstance(error, NodeagentError) else ""
     remedy = remedy.replace("-i GPU", f"-i {seen.pci_bus_id}")  # the driver's codes know no GPU
@@ -100,7 +100,7 @@ def _is_taken_back(step: steps.Step, before: Gpu, seen: Gpu) -> bool:
 
 
 def _daemon_of(gpu: Gpu, step: steps.StopMps | steps.StartMps) -> WantedMps | None:
-    """What the daemon of the step's device is now, or of a device made in its place."""
+    """Return what the daemon of the step's device is now, or of a device made in its place."""
     return next((device.runs for device in _devices_of(gpu, step) if device.mps), None)
 
 

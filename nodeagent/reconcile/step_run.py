@@ -86,7 +86,7 @@ class Execution:
 
 
 class StepRun:
-    """One list of steps of one GPU, and how it went.
+    """A list of steps of one GPU, and how it went.
 
     `failure`: why it ended early; `stopped`: it was left because of a stop; `pending`: it cannot go
     on before the GPU is reset. `soft_failures` are failures that did not end it. `reset_failed`:
@@ -255,13 +255,13 @@ class StepRun:
 
 
 def only_adds(steps: Sequence[Step]) -> bool:
-    """Whether the steps make GPU instances, each with one compute instance, and nothing else."""
+    """Return whether the steps only make GPU instances, each with one compute instance."""
     made, gone = _made_and_gone(steps)
     return bool(made) and not gone and all(map(_is_of_layout, steps))
 
 
 def only_removes(steps: Sequence[Step]) -> bool:
-    """Whether the steps destroy GPU instances with all in them, and nothing else."""
+    """Return whether the steps destroy GPU instances with all in them, and nothing else."""
     return bool(steps) and all(isinstance(step, DestroyGpuInstance) for step in steps)
 
 
@@ -274,7 +274,7 @@ def _is_of_layout(step: Step) -> bool:
 
 
 def _made_and_gone(steps: Sequence[Step]) -> tuple[dict[Placement, int], list[int]]:
-    """Where GPU instances are made, by the id of the profile, and the ids of those that are
+    """Return where GPU instances are made, by the id of the profile, and the ids of those that are
     destroyed.
     """
     return (

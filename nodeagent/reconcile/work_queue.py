@@ -173,7 +173,7 @@ def undisturbing(todo: NodePlan) -> NodePlan:
 
 
 def _situation(gpu: Gpu, desired: DesiredGpu) -> object:
-    """What must differ for another attempt to be worth its while at once.
+    """Return what must differ for another attempt to be worth its while at once.
 
     Ids and UUIDs are left out, because an attempt that was taken back gives new ones.
     """

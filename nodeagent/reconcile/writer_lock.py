@@ -116,7 +116,7 @@ def _refused(path: Path, setting: str) -> Iterator[None]:
 
 
 def _close_to_others(directory: int) -> None:
-    """Who can open it can lock it, for ever; all may still pass. One for all, as /tmp, stays so."""
+    """Close the folder to others, who could lock it for ever; a shared one, as /tmp, stays open."""
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
     if not mode & stat.S_ISVTX:
         with suppress(OSError):  # not the agent's own, or on a read-only file system
@@ -135,7 +135,7 @@ def writer_lock(file: Path, directory: Path | None = None) -> Iterator[WriterLoc
 
 
 def _is(path: Path, descriptor: int) -> bool:
-    """Whether the path still leads to what was opened."""
+    """Return whether the path still leads to what was opened."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:

@@ -55,7 +55,7 @@ class Ended:
 
 
 class Attempts:
-    """Those at all claims, by uid; at most one at each at a time.
+    """The attempts at all claims, by uid; at most one at each at a time.
 
     `clock` gives seconds and does not jump, `wall` seconds since 1970.
     """
@@ -118,12 +118,12 @@ class Attempts:
 
     @property
     def any_refused(self) -> bool:
-        """Whether a claim waits, or its release does."""
+        """Return whether a claim waits, or its release does."""
         return any(one.refusal for one in self._newest.values())
 
     def newest(self, recorded: Collection[str]) -> Mapping[str, Attempt]:
-        """By uid. A claim that is not `recorded`, and that the kubelet asks for no more, is
-        forgotten, and so is what was released.
+        """The newest attempts, by uid. A claim that is not `recorded`, and that the kubelet asks
+        for no more, is forgotten, and so is what was released.
         """
         until = self._clock() - FORGOTTEN_AFTER
         self._newest = {
@@ -178,7 +178,7 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 
 def _reason_of(error: Exception) -> str:
-    """One word of a few."""
+    """The code of the refusal."""
     if isinstance(error, NotAdmitted):
         return error.code
     return next((word for kind, word in _REASONS if isinstance(error, kind)), INTERNAL)

@@ -42,7 +42,7 @@ class ClaimHistory:
         attempts: Mapping[str, Attempt],
         health: Iterable[DeviceHealth],
     ) -> tuple[ClaimNews, ...]:
-        """What has changed since; `attempts` by uid."""
+        """Return what has changed since; `attempts` by uid."""
         known = tuple(records)
         ready = {one.uid: one for one in known if one.phase is RecordPhase.READY}
         kept = ready | {one.uid: one for one in known if one.phase is RecordPhase.RELEASING}

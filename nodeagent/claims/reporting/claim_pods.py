@@ -29,12 +29,12 @@ class ClaimPods:
         self.version = 0  # another one whenever `of` may answer otherwise
 
     def reserve(self, key: ClaimKey, claim: ReservedFor | None) -> None:
-        """What the API server has of the claim now; None: it is gone."""
+        """Note the pods that the API server names now; None: the claim is gone."""
         self._reserved[key] = (self._clock(), claim)
         self.version += 1
 
     def recent(self, key: ClaimKey) -> ReservedFor | None:
-        """What the API server had of the claim a moment ago; None: it was gone, or not asked."""
+        """The pods that the API server named a moment ago; None: no claim, or not asked."""
         read_at, claim = self._reserved.get(key, (0.0, None))
         return claim if self._clock() - read_at < RECENT else None
 
@@ -71,6 +71,6 @@ class ClaimPods:
 
 
 def _pod(namespace: str, name: str, containers: set[str]) -> Pod:
-    """With its container where only one has the claim."""
+    """The pod, with its container where only one has the claim."""
     container = next(iter(containers)) if len(containers) == 1 else ""
     return Pod(namespace=namespace, name=name, container=container)

@@ -31,7 +31,7 @@ class DeviceStatus:
 def device_statuses(
     record: ClaimRecord, health: Mapping[tuple[str, str], DeviceHealth]
 ) -> tuple[DeviceStatus, ...]:
-    """Of a claim that is ready, or was; `health` by pool and device."""
+    """The statuses of a claim that is ready, or was; `health` by pool and device."""
     return tuple(
         _status(record, device, health.get((device.result.pool, device.result.device)))
         for device in record.devices
@@ -57,7 +57,7 @@ def _status(
 
 
 def _data(device: ClaimedDevice) -> Json:
-    """What is not known is left out."""
+    """The fields of `data`, without those that are not known."""
     found: Json = {"gpu": device.gpu}
     if device.uuid:
         found["uuid"] = device.uuid
@@ -70,7 +70,9 @@ def _data(device: ClaimedDevice) -> Json:
 def entries(
     wanted: Iterable[DeviceStatus], there: Mapping[Key, tuple[DeviceStatus, str]], now: str
 ) -> list[Json]:
-    """As in the object. A condition that stays as it is keeps the time of its last change."""
+    """The entries of `status.devices`. A condition that stays as it is keeps the time of its last
+    change.
+    """
     found = []
     for one in wanted:
         pool, device, share = one.key
@@ -90,7 +92,7 @@ def entries(
 
 
 def shown_statuses(claim: ClaimObject) -> Mapping[Key, tuple[DeviceStatus, str]]:
-    """What the API server has of the claim's devices, with the time of each condition's change."""
+    """The statuses at the API server, each with the time at which its condition changed."""
     return {
         device.key: (
             DeviceStatus(

@@ -38,7 +38,7 @@ class ClaimFacts:
 
 
 def served_claims(facts: ClaimFacts) -> tuple[Claim, ...]:
-    """By namespace and name: those with a record, and those that the kubelet asks for."""
+    """Claims with a record and those that the kubelet asks for, by namespace and name."""
     recorded = {record.uid for record in facts.records} | {one.uid for one in facts.unreadable}
     found = [_recorded(record, facts) for record in facts.records]
     found += [_unreadable(one, facts) for one in facts.unreadable]
@@ -86,7 +86,7 @@ def _claim(
     phase: ClaimPhase,
     problems: Iterable[Problem] = (),
 ) -> Claim:
-    """As the kubelet's attempts have it."""
+    """The claim as the kubelet's attempts have it."""
     attempt = facts.attempts.get(uid)
     return Claim(
         namespace=key[0],
@@ -102,8 +102,8 @@ def _claim(
 
 
 def _phase_unready(attempt: Attempt | None) -> ClaimPhase:
-    """Of a claim of which nothing is ready. One that was refused waits, also while the kubelet's
-    next attempt runs.
+    """The phase of a claim of which nothing is ready. One that was refused waits, also while the
+    kubelet's next attempt runs.
     """
     if attempt and attempt.operation is Operation.RELEASE:
         return ClaimPhase.RELEASING

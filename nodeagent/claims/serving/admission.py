@@ -157,7 +157,7 @@ def _mps_user(record: ClaimRecord, gpu: str) -> str:
 
 
 def _daemon_of_share(record: ClaimRecord, gpu: str) -> tuple[Account, str] | None:
-    """As whom the daemon of its share of the GPU with that UUID runs, and what it enforces."""
+    """Account and `enforce` of the daemon of its share of the GPU with that UUID."""
     shares = (device for device in record.devices if device.share and device.gpu == gpu)
     found = (one.mps for one in shares if one.mps)
     return next(((mps.account, mps.sharing.enforce) for mps in found), None)

@@ -62,7 +62,7 @@ def read_allocation(
 
 
 def read_state(claim: ClaimObject | None, record: ClaimRecord) -> ClaimState:
-    """What the record's claim is now, `claim` being what has its name, None where nothing has.
+    """Compare the record with its claim, `claim` being what has its name, None where nothing has.
 
     One that cannot be read is UNKNOWN, so that nothing of it is released.
     """
@@ -103,7 +103,7 @@ class _Configured:
 
     @property
     def sharing(self) -> Configuration | None:
-        """What it says of most devices."""
+        """The sharing of most devices."""
         return self.found.sharing if isinstance(self.found, NvidiaConfiguration) else self.found
 
 
@@ -190,8 +190,8 @@ class _Reader:
     # --- configurations -------------------------------------------------------------------------
 
     def _configurations(self) -> Iterator[_Configured]:
-        """Those for this driver, each read, whether or not it comes to anything; the ones that were
-        written for it come last, and so count before those for NVIDIA's.
+        """The configurations for this driver, each read, whether or not it counts; the ones that
+        were written for it come last, and so count before those for NVIDIA's.
         """
         others = any(one.driver == NVIDIA_DRIVER for one in self.devices.results)
         drivers = (NVIDIA_DRIVER, DRIVER) if self.nvidia and not others else (DRIVER,)
@@ -221,7 +221,7 @@ class _Reader:
         return within_class(self._said(chosen, one), of_class.sharing if of_class else None)
 
     def _said(self, chosen: _Configured, one: AllocatedDevice) -> Configuration | None:
-        """What the configuration says of that device."""
+        """The sharing of that device by the configuration."""
         if not isinstance(chosen.found, NvidiaConfiguration):
             return chosen.found
         own = [other for other in self.devices.results if other.driver == DRIVER]

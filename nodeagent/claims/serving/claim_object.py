@@ -39,7 +39,7 @@ class _Device(Struct, rename="camel", kw_only=True):
 
 
 class AllocatedDevice(_Device, rename="camel", kw_only=True):
-    """One device that the claim was allocated, of whichever driver."""
+    """A device that the claim was allocated, of whichever driver."""
 
     request: str
     admin_access: bool | None = None
@@ -58,7 +58,7 @@ class WrittenConfiguration(Struct):
     opaque: _Opaque | None = None
 
     def names(self, result: AllocatedDevice) -> bool:
-        """Whether it is for the result's request by name."""
+        """Return whether it is for the result's request by name."""
         return result.request in (self.requests or ())
 
     def concerns(self, result: AllocatedDevice) -> bool:
@@ -79,7 +79,7 @@ class _Allocation(Struct):
 
 
 class ClaimCondition(Struct, rename="camel"):
-    """One of a device, as its driver wrote it."""
+    """A condition of a device, as its driver wrote it."""
 
     type: str
     status: Literal["True", "False", "Unknown"]

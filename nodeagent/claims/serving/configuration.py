@@ -27,7 +27,6 @@ from nodeagent.structs import replace
 
 API_VERSION: Final = "gpu.nodeagent.io/v1"
 KIND: Final = "DeviceConfig"
-LARGEST: Final = 10 * 1024  # bytes of parameters; the API server's own limit
 
 _ADMINISTRATORS = ("user", "enforce", "oversubscribe")
 
@@ -35,7 +34,7 @@ _ADMINISTRATORS = ("user", "enforce", "oversubscribe")
 def read_configuration(
     parameters: object, source: Source, path: DocumentPath, *, driver: str, nvidia: bool
 ) -> Configuration | NvidiaConfiguration:
-    """What the parameters at `path` of an allocation, written for `driver`, ask for.
+    """Return what the parameters at `path` of an allocation, written for `driver`, ask for.
 
     With `nvidia` those of NVIDIA's driver are honoured. Raises DocumentError with every fault.
     """

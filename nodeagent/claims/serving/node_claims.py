@@ -105,7 +105,7 @@ class NodeClaims:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, uid: str) -> asyncio.Lock:
-        """One change at a time of each claim."""
+        """The lock of the claim, held during each change of it."""
         return self._locks.setdefault(uid, asyncio.Lock())
 
     # --- what the kubelet asks for ----------------------------------------------------------------
@@ -178,7 +178,7 @@ class NodeClaims:
         return record.devices
 
     async def _intended(self, allocation: ClaimAllocation) -> ClaimRecord:
-        """What is going to be made; not written while its GPUs' locks are not held."""
+        """The record of what is going to be made; written once a GPU's lock is held."""
         observed, places = await self.observe(), self.places
         return await asyncio.to_thread(
             intended,
@@ -191,7 +191,7 @@ class NodeClaims:
         )
 
     async def _goal(self, asked: ClaimRecord, gpu: Gpu) -> DesiredGpu:
-        """With the GPU's lock held: refuse what another claim has, and write ahead."""
+        """Refuse what another claim has, and write ahead; the GPU's lock is held."""
         record = self.store.get(asked.uid) or asked
         others = self.store.others(record)
         require_admission(record, gpu, others, self.store.unreadable)

@@ -55,7 +55,7 @@ class NvidiaConfiguration(Struct, frozen=True):
     exception: tuple[str, MpsEntry] | None = None
 
     def fits(self, device: str) -> bool:
-        """Whether it is for devices like the one with that name."""
+        """Return whether it is for devices like the one with that name."""
         return self.kind == _kind_for(device)
 
     def of_device(self, device: str, gpu: str, *, alone: bool) -> Configuration | None:

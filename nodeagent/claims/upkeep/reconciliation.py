@@ -75,12 +75,12 @@ _LEAVE, _REPAIR, _RELEASE = map(Decision, ClaimAction)
 
 
 def reconcile(snapshot: Snapshot) -> dict[str, Decision]:
-    """By uid, for each record that can be read."""
+    """Decide for each record that can be read; by uid."""
     return {record.uid: decision_of(record, snapshot) for record in snapshot.records}
 
 
 def decision_of(record: ClaimRecord, snapshot: Snapshot) -> Decision:
-    """That of one record of the snapshot's."""
+    """Decide for one record of the snapshot's."""
     return _Claim(record, snapshot).decision()
 
 
@@ -190,7 +190,7 @@ class _Claim:
         return Decision(ClaimAction.LEAVE, problem)
 
     def _end(self) -> str:
-        """Why the claim is over; "" while it is not, or that is not known."""
+        """Return why the claim is over; "" while it is not, or that is not known."""
         if self._record.phase is RecordPhase.RELEASING:
             return "its release was begun"
         match self._snapshot.claims.get(self._record.uid, ClaimState.UNKNOWN):
@@ -231,7 +231,7 @@ class _Claim:
         return _LEAVE if is_whole else _REPAIR
 
     def _is_served(self, found: _Found) -> bool:
-        """Whether it has the MPS daemon that it is to have, and that is Ready."""
+        """Return whether it has the MPS daemon that it is to have, and that is Ready."""
         device = found.device
         wanted = device.mps
         if wanted is None or found.gpu is None:
@@ -244,7 +244,7 @@ class _Claim:
     # --- one that is over -----------------------------------------------------------------------
 
     def _users(self) -> str:
-        """Who uses the claim's devices; "" where there is no user.
+        """Return who uses the claim's devices; "" where there is no user.
 
         The claim's own allocation is one, also after its release was begun: while the kubelet lists
         the claim it asks again itself, or another pod has it by now.
@@ -288,7 +288,7 @@ class _Claim:
 
 
 def _is_intact(found: _Found) -> bool:
-    """Whether the compute instance in it is the one that was made."""
+    """Return whether the compute instance in it is the one that was made."""
     if found.instance is None or not found.device.uuid:
         return True
     return any(compute.uuid == found.device.uuid for compute in found.instance.compute)
