@@ -17,7 +17,7 @@ from nodeagent.health.table import ROWS, Row, advice
 from nodeagent.health.xid_findings import cause_of_xid
 from nodeagent.health.xids import default_table
 from nodeagent.structs import Struct
-from nodeagent.text import did_you_mean, shown
+from nodeagent.text import did_you_mean, quote
 
 _MAX_XID_DIGITS = 5  # no XID is near that
 
@@ -179,7 +179,7 @@ class Runbook:
         known = list(dict.fromkeys(entry.title for entry in self.entries))
         near = did_you_mean(" ".join(words), known) or did_you_mean(code, known)
         return UsageError(
-            f"there is no code {shown(code)}", remedy=near or "`nodeagent explain` lists all codes"
+            f"there is no code {quote(code)}", remedy=near or "`nodeagent explain` lists all codes"
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-LONGEST_SHOWN = 60
+MAX_QUOTED = 60
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """What was found, short and free of control characters: safe for a terminal and a log."""
     match value:
         case None:
@@ -30,7 +30,7 @@ def printable(text: str) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."
+    return text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "..."
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
@@ -58,7 +58,7 @@ def nearest_names(
     import difflib  # only documents and commands with a fault in them pay for it
 
     names = {name.lower(): name for name in known}
-    words = difflib.get_close_matches(text[:LONGEST_SHOWN].lower(), names, most, cutoff)
+    words = difflib.get_close_matches(text[:MAX_QUOTED].lower(), names, most, cutoff)
     return tuple(names[word] for word in words)
 
 

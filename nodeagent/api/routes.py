@@ -24,7 +24,7 @@ from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.errors import UnknownDevice
 from nodeagent.plan.plan import Verdict
-from nodeagent.text import shown
+from nodeagent.text import quote
 from nodeagent.uncancelled import uncancelled
 from nodeagent.views.shapes import Json, as_json
 
@@ -224,7 +224,7 @@ def _within(request: web.Request) -> float | None:
     if not given:
         return None
     if not (given.isascii() and given.isdigit() and len(given) < 10):
-        raise web.HTTPBadRequest(text=f"within is a whole number of seconds, not {shown(given)}")
+        raise web.HTTPBadRequest(text=f"within is a whole number of seconds, not {quote(given)}")
     return float(given)
 
 

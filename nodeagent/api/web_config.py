@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
+from nodeagent.documents.bounded_yaml import MAX_TEXT, read_tree
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.files.state import read_regular_file
 from nodeagent.text import did_you_mean, listed
@@ -106,7 +106,7 @@ class WebConfig:
 def read_web_config(path: Path) -> WebConfig:
     """The file, checked; raises UsageError. Names of files in it are relative to its folder."""
     try:
-        tree = read_tree(read_regular_file(path, LARGEST_TEXT))
+        tree = read_tree(read_regular_file(path, MAX_TEXT))
     except OSError as error:
         raise _unreadable(path, error) from None
     except DocumentError as error:

@@ -21,7 +21,7 @@ from nodeagent.cli.node import SIMULATED_SMI, SimulatedGpus, is_simulated, is_th
 from nodeagent.cli.output import Output, write_to_stderr
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.cluster.plan_sources.registry import CARRIERS
-from nodeagent.documents.bounded_yaml import LARGEST_TEXT
+from nodeagent.documents.bounded_yaml import MAX_TEXT
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import read_regular_file
 from nodeagent.processes import listeners
@@ -78,7 +78,7 @@ def _is_shared(options: Namespace, settings: Settings) -> bool:
     if options.state is not None or settings.reset != "never":
         return True
     try:
-        return b"timeSlice" in read_regular_file(settings.plan.file, LARGEST_TEXT)
+        return b"timeSlice" in read_regular_file(settings.plan.file, MAX_TEXT)
     except OSError:
         return False
 

@@ -29,7 +29,7 @@ from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.mps_page import clients_page, daemons_page
 from nodeagent.terminal.page import Json, Line, Span, Tone, at_most, line, wrapped
 from nodeagent.terminal.status_page import status_page
-from nodeagent.text import listed, shown
+from nodeagent.text import listed, quote
 
 _STATUS = "/v1/status"
 _LAST_HOUR = "/v1/events?within=3600"
@@ -104,7 +104,7 @@ def _of_one(status: Json, name: str) -> Json:
     gpu = next((gpu for gpu, names in zip(gpus, known, strict=True) if wanted in names), None)
     if gpu is None:
         there = listed(str(g["index"]) for g in gpus) or "none"
-        raise UsageError(f"this node has no GPU {shown(name)}", remedy=f"its GPUs: {there}")
+        raise UsageError(f"this node has no GPU {quote(name)}", remedy=f"its GPUs: {there}")
     uuid = gpu.get("uuid", "")
     devices = {uuid, *(i.get("uuid") for i in gpu.get("instances", ()))}
     found = {

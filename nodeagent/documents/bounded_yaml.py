@@ -20,14 +20,14 @@ import yaml
 from nodeagent.documents.findings import DocumentPath, Findings, Mark, refuse
 from nodeagent.plan.problems import Code
 from nodeagent.structs import Struct
-from nodeagent.text import shown
+from nodeagent.text import quote
 
 Scalar = str | int | float | bool | None
 Value = Scalar | list["Value"] | dict[str, "Value"]
 
-LARGEST_TEXT = 1024 * 1024  # bytes; the text must be smaller
-MOST_NODES = 6_000  # take some 50 ms; mig-parted's default file has about 1,000
-DEEPEST = 16  # a plan needs 8, a mig-parted file 6
+MAX_TEXT = 1024 * 1024  # bytes; the text must be smaller
+MAX_NODES = 6_000  # take some 50 ms; mig-parted's default file has about 1,000
+MAX_DEPTH = 16  # a plan needs 8, a mig-parted file 6
 
 # What YAML 1.1 does not allow in a text (tab, line ends and NEL are allowed).
 _CONTROL_IN_ASCII = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f"
@@ -45,7 +45,7 @@ class Tree(Struct, frozen=True):
         return Findings(self.marks, self.key_marks)
 
 
-def read_tree(text: str | bytes, *, most_nodes: int = MOST_NODES) -> Tree:
+def read_tree(text: str | bytes, *, most_nodes: int = MAX_NODES) -> Tree:
     """Read one YAML or JSON document; raises DocumentError with all faults of its form."""
     reader = _TreeReader(yaml.parse(_decoded(text), Loader=yaml.CSafeLoader), most_nodes)
     value: Value = None
@@ -64,7 +64,7 @@ def read_tree(text: str | bytes, *, most_nodes: int = MOST_NODES) -> Tree:
 def _decoded(text: str | bytes) -> str:
     """The text as characters, once it is known to be text and of a bearable size."""
     size = len(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
-    if size >= LARGEST_TEXT:
+    if size >= MAX_TEXT:
         raise refuse("the document is too large; every document must be smaller than 1 MiB")
     if isinstance(text, bytes):
         try:
@@ -132,12 +132,12 @@ class _TreeReader:
         match event:
             case yaml.MappingStartEvent():
                 self._check(event, path)
-                if depth > DEEPEST:
+                if depth > MAX_DEPTH:
                     self._stop(event, path, _TOO_DEEP)
                 return self._map(path, depth)
             case yaml.SequenceStartEvent():
                 self._check(event, path)
-                if depth > DEEPEST:
+                if depth > MAX_DEPTH:
                     self._stop(event, (*path, 0), _TOO_DEEP)
                 items: list[Value] = []
                 while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
@@ -165,12 +165,12 @@ class _TreeReader:
             self._fault(
                 event,
                 path,
-                f"a key must be text, but YAML reads the bare word {shown(written)} as "
+                f"a key must be text, but YAML reads the bare word {quote(written)} as "
                 f"{_kind(key)}",
                 f'write it in quotes: "{written}"' if written else "give it a name",
             )
         elif key in lines:
-            message = f"the key {shown(key)} is given twice, first in line {lines[key]}"
+            message = f"the key {quote(key)} is given twice, first in line {lines[key]}"
             self._fault(event, path, message, "keep one of the two")
         lines.setdefault(written, _mark(event)[0])
         return written
@@ -190,7 +190,7 @@ class _TreeReader:
         try:
             return plain_scalar(event.value)
         except ValueError as error:
-            self._fault(event, path, f"found {shown(event.value)}: {error}")
+            self._fault(event, path, f"found {quote(event.value)}: {error}")
             return otherwise
 
     # --- faults -------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class _TreeReader:
             self._fault(event, path, f"the anchor &{event.anchor} is not allowed", _NO_ALIASES)
         tag = getattr(event, "tag", None)
         if tag:
-            self._fault(event, path, f"the tag {shown(tag)} is not allowed", "leave it out")
+            self._fault(event, path, f"the tag {quote(tag)} is not allowed", "leave it out")
 
     def _fault(self, event: yaml.Event, path: DocumentPath, message: str, remedy: str = "") -> None:
         self.findings.add(Code.SYNTAX, path, message, remedy=remedy, mark=_mark(event))
@@ -218,7 +218,7 @@ class _TreeReader:
         raise _Stop
 
 
-_TOO_DEEP = f"the document is nested more than {DEEPEST} deep"
+_TOO_DEEP = f"the document is nested more than {MAX_DEPTH} deep"
 _NO_ALIASES = "anchors and aliases are refused; write the value out"
 
 
@@ -229,8 +229,8 @@ def _mark(event: yaml.Event) -> Mark:
 
 def _kind(value: Value) -> str:
     if isinstance(value, bool):
-        return shown(value)
-    return "nothing" if value is None else f"the number {shown(value)}"
+        return quote(value)
+    return "nothing" if value is None else f"the number {quote(value)}"
 
 
 # --- plain scalars ----------------------------------------------------------------------------
@@ -247,7 +247,7 @@ _HEXADECIMAL = r"[-+]?0[xX][0-9A-Fa-f]+"
 _REAL = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _NOT_FINITE = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)|[-+]?Infinity|NaN"
 
-_LONGEST_NUMBER = 24  # characters; no key takes a number beyond 64 bits
+_MAX_NUMBER = 24  # characters; no key takes a number beyond 64 bits
 
 
 def plain_scalar(text: str) -> Scalar:
@@ -286,5 +286,5 @@ def _integer(text: str) -> int:
 
 
 def _check_length(text: str) -> None:
-    if len(text) > _LONGEST_NUMBER:
+    if len(text) > _MAX_NUMBER:
         raise ValueError("the number is too large")

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from nodeagent.errors import DocumentError
 from nodeagent.plan.codes import Code
-from nodeagent.text import shown
+from nodeagent.text import quote
 
 DocumentPath = tuple[str | int, ...]
 Mark = tuple[int, int]  # line and column, both from 1
 
-MOST_PROBLEMS = 20  # a person mends some and looks again; a hostile text must not fill a log
+MAX_PROBLEMS = 20  # a person mends some and looks again; a hostile text must not fill a log
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -27,7 +27,7 @@ def path_text(path: DocumentPath) -> str:
         elif _PLAIN_KEY.fullmatch(part):
             text += f".{part}" if text else part
         else:
-            text += f"[{shown(part)}]"
+            text += f"[{quote(part)}]"
     return text
 
 
@@ -75,7 +75,7 @@ class Findings:
     @property
     def full(self) -> bool:
         """Whether looking for more is pointless."""
-        return len(self._found) > MOST_PROBLEMS
+        return len(self._found) > MAX_PROBLEMS
 
     def raise_any(self) -> None:
         if not self._found:
@@ -85,10 +85,10 @@ class Findings:
         self._found.sort(key=lambda fault: fault.mark)
         problems = [
             Problem(code=code, message=message, remedy=remedy, path=path)
-            for _, code, message, remedy, path in self._found[:MOST_PROBLEMS]
+            for _, code, message, remedy, path in self._found[:MAX_PROBLEMS]
         ]
-        if len(self._found) > MOST_PROBLEMS:
-            problems.append(Problem.of(Code.SYNTAX, "more", most=MOST_PROBLEMS))
+        if len(self._found) > MAX_PROBLEMS:
+            problems.append(Problem.of(Code.SYNTAX, "more", most=MAX_PROBLEMS))
         raise DocumentError(problems)
 
     def _mark(self, path: DocumentPath, *, of_key: bool) -> Mark:

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from nodeagent.documents.findings import DocumentPath, Findings, path_text
 from nodeagent.plan.codes import Code
-from nodeagent.text import did_you_mean, listed, nearest, shown
+from nodeagent.text import did_you_mean, listed, nearest, quote
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -59,7 +59,7 @@ class DocumentValue(NamedTuple):
         return NotAccepted()
 
     def unexpected(self, accepted: str, remedy: str = "") -> NotAccepted:
-        return self.refuse(f"found {shown(self.value)}, expected {accepted}", remedy=remedy)
+        return self.refuse(f"found {quote(self.value)}, expected {accepted}", remedy=remedy)
 
 
 class Rule(Generic[T]):
@@ -245,7 +245,7 @@ def _refuse_key(place: DocumentValue, name: str, known: list[str], hint: str) ->
     """Note an unknown key; the result is the known one that was probably meant."""
     likely = nearest(name, known)
     place.refuse(
-        f"unknown key {shown(name)}; here belong {listed(known)}",
+        f"unknown key {quote(name)}; here belong {listed(known)}",
         remedy=hint or (f"did you mean {likely}?" if likely else ""),
         code=Code.UNKNOWN_KEY,
         below=(name,),

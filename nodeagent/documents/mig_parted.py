@@ -25,7 +25,7 @@ from nodeagent.documents.grammar import (
 )
 from nodeagent.documents.terms import (
     DEVICE,
-    MOST_INSTANCES,
+    MAX_INSTANCES,
     check_profile,
     layout_of_counts,
     read_pci_filter,
@@ -40,7 +40,7 @@ from nodeagent.plan.desired import (
     PlanEntry,
 )
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.text import did_you_mean, listed, shown
+from nodeagent.text import did_you_mean, listed, quote
 
 Configurations = dict[str, list[PlanEntry]]
 
@@ -70,7 +70,7 @@ def _selected(configurations: Configurations, name: str | None) -> list[PlanEntr
     else:
         near = did_you_mean(name, configurations) or f"it has {listed(configurations)}"
         problem = Problem.of(
-            Code.UNKNOWN_CONFIGURATION, "notInFile", path=_MIG_CONFIGS, name=shown(name), near=near
+            Code.UNKNOWN_CONFIGURATION, "notInFile", path=_MIG_CONFIGS, name=quote(name), near=near
         )
     raise DocumentError([problem])
 
@@ -84,7 +84,7 @@ def _filter(place: DocumentValue) -> PciFilter:
     try:
         return read_pci_filter(place.value)
     except ValueError as error:
-        raise place.refuse(f"found {shown(place.value)}: {error}") from error
+        raise place.refuse(f"found {quote(place.value)}: {error}") from error
 
 
 _FILTER_LIST = list_of(Rule(_filter, {}))
@@ -119,7 +119,7 @@ def _count(place: DocumentValue) -> int:
     return 0 if place.value is None else _WHOLE.read(place)
 
 
-_WHOLE = whole(0, MOST_INSTANCES)
+_WHOLE = whole(0, MAX_INSTANCES)
 _COUNTS = map_of(Rule(_count, {}), check_profile)
 _DEVICES = by_kind(
     {str: word("all"), list: list_of(Rule(_index, {}))},

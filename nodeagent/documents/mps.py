@@ -23,10 +23,10 @@ from nodeagent.documents.grammar import (
     word,
 )
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
-from nodeagent.text import shown
+from nodeagent.text import quote
 
-MOST_CLIENTS = 128  # of one device; drivers serve 48, newer ones 60
-LARGEST_ID = 2**32 - 2  # the number above means "no change" to the kernel
+MAX_CLIENTS = 128  # of one device; drivers serve 48, newer ones 60
+MAX_ID = 2**32 - 2  # the number above means "no change" to the kernel
 
 _SHARE_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _USER = r"([0-9]{1,10})(?::([0-9]{1,10}))?|[A-Za-z_][A-Za-z0-9_.@-]{0,62}\$?"
@@ -46,7 +46,7 @@ def _memory(place: DocumentValue) -> int:
     except ValueError as error:
         likely = likely_quantity(str(value))
         remedy = f"did you mean {likely}?" if likely and likely != value else ""
-        raise place.refuse(f"found {shown(value)}: {error}", remedy=remedy) from error
+        raise place.refuse(f"found {quote(value)}: {error}", remedy=remedy) from error
 
 
 MEMORY = Rule(
@@ -66,8 +66,8 @@ def _user(place: DocumentValue) -> str:
     if match is None:
         raise place.unexpected("a uid, uid:gid or the name of a user")
     ids = [int(part) for part in match.groups() if part]
-    if any(number > LARGEST_ID for number in ids):
-        raise place.refuse(f"found {shown(value)}: the largest id is {LARGEST_ID}")
+    if any(number > MAX_ID for number in ids):
+        raise place.refuse(f"found {quote(value)}: the largest id is {MAX_ID}")
     return ":".join(map(str, ids)) or str(value)
 
 
@@ -75,7 +75,7 @@ _USER_RULE = Rule(
     _user,
     {
         "anyOf": [
-            {"type": "integer", "minimum": 0, "maximum": LARGEST_ID},
+            {"type": "integer", "minimum": 0, "maximum": MAX_ID},
             {"type": "string", "pattern": f"^({_USER})$"},
         ]
     },
@@ -96,7 +96,7 @@ _LIMITS = (
     Key("memory", MEMORY, "device memory that a client may use, a quantity such as 8Gi"),
     Key("threads", _PERCENT, "share of the device's threads that a client may use, in percent"),
 )
-_CLIENTS = whole(1, MOST_CLIENTS)
+_CLIENTS = whole(1, MAX_CLIENTS)
 
 
 def _share(place: DocumentValue, given: Given) -> ShareEntry:
@@ -113,7 +113,7 @@ def _any_clients(place: DocumentValue, given: Given) -> Shares:
 def _check_share_name(place: DocumentValue, name: str) -> None:
     if not re.fullmatch(_SHARE_NAME, name):
         raise place.refuse(
-            f"found {shown(name)}, expected a name of at most 63 small letters, digits and -",
+            f"found {quote(name)}, expected a name of at most 63 small letters, digits and -",
             below=(name,),
             of_key=True,
         )
@@ -184,7 +184,7 @@ MPS = form(
 
 # --- quantities -------------------------------------------------------------------------------
 
-LARGEST = 2**63 - 1  # bytes; what Kubernetes itself can hold
+MAX_QUANTITY = 2**63 - 1  # bytes; what Kubernetes itself can hold
 
 _QUANTITY = (
     r"(?P<sign>[+-]?)(?P<number>[0-9]{0,24}(?:\.[0-9]{0,24})?)"
@@ -215,8 +215,8 @@ def read_quantity(text: str) -> int:
     if value != amount:
         below = f"; the next below is {value}" if value else ""
         raise ValueError(f"this is not a whole number of bytes, and nothing is rounded{below}")
-    if value > LARGEST:
-        raise ValueError(f"this is more than {LARGEST} bytes")
+    if value > MAX_QUANTITY:
+        raise ValueError(f"this is more than {MAX_QUANTITY} bytes")
     return value
 
 

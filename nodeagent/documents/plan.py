@@ -26,7 +26,7 @@ from nodeagent.documents.grammar import (
 from nodeagent.documents.mps import MPS
 from nodeagent.documents.terms import (
     DEVICE,
-    MOST_INSTANCES,
+    MAX_INSTANCES,
     PROFILE,
     PROFILE_PATTERN,
     check_profile,
@@ -48,9 +48,9 @@ from nodeagent.plan.desired import (
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
 from nodeagent.structs import replace
-from nodeagent.text import did_you_mean, shown
+from nodeagent.text import did_you_mean, quote
 
-LARGEST_START = 63  # memory slices; cards have at most 12
+MAX_START = 63  # memory slices; cards have at most 12
 
 
 def read_plan(tree: Tree, digest: str) -> PlanDocument:
@@ -80,12 +80,12 @@ def _instance(place: DocumentValue, given: Given) -> InstanceEntry:
     )
 
 
-_COUNT = whole(1, MOST_INSTANCES)
+_COUNT = whole(1, MAX_INSTANCES)
 
 _INSTANCE = form(
     Key("profile", PROFILE, "a profile such as 3g.40gb, 1g.10gb+me or 1c.3g.40gb", required=True),
     Key("count", _COUNT, "how many instances", default=1),
-    Key("start", whole(0, LARGEST_START), "first memory slice; without it, any that is free"),
+    Key("start", whole(0, MAX_START), "first memory slice; without it, any that is free"),
     Key("mps", MPS, "MPS on each of these instances"),
     build=_instance,
 )
@@ -144,7 +144,7 @@ def _each_once(place: DocumentValue, devices: list[DeviceSelector]) -> list[Devi
 
 def _named(device: DeviceSelector) -> str:
     """As it was written: an index without quotes."""
-    return device.text if isinstance(device.device, int) else shown(device.text)
+    return device.text if isinstance(device.device, int) else quote(device.text)
 
 
 _DEVICES = by_kind(

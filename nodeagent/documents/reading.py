@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 
-from nodeagent.documents.bounded_yaml import LARGEST_TEXT, Value, read_tree
+from nodeagent.documents.bounded_yaml import MAX_TEXT, Value, read_tree
 from nodeagent.documents.findings import refuse
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.problems import Code
-from nodeagent.text import shown
+from nodeagent.text import quote
 
-LARGEST_PLAN = 64 * 1024  # bytes; what fits an annotation beside others
+MAX_PLAN = 64 * 1024  # bytes; what fits an annotation beside others
 _MIG_PARTED_KEY = "mig-configs"
 _SMALLEST_PLAN = "a plan is a map with the keys version and gpus"
 
@@ -24,14 +24,14 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
     """
     encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     # A mig-parted file may be larger than a plan, and only it holds the word.
-    if len(encoded) > LARGEST_PLAN and _MIG_PARTED_KEY.encode() not in encoded:
+    if len(encoded) > MAX_PLAN and _MIG_PARTED_KEY.encode() not in encoded:
         raise _too_large(encoded)
     tree = read_tree(text)
     digest = digest_of(encoded)
     if tree.value is None:
         raise refuse("the document is empty", remedy=_SMALLEST_PLAN)
     if not isinstance(tree.value, dict):
-        raise refuse(f"the document is {shown(tree.value)}, not a map", remedy=_SMALLEST_PLAN)
+        raise refuse(f"the document is {quote(tree.value)}, not a map", remedy=_SMALLEST_PLAN)
     if "gpus" not in tree.value and _MIG_PARTED_KEY not in tree.value:
         from nodeagent.documents.wrapped import refuse_wrapped
 
@@ -40,11 +40,11 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
         from nodeagent.documents.mig_parted import read_configuration
 
         return read_configuration(tree, digest, configuration)
-    if len(encoded) > LARGEST_PLAN:
+    if len(encoded) > MAX_PLAN:
         raise _too_large(encoded)
     if configuration is not None:
         raise refuse(
-            f"the configuration {shown(configuration)} was requested, but the document has no "
+            f"the configuration {quote(configuration)} was requested, but the document has no "
             f"{_MIG_PARTED_KEY} to choose from",
             code=Code.UNKNOWN_CONFIGURATION,
             remedy="a plan needs no name; name configurations of a mig-parted file only",
@@ -68,9 +68,8 @@ def _is_mig_parted(document: dict[str, Value]) -> bool:
 
 
 def _too_large(encoded: bytes) -> DocumentError:
-    more = " or more" if len(encoded) >= LARGEST_TEXT else ""  # files are read no further
+    more = " or more" if len(encoded) >= MAX_TEXT else ""  # files are read no further
     return refuse(
-        f"the document has {len(encoded):,} bytes{more}; a plan has at most {LARGEST_PLAN:,} "
-        "(64 KiB)",
+        f"the document has {len(encoded):,} bytes{more}; a plan has at most {MAX_PLAN:,} (64 KiB)",
         remedy="name GPUs with equal layouts in one entry",
     )

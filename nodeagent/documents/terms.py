@@ -11,9 +11,9 @@ from nodeagent.documents.grammar import DocumentValue, Rule
 from nodeagent.plan.desired import DeviceSelector, InstanceEntry, MigLayout, PciFilter
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
-from nodeagent.text import shown
+from nodeagent.text import quote
 
-LARGEST_INDEX = 1023  # far beyond any node; keeps a slip of the finger from looking sensible
+MAX_INDEX = 1023  # far beyond any node; keeps a slip of the finger from looking sensible
 
 _HEX = "[0-9a-fA-F]"
 # Compiled when a document has something like it, as `re` keeps what it compiled.
@@ -40,8 +40,8 @@ def canonical_device(value: object) -> int | str:
     Raises ValueError with a sentence that names what would be accepted.
     """
     if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value <= LARGEST_INDEX:
-            raise ValueError(f"an index is a number from 0 to {LARGEST_INDEX}")
+        if not 0 <= value <= MAX_INDEX:
+            raise ValueError(f"an index is a number from 0 to {MAX_INDEX}")
         return value
     text = value if isinstance(value, str) else ""
     if uuid := re.fullmatch(_UUID, text):
@@ -94,7 +94,7 @@ def read_pci_filter(text: str) -> PciFilter:
 
 # Instances asked of one GPU. All cards known hold at most 7 at a time; twice that and a little
 # leaves room for cards to come, and stops a slip such as 70 before anything is computed of it.
-MOST_INSTANCES = 16
+MAX_INSTANCES = 16
 
 PROFILE_PATTERN = (
     r"^([0-9]{1,3}c\.)?[0-9]{1,3}g\.[0-9]{1,5}gb"
@@ -123,7 +123,7 @@ def check_profile(place: DocumentValue, name: str) -> None:
         message = str(error)
         if likely or not re.fullmatch(_LOOKS_LIKE_ONE, name):
             accepted = "a profile such as 3g.40gb, 1g.10gb+me or 1c.3g.40gb"
-            message = f"found {shown(name)}, expected {accepted}"
+            message = f"found {quote(name)}, expected {accepted}"
         raise place.refuse(
             message,
             code=Code.UNKNOWN_PROFILE,
@@ -158,7 +158,7 @@ def _device(place: DocumentValue) -> DeviceSelector:
     try:
         device = canonical_device(place.value)
     except ValueError as error:
-        raise place.refuse(f"found {shown(place.value)}: {error}") from error
+        raise place.refuse(f"found {quote(place.value)}: {error}") from error
     return DeviceSelector(str(place.value), place.path_below(), device)
 
 
@@ -166,7 +166,7 @@ DEVICE = Rule(
     _device,
     {
         "anyOf": [
-            {"type": "integer", "minimum": 0, "maximum": LARGEST_INDEX},
+            {"type": "integer", "minimum": 0, "maximum": MAX_INDEX},
             {"type": "string", "pattern": JSON_SCHEMA_PATTERN},
         ]
     },
@@ -195,7 +195,7 @@ def layout_of_counts(place: DocumentValue, counts: Mapping[str, int]) -> MigLayo
 
 def check_total(place: DocumentValue, count: int) -> None:
     """No GPU is asked for more instances than any could hold."""
-    if count > MOST_INSTANCES:
+    if count > MAX_INSTANCES:
         raise place.refuse(
-            f"{count} instances are requested for each GPU; at most {MOST_INSTANCES} are possible"
+            f"{count} instances are requested for each GPU; at most {MAX_INSTANCES} are possible"
         )

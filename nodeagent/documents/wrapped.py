@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
-from shlex import quote
 from typing import Any
 
 from nodeagent.documents.bounded_yaml import Value
 from nodeagent.documents.findings import DocumentPath, path_text, refuse
-from nodeagent.text import listed, shown
+from nodeagent.text import listed, quote
 
 _KEYS = frozenset({"gpus", "mig-configs"})  # of a plan, of a mig-parted file
 _TEXT = re.compile(rf"""^[\s{{"']*({"|".join(sorted(_KEYS))})["']?\s*:""", re.MULTILINE)
@@ -22,7 +22,7 @@ def refuse_wrapped(document: dict[str, Value]) -> None:
     kind = document.get("kind")
     if not places and not (kind and "apiVersion" in document):
         return
-    what = f"a Kubernetes object of kind {shown(kind)}" if kind else "Helm values or the like"
+    what = f"a Kubernetes object of kind {quote(kind)}" if kind else "Helm values or the like"
     if not places:
         raise refuse(
             f"the document is {what}, not a plan, and has none in it",
@@ -58,7 +58,7 @@ def _extraction(document: Any, place: DocumentPath) -> str:
         owner, inside = document["items"][place[1]], place[2:]
     match owner, inside:
         case {"kind": "ConfigMap", "metadata": {"name": str(name), **rest}}, ("data", str(key)):
-            namespace = f"-n {quote(str(rest['namespace']))} " if "namespace" in rest else ""
-            path = quote(f"jsonpath={{.data.{key.replace('.', chr(92) + '.')}}}")
-            return f"`kubectl get configmap {namespace}{quote(name)} -o {path} > plan.yaml`"
-    return f"`yq -r {quote('.' + path_text(place))} FILE > plan.yaml`"
+            namespace = f"-n {shlex.quote(str(rest['namespace']))} " if "namespace" in rest else ""
+            path = shlex.quote(f"jsonpath={{.data.{key.replace('.', chr(92) + '.')}}}")
+            return f"`kubectl get configmap {namespace}{shlex.quote(name)} -o {path} > plan.yaml`"
+    return f"`yq -r {shlex.quote('.' + path_text(place))} FILE > plan.yaml`"

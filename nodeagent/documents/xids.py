@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
+from nodeagent.documents.bounded_yaml import MAX_TEXT, read_tree
 from nodeagent.documents.grammar import (
     Given,
     Key,
@@ -33,7 +33,7 @@ from nodeagent.health.xids import XidClass, XidTable, default_table
 from nodeagent.structs import replace
 
 _NUMBER = whole(1, 0xFFFF_FFFF)  # eventData has 64 bits; no XID is near this
-_LONGEST_NAME = 100
+_MAX_NAME = 100
 
 _ENTRY: Rule[Given] = form(
     Key(
@@ -51,10 +51,10 @@ _ENTRY: Rule[Given] = form(
         scalar(
             lambda name: (
                 name is None
-                or (isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_NAME)
+                or (isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME)
             ),
-            f"a text of at most {_LONGEST_NAME} letters",
-            {"type": ["string", "null"], "maxLength": _LONGEST_NAME},
+            f"a text of at most {_MAX_NAME} letters",
+            {"type": ["string", "null"], "maxLength": _MAX_NAME},
         ),
         "what the error is called",
     ),
@@ -87,7 +87,7 @@ def xid_table(path: Path | None) -> XidTable:
     if path is None:
         return default_table()
     try:
-        return read_xid_table(read_regular_file(path, LARGEST_TEXT))
+        return read_xid_table(read_regular_file(path, MAX_TEXT))
     except OSError as error:
         raise UsageError(
             f"health.xids: {path} cannot be read: {error.strerror or error}"

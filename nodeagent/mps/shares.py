@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nodeagent.plan.shares import (
     ALL_THREADS,
-    LEAST_THREADS,
+    MIN_THREADS,
     Account,
     Slot,
     WantedMps,
@@ -118,9 +118,9 @@ def check_memory(mebibytes: int) -> None:
 
 def check_percentage(percent: float) -> None:
     """Raise ValueError beyond the range, or for more than two decimals, which would be cut off."""
-    if type(percent) not in (int, float) or not LEAST_THREADS <= percent <= ALL_THREADS:
+    if type(percent) not in (int, float) or not MIN_THREADS <= percent <= ALL_THREADS:
         raise ValueError(
-            f"percentage {percent!r}: expected a number from {LEAST_THREADS:g} to {ALL_THREADS:g}"
+            f"percentage {percent!r}: expected a number from {MIN_THREADS:g} to {ALL_THREADS:g}"
         )
     if float(percentage_text(percent)) != percent:
         raise ValueError(f"percentage {percent!r}: expected at most two decimals")

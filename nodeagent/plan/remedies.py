@@ -10,7 +10,7 @@ from nodeagent.plan.users import Usage
 # For users that the driver counts and does not name.
 SHOW_USERS = "`fuser -v /dev/nvidia*` shows what uses it"
 
-_MOST = 8  # pods, or processes, in one command; the rest are named when these are gone
+_MAX_NAMED = 8  # pods, or processes, in one command; the rest are named when these are gone
 
 
 def end_commands(users: Iterable[tuple[int, str, str]]) -> str:
@@ -26,11 +26,11 @@ def end_commands(users: Iterable[tuple[int, str, str]]) -> str:
         elif pid:
             pids[pid] = None
     commands = [
-        f"kubectl delete pod -n {namespace} {' '.join(list(names)[:_MOST])}"
+        f"kubectl delete pod -n {namespace} {' '.join(list(names)[:_MAX_NAMED])}"
         for namespace, names in pods.items()
     ]
     if pids:
-        commands.append(f"kill {' '.join(map(str, list(pids)[:_MOST]))}")
+        commands.append(f"kill {' '.join(map(str, list(pids)[:_MAX_NAMED]))}")
     return " and ".join(f"`{command}`" for command in commands)
 
 

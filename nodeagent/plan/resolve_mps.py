@@ -24,8 +24,8 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import (
     ALL_THREADS,
     ANY_USER,
-    LEAST_THREADS,
     MIB,
+    MIN_THREADS,
     Account,
     Host,
     Share,
@@ -130,7 +130,7 @@ def share_out(on: OnGpu, entry: MpsEntry, memory: int) -> Sharing | None:
 
 
 def _replica(on: OnGpu, count: int, path: str, memory: int) -> Share:
-    most = min(memory // MIB, int(ALL_THREADS / LEAST_THREADS))
+    most = min(memory // MIB, int(ALL_THREADS / MIN_THREADS))
     if count > most:
         total = written_bytes(memory)
         on.refuse(Code.DOES_NOT_FIT, "replicas", path, found=count, memory=total, most=most)
@@ -146,8 +146,8 @@ def _share(on: OnGpu, share: ShareEntry, memory: int) -> Share:
         found, total = written_bytes(share.memory), written_bytes(memory)
         on.refuse(Code.DOES_NOT_FIT, "share", path, found=found, memory=total, most=memory // MIB)
     threads, path = share.threads, f"{share.path}.threads"
-    if threads is not None and not LEAST_THREADS <= threads <= ALL_THREADS:  # also no number
-        found, least, most = (f"{number:g}" for number in (threads, LEAST_THREADS, ALL_THREADS))
+    if threads is not None and not MIN_THREADS <= threads <= ALL_THREADS:  # also no number
+        found, least, most = (f"{number:g}" for number in (threads, MIN_THREADS, ALL_THREADS))
         on.refuse(Code.INVALID_VALUE, "threads", path, found=found, least=least, most=most)
     elif threads is not None and _exact(threads) * 100 % 1:
         below = percentage_text(int(_exact(threads) * 100) / 100)

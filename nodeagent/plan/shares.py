@@ -15,7 +15,7 @@ from nodeagent.structs import Meta, Struct, field
 
 MIB = 1024**2
 ALL_THREADS = 100.0
-LEAST_THREADS = 0.1  # percent; the daemon reads back one decimal, below it everything is 0.0
+MIN_THREADS = 0.1  # percent; the daemon reads back one decimal, below it everything is 0.0
 
 
 class TimeSlice(StrEnum):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodeagent.documents.bounded_yaml import LARGEST_TEXT
+from nodeagent.documents.bounded_yaml import MAX_TEXT
 from nodeagent.files.state import read_regular_file
 from nodeagent.files.watch import Signature, changes, signature
 from nodeagent.plan.problems import Code, Problem
@@ -51,7 +51,7 @@ class PlanFile:
 
     def _read(self) -> PlanUpdate:
         try:
-            return PlanText(read_regular_file(self.path, LARGEST_TEXT), self.configuration)
+            return PlanText(read_regular_file(self.path, MAX_TEXT), self.configuration)
         except FileNotFoundError:
             return self._missing(f"the plan file {self.path} does not exist")
         except NotADirectoryError:

@@ -166,9 +166,9 @@ def _from_file(path: Path | None) -> Values:
         if where.is_fifo():
             raise UsageError(f"settings file {where} is a named pipe, which may never be written")
         with where.open("rb") as file:
-            from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
+            from nodeagent.documents.bounded_yaml import MAX_TEXT, read_tree
 
-            tree = read_tree(file.read(LARGEST_TEXT))  # a text of this size is refused already
+            tree = read_tree(file.read(MAX_TEXT))  # a text of this size is refused already
         whole = _or_nothing(_form(Settings()))
         return read_with(whole, tree.value, tree.findings()) or {}
     except FileNotFoundError:

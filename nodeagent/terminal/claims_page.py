@@ -19,7 +19,7 @@ _NONE = "No claim uses this node."
 _HEADER = ("CLAIM", "PHASE", "AGE", "PODS", "GPU", "DEVICE", "UUID", "CLAIM UID")
 _NUMBERS = frozenset({2, 4})
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
-_SMALLEST = 2  # of a unit, so that 90 s are not 1m
+_MIN_UNITS = 2  # of a unit, so that 90 s are not 1m
 
 
 def claims_page(
@@ -66,7 +66,7 @@ def age_words(since: str, now: datetime) -> str:
         seconds = max(0, int((now - datetime.fromisoformat(since)).total_seconds()))
     except (TypeError, ValueError):
         return _UNKNOWN
-    size, unit = next((s, u) for s, u in _AGES if seconds >= _SMALLEST * s or s == 1)
+    size, unit = next((s, u) for s, u in _AGES if seconds >= _MIN_UNITS * s or s == 1)
     return f"{seconds // size}{unit}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nodeagent.terminal.page import Json, Line, Span, Tone, count, cut, dim, line
 
-_MOST = 6  # events below the other rows of a page
+_MAX_EVENTS = 6  # events below the other rows of a page
 _ALL = "nodeagent status --events shows all of them"
 
 
@@ -27,7 +27,7 @@ def last_event_lines(
 ) -> tuple[Line, ...]:
     """The last that are not routine, each in one row, in at most `room` rows."""
     notable = [event for event in events if not event.get("routine")]
-    shown = notable[-min(room - 1, _MOST) :] if room > 1 else []
+    shown = notable[-min(room - 1, _MAX_EVENTS) :] if room > 1 else []
     if not shown:
         return ()
     title = line(dim(f"last hour: {count(len(events), 'event')}; {_ALL}"))

@@ -24,7 +24,7 @@ def check_page(findings: Sequence[tuple[str, str, str, str]]) -> tuple[Line, ...
 
 _MARGIN = "  "
 _LABEL = 6  # columns of `look`, `mend` and `see`
-_LEAST = 20  # columns for sentences, however narrow the terminal is
+_MIN_WIDTH = 20  # columns for sentences, however narrow the terminal is
 
 
 def entries_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
@@ -34,7 +34,7 @@ def entries_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
         if lines:
             lines.append(BLANK)
         lines.append(line(Span(entry.title, Tone.TITLE), dim(f"  {entry.kind.value}")))
-        room = max(width - len(_MARGIN), _LEAST)
+        room = max(width - len(_MARGIN), _MIN_WIDTH)
         sentences = textwrap.wrap(entry.means, room, break_on_hyphens=False)
         lines += [line(f"{_MARGIN}{row}") for row in sentences]
         lines += _part("look", entry.look)
@@ -55,7 +55,7 @@ def list_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
     names = [(entry.title, entry.kind.value) for entry in entries]
     room = width - sum(max(map(len, column), default=0) + 2 for column in zip(*names, strict=True))
     rows = [
-        (*name, cut(entry.first_sentence, max(room, _LEAST)))
+        (*name, cut(entry.first_sentence, max(room, _MIN_WIDTH)))
         for name, entry in zip(names, entries, strict=True)
     ]
     return table(("CODE", "KIND", "MEANS"), rows, right=frozenset())

@@ -15,8 +15,8 @@ from nodeagent.text import index_ranges
 
 _IN_USE, _IDLE, _HALF_MADE, _NOT_KNOWN, _FREE = "█", "·", "×", "?", " "
 _MEANINGS = {_IN_USE: "in use", _IDLE: "idle", _HALF_MADE: "half made", _NOT_KNOWN: "not known"}
-_SICK = "!"
-_NARROWEST, _WIDEST = 2, 9  # columns for a memory slice, its left border included
+_UNHEALTHY = "!"
+_MIN_PITCH, _MAX_PITCH = 2, 9  # columns for a memory slice, its left border included
 _HEADER = ("UTIL", "MEM GiB", "TEMP", "POWER", "MPS", "CLAIMS")
 _NUMBERS = frozenset({"UTIL", "MEM GiB", "TEMP", "POWER", "CLAIMS"})
 _NONE = "-"
@@ -54,7 +54,7 @@ def legend(rows: Sequence[Line]) -> Line:
     """What the marks in these rows mean, and how to see more."""
     drawn = {character for row in rows for span in row for character in span.text}
     words = [f"{mark} {meaning}" for mark, meaning in _MEANINGS.items() if mark in drawn]
-    words += [f"{_SICK} not healthy"] if _SICK in drawn else []
+    words += [f"{_UNHEALTHY} not healthy"] if _UNHEALTHY in drawn else []
     return (dim("     " + "  ".join([*words, _IN_FULL])),)
 
 
@@ -64,7 +64,7 @@ def _length(spans: Line) -> int:
 
 def _index(gpu: Json) -> Line:
     sick = not (status_words.answers(gpu) and status_words.is_well(gpu))
-    return (Span(f"{gpu['index']:>3}"), Span(f"{_SICK if sick else ' '} ", Tone.BAD))
+    return (Span(f"{gpu['index']:>3}"), Span(f"{_UNHEALTHY if sick else ' '} ", Tone.BAD))
 
 
 # --- what was read --------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def _bar(gpu: Json, width: int) -> Line:
     slots = max(
         int(gpu.get("slots") or 0), 1, *(start + size for start, size in status_words.places(gpu))
     )
-    pitch = min(max((width - 1) // slots, _NARROWEST), _WIDEST if slots > 1 else width)
+    pitch = min(max((width - 1) // slots, _MIN_PITCH), _MAX_PITCH if slots > 1 else width)
     spans = [dim("│")]
     for cell in without_gaps(_parts(gpu, slots), slots):
         spans += [Span(_filled(cell.labels, cell.size * pitch - 1), cell.tone), dim("│")]

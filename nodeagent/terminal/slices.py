@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nodeagent.terminal.page import Line, Span, Tone, cut, dim
 
-_NARROWEST = 3
+_MIN_PITCH = 3
 _MARGIN = 8  # columns for the words "before" and "after"
 
 
@@ -49,7 +49,7 @@ def bar(cells: Iterable[Cell], slots: int, width: int) -> tuple[Line, ...]:
 
 def _pitch(slots: int, width: int) -> int:
     """Columns for each slice, its left border included."""
-    return max(_NARROWEST, (width - 1) // max(slots, 1))
+    return max(_MIN_PITCH, (width - 1) // max(slots, 1))
 
 
 def without_gaps(cells: Iterable[Cell], slots: int) -> Iterable[Cell]:

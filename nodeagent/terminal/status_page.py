@@ -40,8 +40,8 @@ _PHASE_TONES = {
 _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 _IN_FULL = "nodeagent status --gpu N shows one GPU in full"
 _NOT_SHOWN = "the rest does not fit: see nodeagent status --gpu N, or -o json"
-_MOST_NAMED = 4  # users of a GPU in one line
-_MOST_RESERVED = 4  # rows for the last events; they get more where there is room
+_MAX_NAMED = 4  # users of a GPU in one line
+_MAX_RESERVED = 4  # rows for the last events; they get more where there is room
 
 
 def status_page(
@@ -73,7 +73,7 @@ def status_page(
     # However much needs a hand, a third of the room says who has the GPUs, and a few rows what
     # happened.
     room = spare(top, more, table)
-    newest = last_event_lines(status, events, min(room // 4, _MOST_RESERVED), width)
+    newest = last_event_lines(status, events, min(room // 4, _MAX_RESERVED), width)
     least = _details(status, room // 3 - 1, width)
     hand = [*_first_that_fit(found, spare(top, more, table, least, newest) - 1, width), *more]
     rest = _details(status, spare(top, hand, table, newest) - 1, width)
@@ -223,7 +223,7 @@ def _users_in_short(gpu: Json) -> Iterator[Line]:
     used = sum(bool(device.get("inUse")) for device in gpu.get("instances", ()))
     if names:
         devices = f" on {count(used, 'MIG device')}" if used else ""
-        yield line(Span("used by ", Tone.IN_USE), listed(names, _MOST_NAMED), dim(devices))
+        yield line(Span("used by ", Tone.IN_USE), listed(names, _MAX_NAMED), dim(devices))
 
 
 def _notices(gpu: Json) -> Iterator[Line]:

@@ -22,7 +22,7 @@ from nodeagent.views.text import gpu_words, shortened
 PARTITIONS_READY: Final = "GPUPartitionsReady"
 HEALTHY: Final = "GPUHealthy"
 
-_LONGEST_MESSAGE = 1024  # characters
+_MAX_MESSAGE = 1024  # characters
 
 
 def conditions(state: NodeState, worst: Headline) -> Mapping[str, Condition]:
@@ -49,7 +49,7 @@ def _explained(condition: Condition, code: str) -> Condition:
     """The condition with the command that explains `code`, where a person has to act; shortened."""
     passing = condition.status == "True" or condition.reason in _PASSING
     pointer = "" if passing else f"; see nodeagent explain {code}"
-    message = shortened(condition.message, most=_LONGEST_MESSAGE - len(pointer)) + pointer
+    message = shortened(condition.message, most=_MAX_MESSAGE - len(pointer)) + pointer
     return replace(condition, message=message)
 
 

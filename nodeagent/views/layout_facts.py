@@ -21,13 +21,13 @@ from nodeagent.views.text import MODE_WORD, compact_json, shortened, that_fit
 LAYOUT: Final = "nodeagent.io/layout"
 TOPOLOGY: Final = "nodeagent.io/topology"
 VERSION: Final = "v1"
-LARGEST: Final = 32 << 10  # bytes
+MAX_BYTES: Final = 32 << 10  # bytes
 FREE_SLOTS_LABEL: Final = "nodeagent.io/free-slots"
 CREATABLE_LABEL: Final = "nodeagent.io/creatable."  # then a profile
 
 _AROUND = 128  # bytes kept for what is around the list of GPUs
 _PRODUCT = 100  # characters
-_LONGEST_NAME = 63  # characters of a label's name, behind the prefix
+_MAX_NAME = 63  # characters of a label's name, behind the prefix
 
 
 def layout(observed: ObservedNode, daemons: Sequence[MpsDaemon] = ()) -> str:
@@ -37,7 +37,7 @@ def layout(observed: ObservedNode, daemons: Sequence[MpsDaemon] = ()) -> str:
 
 def _text(entries: Iterable[Json]) -> str:
     """The annotation: the first of the GPUs, as many as fit."""
-    gpus, left_out, _ = that_fit(entries, LARGEST - _AROUND)
+    gpus, left_out, _ = that_fit(entries, MAX_BYTES - _AROUND)
     more = {"more": {"gpus": left_out}} if left_out else {}
     return compact_json({"version": VERSION, "gpus": gpus, **more})
 
@@ -73,7 +73,7 @@ def _label_name(profile: str) -> str:
     """A profile as the name of a label may have it: `1g.10gb.me` for 1g.10gb+me, as device
     plugins name their resources.
     """
-    most = _LONGEST_NAME - len(CREATABLE_LABEL.partition("/")[2])
+    most = _MAX_NAME - len(CREATABLE_LABEL.partition("/")[2])
     return re.sub(r"[^A-Za-z0-9._-]", ".", profile)[:most].rstrip("._-")
 
 

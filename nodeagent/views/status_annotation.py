@@ -20,15 +20,15 @@ from nodeagent.views.shapes import Headline, Json, MpsDaemon, Refused, as_json
 from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
 
 STATUS: Final = "nodeagent.io/status"
-LARGEST: Final = 32 << 10  # bytes, of the annotation's text
+MAX_BYTES: Final = 32 << 10  # bytes, of the annotation's text
 
 _TIME = 64  # bytes kept for observedAt and its key
 _MORE = 64  # bytes kept for the numbers of what was left out
 _PROBLEMS = 6 << 10  # bytes
-_MOST_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 _MESSAGE, _NAME = 320, 100  # characters
 _COMMANDS = 640  # characters: half a command is worse than none
-_MOST = {"code": _NAME, "gpu": _NAME, "path": 160, "message": _MESSAGE, "remedy": _MESSAGE}
+_MAX_LENGTHS = {"code": _NAME, "gpu": _NAME, "path": 160, "message": _MESSAGE, "remedy": _MESSAGE}
 _AHEAD = 60.0  # seconds that another clock may be ahead of this one
 
 
@@ -51,7 +51,7 @@ def status_content(state: NodeState, worst: Headline) -> Json:
     if state.refusal:
         content["rejected"] = _rejected(state.refusal)
     content |= {"gpus": [], "mps": [], "problems": []}
-    return content | _lists(state, LARGEST - json_size(content) - _TIME - _MORE)
+    return content | _lists(state, MAX_BYTES - json_size(content) - _TIME - _MORE)
 
 
 def status_text(content: Mapping[str, Any], observed_at: datetime) -> str:
@@ -113,7 +113,7 @@ def _rejected(refusal: Refused) -> Json:
 
 def _lists(state: NodeState, room: int) -> Json:
     """What is wrong comes first, then the GPUs, then the daemons in what room is left."""
-    shown = state.problems[:_MOST_PROBLEMS]
+    shown = state.problems[:_MAX_PROBLEMS]
     problems, cut, size = that_fit(map(_problem, shown), min(_PROBLEMS, room))
     cut += len(state.problems) - len(shown)
     gpus, gpus_cut, gpus_size = that_fit(map(_gpu, map(as_used, state.observed.gpus)), room - size)
@@ -130,7 +130,7 @@ def _lists(state: NodeState, room: int) -> Json:
 
 def _problem(problem: Problem) -> Json:
     found = as_json(problem)
-    return {key: shortened(text, most=_MOST[key]) for key, text in found.items()}
+    return {key: shortened(text, most=_MAX_LENGTHS[key]) for key, text in found.items()}
 
 
 def _gpu(gpu: Gpu) -> Json:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.documents.bounded_yaml import (
-    DEEPEST,
-    LARGEST_TEXT,
-    MOST_NODES,
+    MAX_DEPTH,
+    MAX_NODES,
+    MAX_TEXT,
     plain_scalar,
     read_tree,
 )
@@ -108,30 +108,30 @@ def test_all_faults_of_form_at_once() -> None:
 
 def test_limits() -> None:
     """Depth, number of values and size are bounded; what is within the bounds is read."""
-    assert read_tree("[" * DEEPEST + "]" * DEEPEST).value is not None
-    assert "nested" in faults("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1))[0].message
-    assert read_tree("[" + "1," * (MOST_NODES - 1) + "]").value is not None
-    assert f"more than {MOST_NODES:,} values" in faults("[" + "1," * MOST_NODES + "]")[0].message
-    assert read_tree("#" * (LARGEST_TEXT - 1)).value is None
-    assert "1 MiB" in faults("#" * LARGEST_TEXT)[0].message
-    assert "1 MiB" in faults("é" * (LARGEST_TEXT // 2))[0].message  # bytes count
+    assert read_tree("[" * MAX_DEPTH + "]" * MAX_DEPTH).value is not None
+    assert "nested" in faults("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))[0].message
+    assert read_tree("[" + "1," * (MAX_NODES - 1) + "]").value is not None
+    assert f"more than {MAX_NODES:,} values" in faults("[" + "1," * MAX_NODES + "]")[0].message
+    assert read_tree("#" * (MAX_TEXT - 1)).value is None
+    assert "1 MiB" in faults("#" * MAX_TEXT)[0].message
+    assert "1 MiB" in faults("é" * (MAX_TEXT // 2))[0].message  # bytes count
 
 
 @pytest.mark.parametrize(
     "text",
     [
         BOMB,
-        "x" * LARGEST_TEXT,
-        "[" * (LARGEST_TEXT - 1),
-        "- " * (LARGEST_TEXT // 2 - 1),
-        "{" * (LARGEST_TEXT - 1),
-        "[" + "1," * (LARGEST_TEXT // 2 - 1),
+        "x" * MAX_TEXT,
+        "[" * (MAX_TEXT - 1),
+        "- " * (MAX_TEXT // 2 - 1),
+        "{" * (MAX_TEXT - 1),
+        "[" + "1," * (MAX_TEXT // 2 - 1),
         "".join(f"k{n}: 1\n" for n in range(90_000)),
-        "\x01" * (LARGEST_TEXT - 1),
-        "'" + "''" * (LARGEST_TEXT // 2 - 1),
-        "&a " * (LARGEST_TEXT // 3 - 1),
-        "a" * (LARGEST_TEXT - 2) + ":",
-        "? " * (LARGEST_TEXT // 2 - 1),
+        "\x01" * (MAX_TEXT - 1),
+        "'" + "''" * (MAX_TEXT // 2 - 1),
+        "&a " * (MAX_TEXT // 3 - 1),
+        "a" * (MAX_TEXT - 2) + ":",
+        "? " * (MAX_TEXT // 2 - 1),
     ],
     ids=str.__len__,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodeagent.documents.reading import read_document
-from nodeagent.documents.terms import MOST_INSTANCES
+from nodeagent.documents.terms import MAX_INSTANCES
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import (
     DeviceSelector,
@@ -113,7 +113,7 @@ def test_no_device_plugin_config(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "count", [0, -1, 10**9, MOST_INSTANCES + 1, "two", "1", True, 1.5, None, [1]]
+    "count", [0, -1, 10**9, MAX_INSTANCES + 1, "two", "1", True, 1.5, None, [1]]
 )
 def test_counts(count: object) -> None:
     """A count is a whole number of instances that a GPU could hold."""

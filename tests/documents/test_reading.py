@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.documents.findings import MOST_PROBLEMS
-from nodeagent.documents.reading import LARGEST_PLAN, read_document
+from nodeagent.documents.findings import MAX_PROBLEMS
+from nodeagent.documents.reading import MAX_PLAN, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MigDisabled, MigEnabled, MigLayout, PlanEntry
 from nodeagent.plan.problems import Code, Problem
@@ -80,7 +80,7 @@ def test_no_document(text: str | bytes, words: str) -> None:
 
 def test_sizes() -> None:
     """A plan has at most 64 KiB, a mig-parted file less than 1 MiB."""
-    filled = PLAN + "#" * (LARGEST_PLAN - len(PLAN))
+    filled = PLAN + "#" * (MAX_PLAN - len(PLAN))
     assert read_document(filled).entries
     assert "65,537 bytes; a plan has at most 65,536" in fault(filled + "#").message
     assert "a plan has at most" in fault(filled + "# mig-configs").message
@@ -104,7 +104,7 @@ def test_full_of_faults(document: dict[str, Any]) -> None:
 
     def seconds() -> float:
         begin = time.process_time()  # whatever else the machine does meanwhile
-        assert len(problems_of(text)) == MOST_PROBLEMS + 1
+        assert len(problems_of(text)) == MAX_PROBLEMS + 1
         return time.process_time() - begin
 
     assert min(seconds() for _ in range(3)) < 0.3

@@ -10,7 +10,7 @@ from nodeagent.plan.observed import Access, Gpu, GpuInstance, MigMode, ObservedN
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.simulation import known_boards
 from nodeagent.structs import replace
-from nodeagent.views.layout_facts import LARGEST, label_changes, layout, layout_labels
+from nodeagent.views.layout_facts import MAX_BYTES, label_changes, layout, layout_labels
 from nodeagent.views.shapes import MpsDaemon
 from tests.plan.cards import card, with_instances
 from tests.views.daemons import mps_client, mps_daemon
@@ -90,7 +90,7 @@ def test_shares_of_instances_are_added_up() -> None:
 def test_it_is_bounded() -> None:
     """Also with more GPUs than any node has."""
     text = layout(ObservedNode(tuple(replace(OBSERVED.gpus[0], index=n) for n in range(512))))
-    assert len(text.encode()) <= LARGEST
+    assert len(text.encode()) <= MAX_BYTES
     report = json.loads(text)
     assert len(report["gpus"]) + report["more"]["gpus"] == 512
 

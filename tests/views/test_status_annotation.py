@@ -24,7 +24,7 @@ from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
 from nodeagent.views.status_annotation import (
-    LARGEST,
+    MAX_BYTES,
     StatusAnnotation,
     has_looked,
     status_text,
@@ -263,7 +263,7 @@ def test_it_always_fits(gpus: int, problems: int, text: str, times: int) -> None
     """However many GPUs, daemons and problems there are, and whatever their texts hold."""
     content = content_of(_crowded(gpus, problems, text * times))
     written = status_text(content, datetime.now(UTC))
-    assert len(written.encode()) <= LARGEST
+    assert len(written.encode()) <= MAX_BYTES
     assert written.isprintable()
     more = content.get("more", {})
     assert len(content["gpus"]) + more.get("gpus", 0) == gpus
@@ -275,7 +275,7 @@ def test_it_always_fits(gpus: int, problems: int, text: str, times: int) -> None
 def test_characters_that_take_more_bytes_are_counted(text: str) -> None:
     """Four bytes each, or two for what JSON has to mark."""
     content = content_of(_crowded(64, 100, text))
-    assert len(status_text(content, AT).encode()) <= LARGEST
+    assert len(status_text(content, AT).encode()) <= MAX_BYTES
     assert content["more"]["problems"] > 80
 
 

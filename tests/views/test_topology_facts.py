@@ -6,7 +6,7 @@ import json
 
 from nodeagent.plan.observed import Gpu, NvLinks, ObservedNode
 from nodeagent.structs import replace
-from nodeagent.views.layout_facts import LARGEST, topology
+from nodeagent.views.layout_facts import MAX_BYTES, topology
 from tests.views.example_node import FIRST, OBSERVED
 
 
@@ -45,6 +45,6 @@ def test_it_is_bounded() -> None:
     peers = tuple((f"GPU-{n:08d}-1111-2222-3333-444444444444", 1) for n in range(16))
     many = tuple(replace(OBSERVED.gpus[0], nvlink=NvLinks(36, 16, peers)) for _ in range(64))
     text = topology(ObservedNode(many))
-    assert len(text.encode()) <= LARGEST
+    assert len(text.encode()) <= MAX_BYTES
     reported = json.loads(text)
     assert len(reported["gpus"]) + reported["more"]["gpus"] == 64

@@ -34,7 +34,7 @@ from nodeagent.claims.serving.nvidia_configuration import NVIDIA_DRIVER, NvidiaC
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.shares import TimeSlice
-from nodeagent.text import shown
+from nodeagent.text import quote
 
 
 def read_allocation(
@@ -49,7 +49,7 @@ def read_allocation(
     reference = ClaimReference(namespace, name)
     if claim.uid != uid:
         raise ClaimHeldUp(
-            f"{reference} has the uid {shown(claim.uid)} now and not {shown(uid)}",
+            f"{reference} has the uid {quote(claim.uid)} now and not {quote(uid)}",
             remedy="it was deleted and created again: have its pods created again, too, by "
             f"{reference.schedule_anew}",
         )
@@ -240,7 +240,7 @@ class _Reader:
         else:
             writer = "the claim"
             where = f"in spec.devices.config of the claim or its template ({self.claim.show})"
-        requests = f" for {', '.join(map(shown, one.requests[:3]))}" if one.requests else ""
+        requests = f" for {', '.join(map(quote, one.requests[:3]))}" if one.requests else ""
         more = len(error.problems) - 1
         rest = f" (and {more} more)" if more else ""
         return ClaimRefused(

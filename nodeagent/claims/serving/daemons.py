@@ -20,7 +20,7 @@ from nodeagent.mps.setup import accounts_of
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile
 from nodeagent.plan.resolve_mps import OnGpu, wanted_mps
-from nodeagent.plan.shares import LEAST_THREADS, MIB, Host, Share, WantedMps, percentage_text
+from nodeagent.plan.shares import MIB, MIN_THREADS, Host, Share, WantedMps, percentage_text
 from nodeagent.structs import replace
 
 # Of a share whose claim says nothing: the share's own limits.
@@ -74,7 +74,7 @@ class ClaimDaemons:
                 remedy="write clients, with memory and threads no more than the share's, "
                 f"{_where(claim)}",
             )
-        threads = max(10_000 * share.memory // gpu.memory / 100, LEAST_THREADS)
+        threads = max(10_000 * share.memory // gpu.memory / 100, MIN_THREADS)
         if one.threads is not None and one.threads > threads:
             raise ClaimRefused(
                 f"{claim}: {one.path}.threads: found {percentage_text(one.threads)}% of the "

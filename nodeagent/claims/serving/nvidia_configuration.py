@@ -32,7 +32,7 @@ from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ANY_USER, TimeSlice
 from nodeagent.structs import Struct
-from nodeagent.text import shown
+from nodeagent.text import quote
 
 NVIDIA_DRIVER: Final = "gpu.nvidia.com"
 NVIDIA_API_VERSION: Final = "resource.nvidia.com/v1beta1"
@@ -71,7 +71,7 @@ class NvidiaConfiguration(Struct, frozen=True):
         name, limited = self.exception
         if not alone or name.lower() not in ("0", gpu if device == WHOLE_GPU else "0"):
             raise self._refuse(
-                f"found {shown(name)}, but each device of a claim has an MPS daemon of its own, in "
+                f"found {quote(name)}, but each device of a claim has an MPS daemon of its own, in "
                 'which it is "0"',
                 "write defaultPinnedDeviceMemoryLimit instead, in a configuration for each request",
                 *("sharing", "mpsConfig", _PER_DEVICE),
@@ -196,7 +196,7 @@ def _nvidias(mps: Rule[_Mps]) -> Rule[NvidiaConfiguration]:
         kind = place.value.get("kind") if isinstance(place.value, dict) else None
         if not isinstance(kind, str) or kind not in rules:
             raise place.refuse(
-                f"found {shown(kind)}, expected {' or '.join(NVIDIA_KINDS)}",
+                f"found {quote(kind)}, expected {' or '.join(NVIDIA_KINDS)}",
                 remedy=f"write one of them of {NVIDIA_API_VERSION}; or {_OWN}",
                 below=("kind",),
             )

@@ -26,7 +26,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import is_simulated, kept_file, run_dir, state_dir
 from nodeagent.cli.output import Output, formatted
 from nodeagent.cli.program import main
-from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
+from nodeagent.documents.bounded_yaml import MAX_TEXT, read_tree
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import read_own_file, read_regular_file
@@ -209,7 +209,7 @@ def _plan_file(plan: PlanSettings) -> BundleFile:
     """The file, if it is a plan: a path may lead to any file."""
     name, about = "plan-file.json", "the setting plan.file"
     try:
-        text = read_regular_file(plan.file, LARGEST_TEXT)
+        text = read_regular_file(plan.file, MAX_TEXT)
         read_document(text, configuration=plan.name)
     except DocumentError:
         return BundleFile(name, about, missing=f"{plan.file} is not a plan; see check.json")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nodeagent.settings import Settings
 from nodeagent.settings.sources import schema_of, setting_names, value_of, written
-from nodeagent.text import LONGEST_SHOWN
+from nodeagent.text import MAX_QUOTED
 
 # Of those that can hold any text. Numbers, durations, switches and choices can hold no secret.
 _SHOWN = frozenset(
@@ -57,7 +57,7 @@ def _forms(settings: Settings, name: str) -> Iterator[bytes]:
     """
     value = value_of(settings, name)
     words = {str(written(settings, name)), *(value if isinstance(value, tuple) else ())}
-    for word in words | {word[:LONGEST_SHOWN] for word in words}:
+    for word in words | {word[:MAX_QUOTED] for word in words}:
         if len(word) >= _MIN_LENGTH:
             yield word.encode("utf-8", "surrogateescape")
             yield json.dumps(word)[1:-1].encode()

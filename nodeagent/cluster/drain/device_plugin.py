@@ -21,7 +21,7 @@ import structlog
 from msgspec import Meta, Struct, ValidationError, convert
 
 from nodeagent.cluster.drain.changes import PLUGIN_CONFIG
-from nodeagent.documents.bounded_yaml import LARGEST_TEXT, read_tree
+from nodeagent.documents.bounded_yaml import MAX_TEXT, read_tree
 from nodeagent.documents.findings import refuse
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import read_regular_file
@@ -170,7 +170,7 @@ def read_configuration_file(folder: Path, name: str) -> PluginConfiguration:
         raise NoSuchConfiguration(f"{name!r} is no name of a configuration of the device plugin")
     path = folder / name
     try:
-        return read_configuration(read_regular_file(path, LARGEST_TEXT))
+        return read_configuration(read_regular_file(path, MAX_TEXT))
     except FileNotFoundError as error:
         raise NoSuchConfiguration(
             f"the device plugin's configurations in {folder} have none of the name {name}",

@@ -11,7 +11,7 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.plan_sources.node_source import NO_NODE, NodeSource
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
-from nodeagent.text import shown
+from nodeagent.text import quote
 
 PLAN: Final = "nodeagent.io/plan"
 PLAN_NAME: Final = "nodeagent.io/plan-name"
@@ -33,7 +33,7 @@ def offer(annotations: Mapping[str, str], file: PlanUpdate) -> PlanUpdate:
         case PlanText():
             return replace(file, configuration=name)
         case NoPlan(reason, problem):
-            why = f"the annotation {PLAN_NAME} is {shown(name)}, but {reason}"
+            why = f"the annotation {PLAN_NAME} is {quote(name)}, but {reason}"
             return NoPlan(why, replace(problem, message=why) if problem else None)
         case UnreadablePlan():
             return file

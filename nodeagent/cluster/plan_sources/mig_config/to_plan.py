@@ -25,7 +25,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import select
 from nodeagent.plan.search import best_layout
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
-from nodeagent.text import listed, nearest_names, shown
+from nodeagent.text import listed, nearest_names, quote
 
 _MIG_CONFIGS = "mig-configs"
 CONFIG: Final = "nvidia.com/mig.config"
@@ -116,7 +116,7 @@ def _unknown(
     if not observed.gpus or waiting:
         who = listed(f"GPU {gpu.index}" for gpu in waiting) or "the node's GPUs"
         return NoPlan(
-            f"the configuration {shown(name)} is not known yet: {who} did not answer so far, and "
+            f"the configuration {quote(name)} is not known yet: {who} did not answer so far, and "
             "it may be one for them"
         )
     known = [one for one in dict.fromkeys((*in_file, *generated)) if can_be_named(one)]
@@ -124,7 +124,7 @@ def _unknown(
     return UnreadablePlan(
         Problem(
             code=Code.UNKNOWN_CONFIGURATION,
-            message=f"the label {CONFIG} names the configuration {shown(name)}, which is {where} "
+            message=f"the label {CONFIG} names the configuration {quote(name)}, which is {where} "
             "among those that can be made for this node's cards; nothing was touched",
             remedy=_remedy(name, known, silent),
         )

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nodeagent.documents.findings import path_text
-from nodeagent.documents.terms import MOST_INSTANCES
+from nodeagent.documents.terms import MAX_INSTANCES
 from nodeagent.plan.names import ProfileName, device_name, find
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.text import shown
+from nodeagent.text import quote
 
 _DOTTED = re.compile(r"([^+]*?gb)\.(.+)")
 _SHARE = re.compile(r"([1-9][0-9]{0,4})gb")
@@ -53,7 +53,7 @@ def requested_names(gpu: Gpu, asked: Iterable[str]) -> dict[str, str]:
     as fulfilled only when the status repeats it letter for letter.
     """
     texts = sorted(set(asked))
-    if len(texts) > MOST_INSTANCES:
+    if len(texts) > MAX_INSTANCES:
         return {}  # no GPU can be that
     words: dict[str, str] = {}
     for text in texts:
@@ -214,15 +214,15 @@ def _spec(key: str, value: str) -> DeviceRequest | str:
         return "parts of it are missing" if missing else "its profile has a -"
     index = _integer(parts[2])
     if index is None:
-        return f"{shown(parts[2])} is not a GPU index"
+        return f"{quote(parts[2])} is not a GPU index"
     count = _integer(value)
     if count is None:
-        return f"its value {shown(value)} is not a whole number"
+        return f"its value {quote(value)} is not a whole number"
     return DeviceRequest(index, parts[3], count, _path(key))
 
 
 def _fault(key: str, what: str, remedy: str) -> Problem:
-    message = f"the annotation {shown(key)} {what}"
+    message = f"the annotation {quote(key)} {what}"
     return Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=_path(key))
 
 

@@ -22,15 +22,15 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     share_size,
 )
 from nodeagent.documents.bounded_yaml import Value, read_tree
-from nodeagent.documents.findings import MOST_PROBLEMS, path_text
-from nodeagent.documents.mps import MOST_CLIENTS
-from nodeagent.documents.terms import LARGEST_INDEX, MOST_INSTANCES
+from nodeagent.documents.findings import MAX_PROBLEMS, path_text
+from nodeagent.documents.mps import MAX_CLIENTS
+from nodeagent.documents.terms import MAX_INDEX, MAX_INSTANCES
 from nodeagent.errors import DocumentError
 from nodeagent.plan.names import ProfileName, find, nearest_profile
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import MIB
-from nodeagent.text import listed, shown
+from nodeagent.text import listed, quote
 
 _PROFILES = "a MIG profile such as 1g.10gb or 1g.10gb.me"
 _SHARES = "a share such as 10gb"
@@ -64,7 +64,7 @@ def requested_devices(
     requests: dict[int, GpuRequest] = {}
     wrong: list[Problem] = []
     for one in asked:
-        if len(wrong) > MOST_PROBLEMS:
+        if len(wrong) > MAX_PROBLEMS:
             break  # a hostile node must not cost time
         gpu = known.get(one.index)
         problem = _no_such_gpu(one, known) or _take(one, mode, gpu, requests)
@@ -80,7 +80,7 @@ def _take(
     """Add to what the GPU is asked to be, or say what is wrong with it."""
     size, name = share_size(one.profile), mig_profile(one.profile)
     if (_SHARES if size else _PROFILES if name else "") not in _ALLOWED[mode]:
-        what = f"asks for {shown(one.profile)} on a node whose label {MODE_LABEL} is {mode.value}"
+        what = f"asks for {quote(one.profile)} on a node whose label {MODE_LABEL} is {mode.value}"
         return one.fault(Code.UNKNOWN_PROFILE, what, f"write {' or '.join(_ALLOWED[mode])}")
     request = requests.setdefault(one.index, GpuRequest(one.index, gpu, where=one.where))
     if size:
@@ -92,9 +92,9 @@ def _take(
 
 
 def _no_such_gpu(one: DeviceRequest, known: Mapping[int, Gpu]) -> Problem | None:
-    if one.index in known or (not known and one.index <= LARGEST_INDEX):
+    if one.index in known or (not known and one.index <= MAX_INDEX):
         return None
-    have = f"it has {listed(map(str, known))}" if known else f"the largest is {LARGEST_INDEX}"
+    have = f"it has {listed(map(str, known))}" if known else f"the largest is {MAX_INDEX}"
     what = f"names GPU {one.index}, which this node does not have"
     return one.fault(Code.UNKNOWN_DEVICE, what, have)
 
@@ -102,14 +102,14 @@ def _no_such_gpu(one: DeviceRequest, known: Mapping[int, Gpu]) -> Problem | None
 def _no_such_profile(one: DeviceRequest, name: ProfileName, gpu: Gpu | None) -> Problem | None:
     """Where the card's profiles are not known, it is found out when the plan is resolved."""
     if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
-        what = f"asks for {shown(one.profile)}, but {gpu.title} has no MIG"
+        what = f"asks for {quote(one.profile)}, but {gpu.title} has no MIG"
         remedy = f"remove it, or set the label {MODE_LABEL} to {PartitioningKind.MPS.value}"
         return one.fault(Code.NOT_MIG_CAPABLE, what, remedy, gpu=gpu.uuid)
     if gpu is None or not gpu.profiles or len(find(name, gpu.profiles)) == 1:
         return None
     names = [profile.name for profile in gpu.profiles]
     near = nearest_profile(str(name), names)
-    what = f"asks for {shown(one.profile)}, which {gpu.title} has not"
+    what = f"asks for {quote(one.profile)}, which {gpu.title} has not"
     remedy = f"{f'did you mean {near}? ' if near else ''}it offers {listed(names)}"
     return one.fault(Code.UNKNOWN_PROFILE, what, remedy, gpu=gpu.uuid)
 
@@ -120,8 +120,8 @@ def _beyond(request: GpuRequest) -> Iterator[Problem]:
     if instances and shares:
         yield _of(request, "MIG profiles and for shares", "request one or the other on a GPU")
     for count, most, what in (
-        (instances, MOST_INSTANCES, "MIG devices"),
-        (shares, MOST_CLIENTS, "shares"),
+        (instances, MAX_INSTANCES, "MIG devices"),
+        (shares, MAX_CLIENTS, "shares"),
     ):
         if count > most:
             yield _of(request, f"{count} {what}", f"at most {most} fit")
@@ -227,8 +227,8 @@ def _resource(number: int, resource: Value) -> Iterator[DeviceRequest | Problem]
         yield _wrong((*place, "rename"), renamed, "gpu-<N>gb, such as gpu-10gb")
     elif resource.get("memoryGB", size) != size:
         yield _wrong((*place, "memoryGB"), resource["memoryGB"], f"{size}, as in rename")
-    elif type(replicas) is not int or not 0 <= replicas <= MOST_CLIENTS:
-        yield _wrong((*place, "replicas"), replicas, f"a number from 0 to {MOST_CLIENTS}")
+    elif type(replicas) is not int or not 0 <= replicas <= MAX_CLIENTS:
+        yield _wrong((*place, "replicas"), replicas, f"a number from 0 to {MAX_CLIENTS}")
     else:
         yield from _on_devices(place, resource.get("devices"), profile, replicas)
 
@@ -251,7 +251,7 @@ def _on_devices(
 def _wrong(place: tuple[str | int, ...], found: Value, accepted: str) -> Problem:
     return Problem(
         code=Code.INVALID_VALUE,
-        message=f"the device plugin's configuration has {shown(found)} at {_path(place)}",
+        message=f"the device plugin's configuration has {quote(found)} at {_path(place)}",
         remedy=f"write {accepted}",
         path=_path(place),
     )

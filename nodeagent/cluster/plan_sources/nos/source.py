@@ -35,7 +35,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
 from nodeagent.structs import Struct
-from nodeagent.text import shown
+from nodeagent.text import quote
 from nodeagent.views.node_state import NodeState
 
 log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ def place_of(config_map: str) -> tuple[str, str]:
     parts = config_map.split("/")
     if len(parts) != _PARTS or not all(parts):
         raise UsageError(
-            f"kubernetes.nos_config_map is {shown(config_map)}, not NAMESPACE/NAME",
+            f"kubernetes.nos_config_map is {quote(config_map)}, not NAMESPACE/NAME",
             remedy="nos' own chart calls it nebuly-nvidia/nos-device-plugin-configs",
         )
     return parts[0], parts[1]
@@ -114,7 +114,7 @@ class NosSource(NodeSource):
             if view.annotations.get(SPEC_PLAN):
                 return deferred_plan(view.annotations, view.labels)
             return NoPlan(
-                f"the label {CONFIGURATION_LABEL} names nos' configuration {shown(key)}, and "
+                f"the label {CONFIGURATION_LABEL} names nos' configuration {quote(key)}, and "
                 "kubernetes.nos_config_map does not say which ConfigMap it is in"
             )
         found = self._configuration.found
@@ -237,7 +237,7 @@ class NosConfiguration:
     def _not_read(self, key: str, fault: faults.ClusterFault) -> Trouble:
         """What a person has to mend is a refusal; the rest passes."""
         what = (
-            f"nos' configuration {shown(key)} is in the ConfigMap {self._namespace}/{self._name}, "
+            f"nos' configuration {quote(key)} is in the ConfigMap {self._namespace}/{self._name}, "
             f"which cannot be read: {fault.message}"
         )
         if isinstance(fault, faults.NotAllowed | faults.RequestRefused):
@@ -251,11 +251,11 @@ class NosConfiguration:
 
     def _not_there(self, key: str, *, is_map: bool) -> Trouble:
         where = f"the ConfigMap {self._namespace}/{self._name}"
-        what = f"{where} has no {shown(key)}" if is_map else f"there is no {where}"
+        what = f"{where} has no {quote(key)}" if is_map else f"there is no {where}"
         return UnreadablePlan(
             Problem(
                 code=Code.UNKNOWN_CONFIGURATION,
-                message=f"the label {CONFIGURATION_LABEL} names {shown(key)}, but {what}",
+                message=f"the label {CONFIGURATION_LABEL} names {quote(key)}, but {what}",
                 remedy="the agent retries; kubernetes.nos_config_map names the ConfigMap",
                 path=_AT_LABEL,
             )

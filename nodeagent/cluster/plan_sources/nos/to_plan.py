@@ -32,13 +32,13 @@ from nodeagent.cluster.plan_sources.nos.requested_devices import (
     read_configuration,
     requested_devices,
 )
-from nodeagent.documents.findings import MOST_PROBLEMS
-from nodeagent.documents.reading import LARGEST_PLAN
+from nodeagent.documents.findings import MAX_PROBLEMS
+from nodeagent.documents.reading import MAX_PLAN
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
-from nodeagent.text import did_you_mean, listed, shown
+from nodeagent.text import did_you_mean, listed, quote
 
 _SOME_ID = "0"  # which one it is does not matter to the plan
 _MAX_NAMED = 3  # further places in a sentence about the first
@@ -72,7 +72,7 @@ class DeferredNosPlan:
         gpus = [_entry(gpu, self.labels) for gpu in sorted(whole, key=lambda gpu: gpu.index)]
         document = {"version": "v1", "gpus": gpus}
         text = json.dumps(document, separators=(",", ":")).encode()
-        return UnreadablePlan(_too_large(text)) if len(text) > LARGEST_PLAN else PlanText(text)
+        return UnreadablePlan(_too_large(text)) if len(text) > MAX_PLAN else PlanText(text)
 
     def remarks(self, observed: ObservedNode) -> tuple[Problem, ...]:
         """What nos ignores in silence, or does without an explicit request; none of it keeps the
@@ -85,11 +85,11 @@ class DeferredNosPlan:
         requests, _ = requested_devices(mode, reading.devices, observed)
         going = (r for r in emptied(mode, requests, observed) if r.gpu and r.gpu.instances)
         found = (*map(_is_emptied, going), *_unspeakable(mode, observed), *reading.ignored)
-        if len(found) <= MOST_PROBLEMS:
+        if len(found) <= MAX_PROBLEMS:
             return found
-        more = f"there are {len(found) - MOST_PROBLEMS} more remarks of this kind"
+        more = f"there are {len(found) - MAX_PROBLEMS} more remarks of this kind"
         rest = Problem(code=Code.INVALID_VALUE, message=more, remedy="correct these and try again")
-        return (*found[:MOST_PROBLEMS], rest)
+        return (*found[:MAX_PROBLEMS], rest)
 
     def _read(self, mode: PartitioningKind) -> Requests | None:
         """All that is requested in this mode; None when nos has requested nothing yet."""
@@ -139,7 +139,7 @@ def _not_divided(labels: Mapping[str, str]) -> str:
     if value is None:
         return f"nos does not divide this node: it has no label {MODE_LABEL}"
     return (
-        f"nos does not divide this node: its label {MODE_LABEL} is {shown(value)}, not one of "
+        f"nos does not divide this node: its label {MODE_LABEL} is {quote(value)}, not one of "
         f"{listed(modes)} {did_you_mean(value.strip(), modes)}"
     ).rstrip()
 
@@ -148,7 +148,7 @@ def _nothing_asked(mode: PartitioningKind, labels: Mapping[str, str]) -> str:
     if mode is PartitioningKind.MIG:
         return f"nos has no plan for this node yet: it has no annotation {SPEC_PLAN}"
     key = labels.get(CONFIGURATION_LABEL)
-    where = f"under {shown(key)}" if key else f"no label {CONFIGURATION_LABEL} is there"
+    where = f"under {quote(key)}" if key else f"no label {CONFIGURATION_LABEL} is there"
     return (
         "nos has no shares for this node yet: neither in the device plugin's configuration "
         f"({where}) nor in annotations with a {SPEC_PLAN}"
@@ -197,7 +197,7 @@ def _too_large(text: bytes) -> Problem:
     return Problem(
         code=Code.DOES_NOT_FIT,
         message=f"nos asks for so much that the plan has {len(text):,} bytes; one has at most "
-        f"{LARGEST_PLAN:,} (64 KiB)",
+        f"{MAX_PLAN:,} (64 KiB)",
         remedy="request fewer kinds of shares",
     )
 
