@@ -19,7 +19,7 @@ from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.offering.gpu_rules import Mode
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
-from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
+from nodeagent.claims.offering.planned import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.offering.resource_slices import NodeReference
 from nodeagent.claims.reporting.attempts import ClaimUnread, Operation
@@ -251,7 +251,7 @@ class ClaimsService:
                 gpus = (self._observation.node or state.observed).gpus
                 goals, records = goals_of(state.plan), self.claims.store.records
                 facts = await self._facts.read(gpus)
-                await asyncio.to_thread(self.places.note, gpus, goals, records)
+                await asyncio.to_thread(self.places.record, gpus, goals, records)
                 offers = await asyncio.to_thread(
                     self._offers.make,
                     gpus,

@@ -15,7 +15,7 @@ import pytest
 
 from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.files.records import read_records as claim_records
-from nodeagent.claims.offering.planned_places import planned_places_file
+from nodeagent.claims.offering.planned import planned_places_file
 from nodeagent.documents.reading import digest_of
 from nodeagent.files.state import StateFile, StateFormat, write_state
 from nodeagent.gpu.original_settings import OriginalSettings

@@ -8,8 +8,13 @@ import pytest
 
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.offering.gpu_rules import FixedInstance, Planned
-from nodeagent.claims.offering.planned import beside_claims, planned
-from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
+from nodeagent.claims.offering.planned import (
+    FILE_NAME,
+    PlannedPlaces,
+    beside_claims,
+    planned,
+    planned_places_file,
+)
 from nodeagent.claims.parts import to_prepare, to_release
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, Reserved
 from nodeagent.plan.observed import Access, Gpu, Placement
@@ -260,7 +265,7 @@ def places(tmp_path: Path) -> PlannedPlaces:
 
 def noted(places: PlannedPlaces, goal: DesiredGpu, gpu: Gpu) -> PlannedPlaces:
     """The agent of the next start, after this one has seen the GPU."""
-    places.note([gpu], {gpu.uuid: goal}, ())
+    places.record([gpu], {gpu.uuid: goal}, ())
     following = PlannedPlaces(planned_places_file(places.file.path))
     following.load()
     return following
@@ -318,10 +323,10 @@ def test_only_what_is_there_is_noted(places: PlannedPlaces) -> None:
     assert noted(places, TWO, one).as_before(TWO, H100) == TWO
     both = with_instances(H100, [("1g.10gb", 1), ("1g.10gb", 3)])
     claimed = mig_device(gpu=H100.uuid, placement=Placement(3, 1))
-    places.note([both], {H100.uuid: TWO}, [record(claimed)])
+    places.record([both], {H100.uuid: TWO}, [record(claimed)])
     assert places.as_before(TWO, H100) == TWO
     goal = wanted(H100, [("1g.10gb", 1)])
-    places.note([both], {H100.uuid: goal}, [record(claimed)])
+    places.record([both], {H100.uuid: goal}, [record(claimed)])
     assert made(places, goal) == {("1g.10gb", 1)}
 
 
@@ -342,7 +347,7 @@ def test_a_file_that_cannot_be_written_or_read(places: PlannedPlaces) -> None:
     """It is a problem with words, and the plan goes on without."""
     assert places.file.path
     places.file.path.mkdir()
-    places.note([with_instances(H100, [("1g.10gb", 1), ("1g.10gb", 3)])], {H100.uuid: TWO}, ())
+    places.record([with_instances(H100, [("1g.10gb", 1), ("1g.10gb", 3)])], {H100.uuid: TWO}, ())
     assert places.file.problem
     assert "planned-places" in places.file.problem.message
     assert places.as_before(TWO, H100) == TWO

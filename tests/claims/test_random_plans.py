@@ -12,7 +12,7 @@ from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
-from nodeagent.claims.offering.planned_places import FILE_NAME, PlannedPlaces, planned_places_file
+from nodeagent.claims.offering.planned import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import NodeagentError
@@ -79,7 +79,9 @@ class Day:
             await self._prepare_again(rig, claims)
             for _ in range(rounds):
                 await self._round(rig, claims)
-                noted.note(rig.state.observed.gpus, goals_of(rig.state.plan), claims.store.records)
+                noted.record(
+                    rig.state.observed.gpus, goals_of(rig.state.plan), claims.store.records
+                )
                 self._check()
             if last:
                 await self._end(rig, claims)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.claims.files import records
-from nodeagent.claims.offering.planned_places import planned_places_file
+from nodeagent.claims.offering.planned import planned_places_file
 from nodeagent.cluster.kubelet.allocations import read_claimed_device, read_device_id
 from nodeagent.cluster.kubelet.generated import podresources_pb2
 from nodeagent.cluster.kubelet.pod_resources import KubeletError, allocated_in, holdings_in
