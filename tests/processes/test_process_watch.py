@@ -53,13 +53,16 @@ async def test_a_process_no_longer_watched_wakes_nothing() -> None:
     """Only the users of the last look count, though their descriptors have the same numbers."""
     woken = asyncio.Event()
     watch = ProcessWatch(woken.set, fallback=3600)
-    with sleeper() as process:
+    with sleeper() as former, sleeper() as process:
+        watch.watch({former.pid})
         watch.watch({process.pid})
-        watch.watch({os.getpid()})
-        process.kill()
-        process.wait()
+        former.kill()
+        former.wait()
         await asyncio.sleep(0.05)
-    assert not woken.is_set()
+        assert not woken.is_set()
+        process.kill()
+        async with asyncio.timeout(stretched(30)):
+            await woken.wait()
     watch.close()
 
 
