@@ -195,6 +195,14 @@ def test_a_limit_that_is_not_set() -> None:
     )
 
 
+def test_no_limit_of_memory_beside_a_share_without_one() -> None:
+    """The daemon grants all of it then, which is more than the client's own share allows."""
+    plan = wanted(Share("small", 2, 8192, None), Share("all", 1, None, None))
+    environment = of_slot(0, plan)
+    del environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+    assert kinds(facts(environment=environment), plan=plan) == {100: ["looserMemoryLimit"]}
+
+
 def test_tighter_than_its_share() -> None:
     """Is everybody's own business."""
     environment = of_slot(0) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5"}

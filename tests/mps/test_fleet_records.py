@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -162,6 +163,19 @@ async def test_directories_without_a_record(rig: FleetRig) -> None:
     async with rig.fleet():
         pass
     assert sorted(path.name for path in (rig.run_dir / "mps").iterdir()) == [GPU, "notes"]
+
+
+async def test_a_daemon_whose_directory_was_deleted(rig: FleetRig) -> None:
+    """No client finds it any more, and none could be started in its place: it is ended."""
+    async with rig.fleet() as fleet:
+        await fleet.start(GPU, wanted())
+        pid = status(fleet).pid
+    shutil.rmtree(rig.pipes().parent)
+    async with rig.fleet() as fleet:
+        assert f"(pid {pid})" in await rig.reported(ReportSubject.RECORD_UNUSABLE)
+        assert fleet.statuses() == ()
+    assert pid is not None
+    assert gone(pid)
 
 
 async def test_a_daemon_without_a_record(rig: FleetRig) -> None:

@@ -20,6 +20,7 @@ from nodeagent.mps.lifecycle.model import (
     Timeout,
 )
 from tests.mps.lifecycle.life import OTHER_LIMITS, OTHER_USER, SPEC, Life, subjects, undone
+from tests.mps.plans import with_limits
 
 # --- to Ready -------------------------------------------------------------------------------------
 
@@ -99,6 +100,13 @@ def test_the_same_plan_disturbs_nothing(ready: Life) -> None:
     before = ready.state
     assert ready.tell(NewPlan(SPEC)) == ()
     assert ready.state == before
+
+
+def test_other_shares_with_the_same_limits_disturb_nothing(ready: Life) -> None:
+    """The daemon has nothing to do: its clients are judged by them."""
+    assert ready.tell(NewPlan(with_limits(SPEC, 4096, 50.0))) == ()
+    assert ready.phase() is DaemonPhase.READY
+    assert ready.state.running == ready.state.wanted != SPEC
 
 
 def test_other_limits_need_no_other_process(ready: Life) -> None:
