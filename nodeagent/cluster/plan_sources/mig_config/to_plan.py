@@ -122,10 +122,12 @@ def _unknown(
     known = [one for one in dict.fromkeys((*in_file, *generated)) if can_be_named(one)]
     where = "neither in the mounted file nor" if has_file else "not"
     return UnreadablePlan(
-        Problem(
-            code=Code.UNKNOWN_CONFIGURATION,
-            message=f"the label {CONFIG} names the configuration {quote(name)}, which is {where} "
-            "among those that can be made for this node's cards; nothing was touched",
+        Problem.of(
+            Code.UNKNOWN_CONFIGURATION,
+            "ofLabel",
+            label=CONFIG,
+            name=quote(name),
+            where=where,
             remedy=_remedy(name, known, silent),
         )
     )

@@ -243,8 +243,12 @@ class NosConfiguration:
         if isinstance(fault, faults.NotAllowed | faults.RequestRefused):
             remedy = fault.remedy or "let the agent's service account get this ConfigMap"
             return UnreadablePlan(
-                Problem(
-                    code=Code.UNKNOWN_CONFIGURATION, message=what, remedy=remedy, path=_AT_LABEL
+                Problem.of(
+                    Code.UNKNOWN_CONFIGURATION,
+                    "mapUnread",
+                    path=_AT_LABEL,
+                    what=what,
+                    remedy=remedy,
                 )
             )
         return NoPlan(what)
@@ -253,10 +257,12 @@ class NosConfiguration:
         where = f"the ConfigMap {self._namespace}/{self._name}"
         what = f"{where} has no {quote(key)}" if is_map else f"there is no {where}"
         return UnreadablePlan(
-            Problem(
-                code=Code.UNKNOWN_CONFIGURATION,
-                message=f"the label {CONFIGURATION_LABEL} names {quote(key)}, but {what}",
-                remedy="the agent retries; kubernetes.nos_config_map names the ConfigMap",
+            Problem.of(
+                Code.UNKNOWN_CONFIGURATION,
+                "notInMap",
                 path=_AT_LABEL,
+                label=CONFIGURATION_LABEL,
+                name=quote(key),
+                why=what,
             )
         )

@@ -156,14 +156,7 @@ def _nothing_asked(mode: PartitioningKind, labels: Mapping[str, str]) -> str:
 
 
 def _is_emptied(request: GpuRequest) -> Problem:
-    return Problem(
-        code=Code.DOES_NOT_FIT,
-        message=f"nos requests nothing on GPU {request.index}, which is in MIG mode: by its "
-        "protocol every free MIG device there is destroyed",
-        remedy="the device plugin may refuse to work with a GPU in MIG mode that has no device; "
-        "give it a spec annotation",
-        gpu=request.uuid,
-    )
+    return Problem.of(Code.DOES_NOT_FIT, "emptied", gpu=request.uuid, index=request.index)
 
 
 def _unspeakable(mode: PartitioningKind, observed: ObservedNode) -> Iterator[Problem]:
@@ -174,13 +167,7 @@ def _unspeakable(mode: PartitioningKind, observed: ObservedNode) -> Iterator[Pro
         devices = {device.profile for _, device in gpu.mig_devices()}
         for profile in sorted(devices):
             if spelled(profile) is None:
-                yield Problem(
-                    code=Code.UNSUPPORTED,
-                    message=f"GPU {gpu.index} has a {profile}, which cannot be reported to nos: "
-                    "its annotations cannot hold the name. nos takes its room for free",
-                    remedy="use a profile without - and , in its name",
-                    gpu=gpu.uuid,
-                )
+                yield gpu.problem(Code.UNSUPPORTED, "noNosName", profile=profile)
 
 
 # --- the text -------------------------------------------------------------------------------------
@@ -194,12 +181,8 @@ def _entry(request: GpuRequest, labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _too_large(text: bytes) -> Problem:
-    return Problem(
-        code=Code.DOES_NOT_FIT,
-        message=f"nos asks for so much that the plan has {len(text):,} bytes; one has at most "
-        f"{MAX_PLAN:,} (64 KiB)",
-        remedy="request fewer kinds of shares",
-    )
+    size, most = f"{len(text):,}", f"{MAX_PLAN:,}"
+    return Problem.of(Code.DOES_NOT_FIT, "tooLarge", size=size, most=most)
 
 
 def _as_one(faults: tuple[Problem, ...]) -> Problem:
