@@ -37,7 +37,7 @@ SHARING_LABEL: Final = "nvidia.com/gpu.sharing-strategy"
 FEATURES_LABEL: Final = "nvidia.com/gfd.timestamp"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 MIG_RESOURCE: Final = "nvidia.com/mig-"
-_SHARED: Final = ".shared"
+SHARED: Final = ".shared"
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
@@ -104,7 +104,7 @@ class PluginConfiguration:
         for resource, replicas in self.replicas:
             devices = counts.get(resource, 0)
             if devices:
-                name = resource + (_SHARED if self.rename_by_default else "")
+                name = resource + (SHARED if self.rename_by_default else "")
                 result[resource] -= devices
                 result[name] = result.get(name, 0) + devices * replicas
         return {name: count for name, count in sorted(result.items()) if count}
@@ -247,46 +247,3 @@ class DevicePlugin:
         if plugin.strategy is None and self._labelled_for in ("", name):
             plugin = replace(plugin, strategy=self._labelled.strategy)  # by the plugin's own flags
         return plugin.expected(gpus)
-
-
-# --- afterwards -----------------------------------------------------------------------------------
-
-
-def mismatches(
-    wanted: Mapping[str, int], allocatable: Mapping[str, str], *, plugin: tuple[str, ...]
-) -> tuple[Problem, ...]:
-    """One problem for each resource of which the node offers another amount than it should.
-
-    A resource of the plugin that should be gone and is still offered is among them. `plugin` are
-    kubectl's options that select the plugin's pods on this node, together.
-    """
-    # By the names it gives on its own; others under nvidia.com/ are offered by others.
-    own = (GPU_RESOURCE, GPU_RESOURCE + _SHARED)
-    left = {
-        name
-        for name, amount in allocatable.items()
-        if amount != "0" and (name in own or name.startswith(MIG_RESOURCE))
-    }
-    return tuple(
-        _differs(name, wanted.get(name, 0), allocatable.get(name, "0"), plugin)
-        for name in sorted({*wanted, *left})
-        if allocatable.get(name, "0") != str(wanted.get(name, 0))
-    )
-
-
-def _differs(name: str, wanted: int, there: str, plugin: tuple[str, ...]) -> Problem:
-    case = "notRestarted" if wanted == 0 else "otherAmount"
-    if wanted and there == "0":
-        case = "nothing"
-    return Problem.of(
-        Code.NOT_OFFERED,
-        case,
-        offered=f"{there} {name}",
-        wanted=wanted or "none",
-        plugin=_typed("delete" if wanted == 0 else "get", plugin),
-    )
-
-
-def _typed(verb: str, plugin: tuple[str, ...]) -> str:
-    """One line for a shell; pods with one of several labels take a command for each."""
-    return f"`{'; '.join(f'kubectl {verb} pods {options}' for options in plugin)}`"

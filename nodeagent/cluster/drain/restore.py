@@ -7,15 +7,15 @@ nothing is left to do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import NoReturn
 
 import structlog
 
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.drain.allocatable import AwaitedAllocatable
 from nodeagent.cluster.drain.changes import (
     PLUGIN_CONFIG,
     NodeChange,
@@ -23,7 +23,7 @@ from nodeagent.cluster.drain.changes import (
     restoring,
     uncordoning,
 )
-from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of, mismatches
+from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
 from nodeagent.cluster.drain.node import DrainedNode, undone
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.pacing import Backoff
@@ -38,66 +38,6 @@ log = structlog.get_logger(__name__)
 
 _MAX_CONFLICTS = 10
 _PLUGIN_LABELS = "app=nvidia-device-plugin-daemonset"  # the GPU Operator's
-
-
-@dataclass(slots=True, eq=False)
-class AwaitedAllocatable:
-    """Compares what the node offers with what it should; requests nothing.
-
-    For `deadline` seconds a difference is no problem; then it is one until it is gone. `changed` is
-    called when the wait is over or the problems are others. `plugin` are kubectl's options for the
-    device plugin's pods, one text for each of their labels.
-    """
-
-    deadline: float
-    plugin: tuple[str, ...]
-    changed: Callable[[str], None]
-    problems: tuple[Problem, ...] = ()
-    _expected: Mapping[str, int] | None = None
-    _allocatable: Mapping[str, str] | None = None  # None: not known
-    _timer: asyncio.TimerHandle | None = None
-
-    @property
-    def expected(self) -> Mapping[str, int] | None:
-        """What is still waited for; None once it has come or the time is over."""
-        return self._expected if self._timer is not None else None
-
-    def begin(self, expected: Mapping[str, int]) -> None:
-        """Wait for this; the same as is waited for already changes nothing."""
-        if self.expected == expected:
-            return
-        self.forget()
-        self._expected = expected
-        self._timer = asyncio.get_running_loop().call_later(self.deadline, self._time_is_over)
-        self._compare()
-
-    def forget(self) -> None:
-        """The GPUs change again, or the wait is over."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._expected, self.problems = None, None, ()
-
-    def observe(self, allocatable: Mapping[str, str] | None) -> None:
-        """The node offers this now."""
-        self._allocatable = allocatable
-        self._compare()
-
-    def _time_is_over(self) -> None:
-        self._timer = None
-        self._compare()
-        if not self.problems:  # what the node offers is not known
-            self.changed("the node's offer was waited for long enough")
-
-    def _compare(self) -> None:
-        if self._expected is None or self._allocatable is None:
-            return
-        found = mismatches(self._expected, self._allocatable, plugin=self.plugin)
-        if not found:
-            self.forget()
-            self.changed("the node offers what it should")
-        elif self._timer is None and found != self.problems:
-            self.problems = found
-            self.changed("the node does not offer what it should")
 
 
 class Restore:

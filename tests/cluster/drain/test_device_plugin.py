@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cluster.drain.allocatable import mismatches
 from nodeagent.cluster.drain.device_plugin import (
     FEATURES_LABEL,
     SHARING_LABEL,
@@ -15,7 +16,6 @@ from nodeagent.cluster.drain.device_plugin import (
     DevicePlugin,
     PluginConfiguration,
     Strategy,
-    mismatches,
     read_configuration,
     read_configuration_file,
     strategy_of,
