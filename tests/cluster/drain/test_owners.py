@@ -137,29 +137,14 @@ PODS: dict[str, dict[str, Any]] = {
         "labels": {"app.kubernetes.io/name": "mig-agent"},
         "spec": {"nodeSelector": {NOS_LABEL: "mig"}},
     },
-    "dra": {
-        "labels": {"dra-driver-nvidia-gpu-component": "kubelet-plugin"},
-        "spec": {
-            "containers": [
-                {
-                    "name": "gpus",
-                    "image": "none",
-                    "env": [{"name": "FEATURE_GATES", "value": "DynamicMIG=true"}],
-                }
-            ]
-        },
-    },
-    "hami": {"labels": {"app.kubernetes.io/component": "hami-device-plugin"}},
-    "instaslice": {"labels": {"app": "das-daemonset"}},
 }
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """A server with the Node, which HAMi would split if it were here."""
+    """A server with the Node and a pod on it that matters to no rule."""
     async with ApiServer() as api:
-        register = {"hami.io/node-nvidia-register": '[{"mode": "mig"}]'}
-        api.add_node(NODE, labels=MIXED, annotations=register)
+        api.add_node(NODE, labels=MIXED)
         api.add_pod("somebody", node=NODE)
         yield api
 
@@ -173,7 +158,7 @@ async def test_each_is_refused_until_tolerated(
     async with agent(server, tmp_path) as it:
         [problem] = await it.round()
         assert problem.code is Code.OWNED
-        assert f"default/{owner}-1" in problem.message or owner == "hami"
+        assert f"default/{owner}-1" in problem.message
         assert problem.remedy
         assert not [a for a in asked(server) if not a.startswith("GET")]
     async with agent(server, tmp_path, tolerate=(owner,)) as it:
@@ -205,19 +190,11 @@ async def test_a_label_that_goes_is_reason_to_look(server: ApiServer, tmp_path: 
     server.patch_node(NODE, {"metadata": {"labels": {label: "true"}}})
     server.faults.next(1, Answer(403), path="/api/v1/pods")
     async with agent(server, tmp_path) as it:
-        [problem, _] = await it.round()
+        [problem] = await it.round()
         assert problem.code is Code.OWNED
         assert label in problem.message
         assert EventType.UNCHECKED in [kind for kind, _ in it.reported]
-        server.patch_node(
-            NODE,
-            {
-                "metadata": {
-                    "labels": {label: None},
-                    "annotations": {"hami.io/node-nvidia-register": None},
-                }
-            },
-        )
+        server.patch_node(NODE, {"metadata": {"labels": {label: None}}})
         await until(lambda: it.woken)
 
 
