@@ -23,7 +23,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.plan_update import PlanText
-from nodeagent.views.mps_report import done_json, mps_answer
+from nodeagent.views.mps import done_json, mps_answer
 from nodeagent.views.node_state import NodeState, not_ready
 from nodeagent.views.plan_report import plan_json
 from nodeagent.views.shapes import Json, MpsDaemon

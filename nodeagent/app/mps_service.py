@@ -25,8 +25,7 @@ from nodeagent.reconcile.event_reporter import event_of
 from nodeagent.reconcile.node_controller import NodeController, compute_mode_check
 from nodeagent.structs import replace
 from nodeagent.views.devices import device_words, gpu_of, located
-from nodeagent.views.mps_problems import client_words, mps_problems
-from nodeagent.views.mps_report import MpsOverview
+from nodeagent.views.mps import MpsOverview, client_words, mps_problems
 from nodeagent.views.shapes import MpsClient, MpsDaemon, Pod
 
 log = structlog.get_logger(__name__)

@@ -19,7 +19,7 @@ from nodeagent.plan.reserved import without
 from nodeagent.plan.shares import TimeSlice, WantedMps
 from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
-from nodeagent.views.mps_problems import unready_daemons
+from nodeagent.views.mps import unready_daemons
 
 _MAX_NAMED = 8  # processes in one command; the rest are named when these are gone
 

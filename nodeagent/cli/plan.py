@@ -24,7 +24,7 @@ from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
 from nodeagent.terminal.plan_page import assert_page, plan_page
-from nodeagent.views.mps_problems import unready_daemons
+from nodeagent.views.mps import unready_daemons
 from nodeagent.views.plan_report import plan_json, rejection_json
 
 SOURCE = "file"

@@ -15,7 +15,7 @@ from nodeagent.plan.observed import DeviceDaemon
 from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.processes import name_of
-from nodeagent.views.mps_report import share_shapes, user_id
+from nodeagent.views.mps import share_shapes, user_id
 from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsServer
 from nodeagent.views.text import time_json
 

@@ -17,7 +17,7 @@ from nodeagent.plan.steps import StartMps
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import LAST_SAID, EventLog, EventType
 from nodeagent.reconcile.work_queue import Retry
-from nodeagent.views.mps_problems import unready_daemons
+from nodeagent.views.mps import unready_daemons
 from nodeagent.views.shapes import Refused
 from nodeagent.views.text import gpu_words, layout_words, step_words
 

@@ -30,7 +30,7 @@ from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.work_queue import Retry, WorkQueue, blocking_pids, undisturbing
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
-from nodeagent.views.mps_report import MpsOverview
+from nodeagent.views.mps import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase, blocking_codes, phase_of
 
 log = structlog.get_logger(__name__)

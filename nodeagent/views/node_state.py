@@ -16,7 +16,7 @@ from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct, field
 from nodeagent.views.claims import Claim
-from nodeagent.views.mps_problems import not_ready_reasons, on_its_way
+from nodeagent.views.mps import not_ready_reasons, on_its_way
 from nodeagent.views.shapes import Cluster, MpsDaemon, Refused
 
 if TYPE_CHECKING:  # it takes long to import, and not every state has it

@@ -21,7 +21,7 @@ from nodeagent.plan.planner import once_free
 from nodeagent.plan.problems import Problem
 from nodeagent.views import shapes
 from nodeagent.views.devices import mig_devices
-from nodeagent.views.mps_report import share_shapes, user_id
+from nodeagent.views.mps import share_shapes, user_id
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import MODE_WORD
 

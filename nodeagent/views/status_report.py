@@ -20,7 +20,7 @@ from nodeagent.views.claims import Claim
 from nodeagent.views.devices import gpu_of, located
 from nodeagent.views.headline import headline
 from nodeagent.views.health_remedies import HealthRemedies
-from nodeagent.views.mps_report import daemon_shapes
+from nodeagent.views.mps import daemon_shapes
 from nodeagent.views.node_state import NodeState, Reading
 from nodeagent.views.plan_report import mode_shape
 from nodeagent.views.shapes import Json, as_json

@@ -24,7 +24,7 @@ from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import simulated
-from nodeagent.views.mps_report import done_json, mps_answer
+from nodeagent.views.mps import done_json, mps_answer
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.plan_report import plan_json
 from nodeagent.views.shapes import MpsDaemon

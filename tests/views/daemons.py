@@ -13,7 +13,7 @@ from nodeagent.plan.observed import (
     Placement,
 )
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.views.mps_report import plain_number, share_shapes, user_id
+from nodeagent.views.mps import plain_number, share_shapes, user_id
 from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsMemory, MpsServer, MpsWaiting, Pod
 
 GIB = 1 << 30

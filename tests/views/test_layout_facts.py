@@ -1,4 +1,4 @@
-"""What is split and what is free, as an annotation and as labels."""
+"""What schedulers read of a Node: how its GPUs are split, what still fits, and where they are."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import json
 import re
 from typing import Any
 
-from nodeagent.plan.observed import Access, Gpu, GpuInstance, MigMode, ObservedNode, Placement
+from nodeagent.plan.observed import (
+    Access,
+    Gpu,
+    GpuInstance,
+    MigMode,
+    NvLinks,
+    ObservedNode,
+    Placement,
+)
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.simulation import known_boards
 from nodeagent.structs import replace
-from nodeagent.views.layout_facts import MAX_BYTES, label_changes, layout, layout_labels
+from nodeagent.views.layout_facts import MAX_BYTES, label_changes, layout, layout_labels, topology
 from nodeagent.views.shapes import MpsDaemon
 from tests.plan.cards import card, with_instances
 from tests.views.daemons import mps_client, mps_daemon
@@ -139,3 +147,46 @@ def test_labels_of_profiles_with_no_room_left_are_taken_away() -> None:
         "nodeagent.io/free-slots": None,
         "nodeagent.io/creatable.7g.80gb": None,
     }
+
+
+# --- topology -------------------------------------------------------------------------------------
+
+
+def test_what_is_known_is_published() -> None:
+    """It is published with a version, sizes in bytes, and links by peer."""
+    reported = json.loads(topology(OBSERVED))
+    assert reported["version"] == "v1"
+    assert reported["gpus"][0] == {
+        "uuid": FIRST,
+        "index": 0,
+        "pciBusId": "00000000:1A:00.0",
+        "product": "NVIDIA H100 80GB HBM3",
+        "memory": 81559 << 20,
+        "numaNode": 0,
+        "nvlink": {"total": 18, "active": 18, "peers": {"nvswitch": 18}},
+    }
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """NUMA node 0 is known; none is not."""
+    assert json.loads(topology(ObservedNode((Gpu(0, "GPU-0"),)))) == {
+        "version": "v1",
+        "gpus": [{"uuid": "GPU-0", "index": 0}],
+    }
+    assert topology(ObservedNode()) == '{"version":"v1","gpus":[]}'
+
+
+def test_it_is_the_same_however_the_gpus_are_split() -> None:
+    """So that no change of a plan writes it."""
+    empty = ObservedNode(tuple(replace(gpu, instances=(), mig=None) for gpu in OBSERVED.gpus))
+    assert topology(empty) == topology(OBSERVED)
+
+
+def test_topology_is_bounded() -> None:
+    """More GPUs than any node has, each linked to all others."""
+    peers = tuple((f"GPU-{n:08d}-1111-2222-3333-444444444444", 1) for n in range(16))
+    many = tuple(replace(OBSERVED.gpus[0], nvlink=NvLinks(36, 16, peers)) for _ in range(64))
+    text = topology(ObservedNode(many))
+    assert len(text.encode()) <= MAX_BYTES
+    reported = json.loads(text)
+    assert len(reported["gpus"]) + reported["more"]["gpus"] == 64

@@ -11,8 +11,7 @@ from nodeagent.plan.observed import DeviceDaemon, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.structs import replace
-from nodeagent.views.mps_problems import mps_problems, unready_daemons
-from nodeagent.views.mps_report import daemon_shapes, mps_answer
+from nodeagent.views.mps import daemon_shapes, mps_answer, mps_problems, unready_daemons
 from nodeagent.views.node_state import NodeState, Phase, not_ready, phase_of
 from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.status_report import status_json

@@ -26,8 +26,7 @@ from nodeagent.plan.shares import (
     written_bytes,
 )
 from nodeagent.structs import Struct, replace
-from nodeagent.views.mps_problems import client_words
-from nodeagent.views.mps_report import plain_number
+from nodeagent.views.mps import client_words, plain_number
 from nodeagent.views.shapes import MpsClient, MpsMemory
 
 # Device memory is handed out in pages of this size, and NVML counts pages.
