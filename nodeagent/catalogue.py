@@ -36,7 +36,7 @@ def section(kind: str) -> Mapping[str, Any]:
 
 @cache
 def problem_words(code: str, case: str = "") -> Words:
-    """Those of a problem, or of one of the cases of its code."""
+    """Words of a problem, or of one of the cases of its code."""
     entry = section("problem")[code]
     words = entry["cases"][case] if case else entry
     return Words(words["message"], words.get("remedy", ""))

@@ -102,7 +102,7 @@ def _finding(row: Row, check: Entry) -> Entry:
 
 
 def _commands(row: Row, check: Entry) -> tuple[str, ...]:
-    """Those of the suggested action; the check's own where none is suggested."""
+    """Commands of the suggested action; the check's own where none is suggested."""
     if row.action is Action.NONE:
         return tuple(line for line in check.mend if not line.startswith("#"))
     if row.action is Action.INSPECT_HARDWARE:
@@ -195,7 +195,7 @@ def _key(text: str) -> str:
 
 
 def _codes(words: Sequence[str]) -> Iterator[str]:
-    """Each word, but `XID 79` as one."""
+    """Split into words, but `XID 79` stays one."""
     rest = list(words)
     while rest:
         word = rest.pop(0)

@@ -143,7 +143,7 @@ def _each_once(place: DocumentValue, devices: list[DeviceSelector]) -> list[Devi
 
 
 def _named(device: DeviceSelector) -> str:
-    """As it was written: an index without quotes."""
+    """Name a device as it was written: an index without quotes."""
     return device.text if isinstance(device.device, int) else quote(device.text)
 
 

@@ -52,7 +52,7 @@ def canonical_device(value: object) -> int | str:
 
 
 def _canonical_address(match: re.Match[str]) -> str:
-    """As NVML spells it: `00000000:1A:00.0`."""
+    """Spell the address as NVML does: `00000000:1A:00.0`."""
     domain = (match["domain"] or "").rjust(8, "0")
     function = match["function"] or "0"
     return f"{domain}:{match['bus']}:{match['device']}.{function}".upper()

@@ -87,7 +87,7 @@ def _layout(gpu: Gpu) -> list[_Data]:
 
 
 def _shared(gpu: Gpu) -> _Data:
-    """Of a GPU outside MIG mode: `mps` or `timeSlice`, or nothing."""
+    """Sharing of a GPU outside MIG mode: `mps` or `timeSlice`, or nothing."""
     if gpu.mps is not None:
         return {"mps": mps_data(gpu.mps.runs, gpu.memory)}
     if gpu.time_slice is None or gpu.compute_mode not in (None, ComputeMode.DEFAULT):

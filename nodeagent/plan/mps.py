@@ -100,7 +100,7 @@ def _targets(end: Gpu, desired: DesiredGpu, policy: Policy) -> list[_Target]:
 def _assigned(
     devices: Sequence[Device], wanted: Sequence[WantedInstance], policy: Policy
 ) -> list[WantedMps | None]:
-    """To devices that are alike, so that nothing in use is in the way if that can be."""
+    """Hand daemons out to devices that are alike, so that nothing in use conflicts if possible."""
     if not any(w.mps for w in wanted):
         return [None] * len(devices)
 

@@ -30,7 +30,7 @@ def as_used(gpu: Gpu) -> Gpu:
 
 
 def outside_mps(usage: Usage) -> Usage:
-    """Those of them who are on the device otherwise than as clients of MPS.
+    """Users that are on the device otherwise than as clients of MPS.
 
     An allocation is not: pods that the kubelet brought back after a reboot wait for the daemon, and
     a daemon that waited for their end would never come.

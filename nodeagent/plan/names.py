@@ -141,5 +141,5 @@ def _apart(name: ProfileName, wanted: ProfileName) -> float:
 
 
 def _distance(name: ProfileName, wanted: ProfileName) -> tuple[float, int, tuple[bool, bool, int]]:
-    """Of profiles with other numbers of slices: memory counts most."""
+    """Compare profiles with other numbers of slices: memory counts most."""
     return _apart(name, wanted), abs(name.slices - wanted.slices), _unlike(name, wanted)

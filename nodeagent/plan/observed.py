@@ -17,7 +17,7 @@ from nodeagent.structs import Struct, replace
 
 
 class Placement(Struct, frozen=True, order=True):
-    """Where a GPU instance lies, in the card's memory slices; for compute instances, in the
+    """Place of a GPU instance, in the card's memory slices; for compute instances, in the
     compute slots of their GPU instance.
     """
 
@@ -304,7 +304,7 @@ class Gpu(Struct, frozen=True):
         )
 
     def mig_devices(self) -> Iterator[tuple[GpuInstance, ComputeInstance]]:
-        """Each compute instance with its GPU instance, in the driver's order."""
+        """Iterate over compute instances with their GPU instances, in the driver's order."""
         return ((instance, c) for instance in self.instances for c in instance.compute)
 
     def with_mig_devices(
@@ -319,7 +319,7 @@ class Gpu(Struct, frozen=True):
 
     @property
     def usages(self) -> tuple[Usage, ...]:
-        """Of the GPU outside any instance, then of each MIG device."""
+        """Usage of the GPU outside any instance, then of each MIG device."""
         return self.usage, *(device.usage for _, device in self.mig_devices())
 
     @property

@@ -61,7 +61,7 @@ class OnGpu(Struct, frozen=True):
 def wanted_mps(
     on: OnGpu, entry: MpsEntry, *, memory: int, device: str = "", slices: int = 0
 ) -> WantedMps | None:
-    """For the GPU as a whole, or for a MIG `device` (its name) with so many compute slices; what
+    """Resolve the MPS of the GPU, or of a MIG `device` (its name) with so many compute slices; what
     has problems is not to be used.
     """
     account = _account(on, entry)
@@ -73,7 +73,7 @@ def wanted_mps(
 
 
 def mps_by_device(on: OnGpu, entry: MpsEntry) -> Mapping[str, WantedMps]:
-    """For every MIG device there is, by UUID."""
+    """Resolve the MPS of every existing MIG device, by UUID."""
     found: dict[str, WantedMps] = {}
     for instance, c in on.gpu.mig_devices():
         profile = on.gpu.profile(instance.profile)
@@ -138,7 +138,7 @@ def _replica(on: OnGpu, count: int, path: str, memory: int) -> Share:
 
 
 def _share(on: OnGpu, share: ShareEntry, memory: int) -> Share:
-    """As the daemon can express it, whatever the others are."""
+    """Express one share as the daemon can, whatever the others are."""
     path = f"{share.path}.memory"
     if share.memory is not None and share.memory < MIB:
         on.refuse(Code.INVALID_VALUE, "tooLittleMemory", path, found=share.memory)

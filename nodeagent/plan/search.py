@@ -172,7 +172,7 @@ def _cost_to_mps(layout: _Layout, wanted: Sequence[WantedInstance], daemons: int
 
 
 def does_not_fit(gpu: Gpu, wanted: Sequence[WantedInstance], path: str) -> Problem:
-    """Not on this card, not even an empty one. Names the first device that is too much."""
+    """Report a layout that no card of this kind holds, and the first device that is too much."""
     card = Card.of(gpu)
     order = {name: n for n, name in enumerate(card.profiles)}
     fixed_first = sorted(wanted, key=lambda w: (w.start is None, order[w.profile], -w.slices))

@@ -136,7 +136,7 @@ class WantedMps(Struct, frozen=True):
 
 
 def percentage_text(percent: float) -> str:
-    """With at most two decimals and no more than needed: `25`, `33.33`."""
+    """Write a percentage with at most two decimals, no more than needed: `25`, `33.33`."""
     return f"{percent:.2f}".rstrip("0").rstrip(".")
 
 

@@ -84,7 +84,7 @@ def _duration(value: object) -> float | None:
 
 
 class Address(NamedTuple):
-    """Where to listen; `host` "" means all of the machine's addresses, `port` 0 any free one."""
+    """Address to listen on; `host` "": all of the machine's addresses, `port` 0: any free one."""
 
     host: str
     port: int

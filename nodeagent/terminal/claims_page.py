@@ -125,7 +125,7 @@ def _problems(claim: Json) -> list[Json]:
 
 
 def _notes(claim: Json) -> Iterator[Line]:
-    """Each message once, after the claim's name where it does not have that."""
+    """Print each message once, after the claim's name where it does not have that."""
     title = _title(claim)
     found = {str(one.get("message", "")): str(one.get("remedy", "")) for one in _problems(claim)}
     for message, remedy in found.items():

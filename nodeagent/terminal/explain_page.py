@@ -28,7 +28,7 @@ _MIN_WIDTH = 20  # columns for sentences, however narrow the terminal is
 
 
 def entries_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
-    """Each entry in full. Commands are not wrapped, so that they can be pasted."""
+    """Print each entry in full. Commands are not wrapped, so that they can be pasted."""
     lines: list[Line] = []
     for entry in entries:
         if lines:

@@ -155,7 +155,7 @@ class GpuTitle(NamedTuple):
 
 
 def gpu_blocks(bodies: Iterable[tuple[GpuTitle, tuple[Line, ...]]]) -> list[Line]:
-    """Each GPU's lines below its title; GPUs of one model with exactly the same lines together."""
+    """Put each GPU's lines below its title; GPUs of one model with equal lines share a block."""
     groups: dict[tuple[str, tuple[Line, ...]], list[GpuTitle]] = {}
     for title, body in bodies:
         groups.setdefault((title.name, body), []).append(title)

@@ -39,7 +39,7 @@ def verdict_span(verdict: Verdict, *, partly: bool = False) -> Span:
 
 
 def gpu_title(gpu: Gpu) -> GpuTitle:
-    """By index, name and UUID."""
+    """Name a GPU by index, name and UUID."""
     return GpuTitle(gpu.index, gpu.name or "unnamed GPU", gpu.uuid)
 
 
@@ -65,7 +65,7 @@ def _division(compute: Sequence[int]) -> str:
 
 
 def problem_lines(problems: Iterable[Problem], tone: Tone) -> tuple[Line, ...]:
-    """Each problem with the place in the document it comes from and its remedy below."""
+    """Print each problem with the place in the document it comes from and its remedy below."""
     remarks = (remark(p.message, p.remedy, path=p.path or "", tone=tone) for p in problems)
     return tuple(row for rows in remarks for row in rows)
 
@@ -113,7 +113,7 @@ def cells_after(gpu: Gpu, before: Gpu, steps: Iterable[Step]) -> tuple[Cell, ...
 
 
 def _fates(steps: Iterable[Step]) -> dict[int, _Fate]:
-    """By GPU instance id; a destroyed instance counts as going, whatever else happens to it."""
+    """Map GPU instance ids to what happens; one that is destroyed goes, whatever else happens."""
     fates: dict[int, _Fate] = {}
     for step in steps:
         if isinstance(step, DestroyGpuInstance):

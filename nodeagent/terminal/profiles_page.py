@@ -93,7 +93,7 @@ _COLUMN = 26  # for the names of profiles and cards: the longest has 24 letters
 
 
 def boards_page(boards: Iterable[Board]) -> tuple[Line, ...]:
-    """Each board with its profiles; the evidence is that of a profile's weakest field."""
+    """Print each board with its profiles; the evidence is that of a profile's weakest field."""
     return tuple(spans for board in boards for spans in _board(board))
 
 

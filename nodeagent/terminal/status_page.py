@@ -149,7 +149,7 @@ def _explained(status: Json) -> tuple[Line, ...]:
 
 
 def _causes(status: Json) -> Iterator[str | None]:
-    """Of the findings that leave the node or a GPU other than healthy."""
+    """Causes of the findings that leave the node or a GPU other than healthy."""
     for holder in (status, *status.get("gpus", ())):
         for finding in (holder.get("health") or {}).get("findings", ()):
             if finding.get("severity", "healthy") != "healthy":

@@ -41,7 +41,7 @@ def daemons_on(gpu: Json, daemons: Sequence[Json]) -> Iterator[tuple[Json, str]]
 
 
 def places(gpu: Json) -> Mapping[tuple[int, int], Sequence[Json]]:
-    """By first slice and size the devices of each GPU instance; a half-made one has one entry."""
+    """Group devices by GPU instance (first slice, size); a half-made one has one entry."""
     found: dict[tuple[int, int], list[Json]] = {}
     for instance in gpu.get("instances", ()):
         found.setdefault((int(instance["start"]), int(instance["size"])), []).append(instance)

@@ -100,7 +100,7 @@ def _problem(problem: Json) -> Trouble:
 
 
 def _findings(status: Json) -> Iterator[Trouble]:
-    """Of GPUs and of the node, but for those that leave a GPU healthy."""
+    """Findings of GPUs and of the node, but for those that leave a GPU healthy."""
     of_gpus = ((f"GPU {gpu['index']}", gpu) for gpu in status.get("gpus", ()))
     for subject, holder in (("the node", status), *of_gpus):
         health: Json = holder.get("health") or {}

@@ -36,7 +36,7 @@ def conditions(state: NodeState, worst: Headline) -> Mapping[str, Condition]:
 
 
 def _code(state: NodeState) -> str:
-    """Of the first problem of the plan, which a condition names; "" without one."""
+    """Code of the plan's first problem, which a condition names; "" without one."""
     refused = state.refusal.problems if state.refusal else ()
     return next((problem.code for problem in (*refused, *state.problems)), "")
 
@@ -69,7 +69,7 @@ def _with_headline(condition: Condition, state: NodeState, worst: Headline) -> C
 
 
 def _unknown(state: NodeState, *, looked: bool) -> Condition | None:
-    """What is so while nothing can be said of the GPUs."""
+    """Condition that holds while nothing is known of the GPUs."""
     if state.unread:
         of_driver = state.unread != state.driver_error
         reason = "DriverUnavailable" if of_driver else Phase.FAILED.value

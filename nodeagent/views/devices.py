@@ -11,12 +11,12 @@ Located = Mapping[str, tuple[Gpu, Device]]
 
 
 def located(observed: ObservedNode) -> Located:
-    """By UUID every device that a daemon can be for, as they lie on the GPUs."""
+    """Map UUIDs to every device that a daemon can be for, in the order of the GPUs."""
     return {device.uuid: (gpu, device) for gpu in observed.gpus for device in gpu.devices()}
 
 
 def mig_devices(gpu: Gpu) -> Iterator[tuple[GpuInstance, ComputeInstance | None]]:
-    """By slice the MIG devices, and the half-made GPU instances, which have none."""
+    """Iterate by slice over MIG devices and half-made GPU instances, which have none."""
     for instance in sorted(gpu.instances, key=lambda i: (i.placement, i.id)):
         yield from ((instance, device) for device in instance.compute or (None,))
 
@@ -27,7 +27,7 @@ def device_words(device: str, where: Located) -> str:
 
 
 def place_words(gpu: Gpu, device: Device) -> str:
-    """As `device_words`."""
+    """Name a device whose GPU is known, like `device_words`."""
     whole = f"GPU {gpu.index}"
     return f"{device.profile} at {device.placement.start} of {whole}" if device.placement else whole
 

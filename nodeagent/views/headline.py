@@ -116,7 +116,7 @@ def _all_well(state: NodeState) -> Headline:
 
 
 def _findings(state: NodeState, severity: Health) -> list[Finding]:
-    """Those of this severity, the most urgent first."""
+    """Findings of this severity, the most urgent first."""
     if state.health is None:
         return []
     found = by_urgency(state.health.findings, state.health.gpus)

@@ -40,7 +40,7 @@ class HealthRemedies(Struct, frozen=True):
     observed: ObservedNode
 
     def of_finding(self, finding: Finding, gpu: int | None = None) -> str:
-        """Of a finding; one of an application names the pods that it hit."""
+        """Remedy of a finding; one of an application names the pods that it hit."""
         return self.of(finding.cause, finding.action, gpu, finding.pods)
 
     def of(

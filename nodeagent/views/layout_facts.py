@@ -103,7 +103,7 @@ def _is_divided(gpu: Gpu) -> bool:
 
 
 def _instances(gpu: Gpu) -> Json:
-    """By profile how many there are, and how many of them are in use or may be."""
+    """Count instances by profile, and those that are in use or may be."""
     total: Counter[str] = Counter()
     used: Counter[str] = Counter()
     for _, device in gpu.mig_devices():
@@ -113,8 +113,8 @@ def _instances(gpu: Gpu) -> Json:
 
 
 def _shares(daemons: Iterable[MpsDaemon]) -> Json:
-    """By share how many clients there can be, on all devices of the GPU whose daemon is ready, and
-    how many there are; a share for any number of clients has no total.
+    """Count by share how many clients there can be, on all devices of the GPU whose daemon is
+    ready, and how many there are; a share for any number of clients has no total.
     """
     found: dict[str, Json] = {}
     for daemon in daemons:

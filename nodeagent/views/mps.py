@@ -41,7 +41,7 @@ class MpsOverview(Struct, frozen=True):
 def daemon_shapes(
     daemons: Sequence[MpsDaemon], observed: ObservedNode | None = None
 ) -> list[MpsDaemon]:
-    """With `observed` also where the device of each is, in the order of the devices."""
+    """Shapes of daemons; with `observed`, also their devices' places, in the devices' order."""
     where = located(observed) if observed else {}
     order = {device: number for number, device in enumerate(where)}  # what is gone comes last
     ordered = sorted(daemons, key=lambda daemon: order.get(daemon.device, len(order)))
@@ -131,7 +131,7 @@ def on_its_way(daemons: Iterable[MpsDaemon]) -> bool:
 
 
 def not_ready_reasons(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> tuple[str, ...]:
-    """Each wanted daemon that is not Ready, in a sentence."""
+    """Name each wanted daemon that is not Ready, in a sentence."""
     where = located(observed)
     return tuple(
         f"the MPS daemon of {device_words(daemon.device, where)} ({daemon.device}) is "
@@ -142,7 +142,7 @@ def not_ready_reasons(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> t
 
 
 def unready_daemons(gpu: Gpu) -> tuple[Problem, ...]:
-    """Each daemon on the GPU that is not Ready, for those who look only once and not again."""
+    """Report each daemon on the GPU that is not Ready, for callers that look only once."""
     return tuple(
         gpu.problem(
             Code.MPS,

@@ -180,7 +180,7 @@ def _step(step: steps.Step) -> shapes.Step:
 
 
 def _place(step: steps.Step) -> Json:
-    """Where the step acts; a MIG device that is not made yet has its place only."""
+    """Name where the step acts; a MIG device that is not made yet has its place only."""
     if isinstance(step, steps.SetMigMode | steps.ResetGpu | steps.SetTimeSlice):
         return {}
     body: Json = {}

@@ -160,6 +160,6 @@ def _gpu(gpu: Gpu) -> Json:
 
 
 def _in_order(state: NodeState) -> list[MpsDaemon]:
-    """As their devices lie; those whose device is gone come last."""
+    """Daemons in the order of their devices; those whose device is gone come last."""
     order = {device: number for number, device in enumerate(located(state.observed))}
     return sorted(state.mps, key=lambda d: (order.get(d.device, len(order)), d.device))

@@ -43,7 +43,7 @@ def step_words(step: steps.Step) -> str:
 
 
 def _on(step: steps.StopMps | steps.StartMps | steps.SetComputeMode) -> str:
-    """Where there are several devices, which."""
+    """Name the device, where there are several."""
     return f" on {step.profile} at {step.placement.start}" if step.placement else ""
 
 
@@ -114,7 +114,7 @@ def one_line(text: str) -> str:
 
 
 def shortened(text: str, *, most: int) -> str:
-    """In one line of at most `most` characters; that it was longer, shows at its end."""
+    """Cut text to one line of at most `most` characters; an ellipsis marks the cut."""
     line = one_line(text)
     return line if len(line) <= most else line[: most - 1] + _CUT
 
