@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 from msgspec import convert
 from referencing import Registry
@@ -339,27 +337,3 @@ def test_files_that_are_not_opened(tmp_path: Path) -> None:
         os.chown(tmp_path / "d.yaml", 1000, 1000)
         with pytest.raises(NoToolkitEdits, match="it belongs to uid 1000"):
             ToolkitEdits([tmp_path]).read()
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5) | st.just("/dev/x"),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["path", "hookName", "hostPath", "containerPath"]), inner)
-    ),
-    max_leaves=6,
-)
-KEYS = st.sampled_from(["env", "deviceNodes", "hooks", "mounts", "additionalGids", "other"])
-
-
-@seed(12)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(edits=st.dictionaries(KEYS, VALUES, min_size=1) | VALUES)
-def test_whatever_the_toolkits_file_holds(tmp_path: Path, edits: object) -> None:
-    """It is read or refused, and what is read makes a document."""
-    (tmp_path / "a.json").write_text(json.dumps(TOOLKIT | {"containerEdits": edits}))
-    try:
-        common = ToolkitEdits([tmp_path]).read()
-    except NoToolkitEdits:
-        return
-    assert document(mig(), common=common)["devices"]

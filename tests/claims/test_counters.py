@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
-from nodeagent.claims.names import places
 from nodeagent.claims.offering.counters import CounterScheme, mismatch
-from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
 from nodeagent.structs import replace
 from tests.claims.boards import (
@@ -30,32 +26,6 @@ def test_exact(board: str) -> None:
     assert len(legal_sets(board)) == LEGAL_SETS[board]
     assert feasible_sets(card(board)) == legal_sets(board)
     assert mismatch(card(board)) == ""
-
-
-@pytest.mark.parametrize("board", ["a30"])
-def test_exact_by_trying_every_subset(board: str) -> None:
-    """The same without any of the enumeration's shortcuts."""
-    _try_every_subset(board, most=13)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("board", KINDS)
-def test_exact_by_trying_every_small_subset(board: str) -> None:
-    """Likewise on larger boards, for sets of up to four devices."""
-    _try_every_subset(board, most=4)
-
-
-def _try_every_subset(board: str, most: int) -> None:
-    gpu = card(board)
-    scheme, table, known = CounterScheme.of(gpu), Card.of(gpu), places(gpu)
-    for size in range(most + 1):
-        for names in itertools.combinations(known, size):
-            chosen = [known[name] for name in names]
-            masks = [place.placement.mask for place in chosen]
-            apart = all(not a & b for a, b in itertools.combinations(masks, 2))
-            planned = apart and table.spare(p.profile.name for p in chosen) is not None
-            assert scheme.feasible(map(scheme.consumption, chosen)) is planned
-            assert (frozenset(names) in legal_sets(board)) is planned
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,46 +140,3 @@ def test_what_is_allocated_can_be_made(data: st.DataObject) -> None:
         if counted:
             taken.append(device.consumes)
             allocated |= {device.name}
-
-
-@pytest.mark.parametrize("board", KINDS)
-def test_order_against_fragmentation(board: str) -> None:
-    """First fit in the published order turns away fewer claims for being fragmented than in
-    ascending order, where each size is asked for with as much memory in all.
-    """
-    gpu = card(board)
-    offer = pool_offer(gpu, OfferContext(NODE, GpuRules(), START))
-    ours = [device.name for device in offer.devices if device.name != WHOLE_GPU]
-    ascending = sorted(ours, key=lambda name: places(gpu)[name].placement.start)
-    turned_away = _turned_away(board, ours)
-    assert turned_away <= _turned_away(board, ascending)
-    assert turned_away < 0.04
-
-
-def _turned_away(board: str, order: Sequence[str]) -> float:
-    """The share of claims that would find a device if those there could be moved, and do not.
-
-    Claims end the more often the more there are, so that some half of the card is in use.
-    """
-    rng, known = random.Random(7), places(card(board))
-    profiles = {place.profile.name: place.placement.size for place in known.values()}
-    profile_of = {name: place.profile.name for name, place in known.items()}
-    shares = [1 / size for size in profiles.values()]
-    legal = legal_sets(board)
-    movable = {tuple(sorted(profile_of[name] for name in devices)) for devices in legal}
-    here: DeviceSet = frozenset()
-    asked = refused = 0
-    while asked < 3000:
-        if rng.random() < len(here) / (len(here) + 1):
-            here -= {rng.choice(sorted(here))}
-            continue
-        asked += 1
-        (profile,) = rng.choices(list(profiles), shares)
-        of_profile = [name for name in order if profile_of[name] == profile]
-        room = (n for n in of_profile if n not in here and here | {n} in legal)
-        found = next(room, None)
-        if found is not None:
-            here |= {found}
-        elif tuple(sorted((*(profile_of[name] for name in here), profile))) in movable:
-            refused += 1
-    return refused / asked
