@@ -91,6 +91,22 @@ async def test_a_reset_between_the_steps_of_another_gpu(
         assert layout(await driver.observe_gpu(first.uuid)) == {}
 
 
+async def test_a_reset_and_the_steps_of_another_gpu_take_turns(node: SimulatedNode) -> None:
+    """No call meets the NVML that is shut down for it."""
+    async with driver_with(SMI) as driver:
+        for gpu in (await driver.observe()).gpus:
+            await driver.apply(enable(gpu))
+            await driver.apply(ResetGpu(gpu.uuid, "MIG mode is pending"))
+        first, second = (await driver.observe()).gpus
+        reset = asyncio.create_task(driver.apply(ResetGpu(second.uuid, "")))
+        while not reset.done():
+            await driver.apply(create(first, "3g.20gb", 0))
+            made = await driver.observe_gpu(first.uuid)
+            await driver.apply(destroy(made, made.instances[0]))
+        await reset
+        assert layout(await driver.observe_gpu(first.uuid)) == {}
+
+
 async def test_a_gpu_that_has_another_number_by_now_is_not_reset(tmp_path: Path) -> None:
     """One fell off the bus during another's reset, and those behind it moved up."""
     called = tmp_path / "called"
