@@ -216,17 +216,17 @@ async def test_a_private_shm(open_folder: Path, programs: Programs) -> None:
     spec = replace(spec_for(open_folder, 1000, 100), private_shm=True)
     mounts = _read("/proc/self/mountinfo")
     async with running(spec, programs) as process:
-        inside = Path(f"/proc/{process.pid}/root/dev/shm")
-        (inside / "segment").touch()
+        inside, segment = Path(f"/proc/{process.pid}/root/dev/shm"), f"segment-{process.pid}"
+        (inside / segment).touch()
         directory = Path(spec.shm)
         assert directory == Path(spec.pipe_directory).parent / "shm"
-        assert _exists(directory / "segment")
-        assert not _exists(Path("/dev/shm/segment"))
+        assert _exists(directory / segment)
+        assert not _exists(Path("/dev/shm") / segment)
         assert (seen(spec)["uid"], seen(spec)["gid"]) == (1000, 100)
         later = spec_for(open_folder, 1000, 100, device="GPU-other")
         async with running(later, programs) as other:
             host = Path(f"/proc/{other.pid}/root/dev/shm")
-            assert not _exists(host / "segment")
+            assert not _exists(host / segment)
             assert _same(host, Path(later.shm))
     assert _read("/proc/self/mountinfo") == mounts
 
