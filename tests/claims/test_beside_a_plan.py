@@ -130,6 +130,7 @@ async def test_a_claimed_instance_comes_back_where_it_was(node: SimulatedNode, h
         name = home.claim(0, (pool(rig), "mig-1g-10gb-2"))
         before = await claims.prepare(*name)
         await offer(rig, plan_text("{1g.10gb: 1}", "[0]"), Phase.IN_SYNC)
+        await rig.rest()  # a look that follows would create it again
         node.card(0).state.instances.clear()
         with pytest.raises(NodeagentError, match="is not there"):
             await claims.prepare(*name)
