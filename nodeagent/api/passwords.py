@@ -88,9 +88,11 @@ class PasswordCheck:
 
     async def _check(self, name: str, password: bytes) -> bool:
         async with self._one_at_a_time:
-            right, cost = await asyncio.to_thread(self._compared, self.users.get(name), password)
+            # Of the hash that is compared: `users` may be others when that is over.
+            hashed, digest = self.users.get(name), self._digest(name, password)
+            right, cost = await asyncio.to_thread(self._compared, hashed, password)
             if right:
-                self._right[self._digest(name, password)] = None
+                self._right[digest] = None
                 if len(self._right) > _MAX_KEPT:
                     self._right.popitem(last=False)
             else:

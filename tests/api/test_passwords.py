@@ -96,6 +96,21 @@ async def test_a_right_password_is_hashed_once(hashing: Hashing) -> None:
     assert len(hashing.calls) == 2
 
 
+async def test_a_hash_that_is_replaced_meanwhile_lets_nobody_in(hashing: Hashing) -> None:
+    """What was compared with the former hash proves nothing of the new one, nor of no user."""
+    check = PasswordCheck(USERS, LIMITS, hashing)
+    for users in ({"prometheus": b"another"}, {"other": b"another"}):
+        check.users = USERS
+        asking = _asking(check, b"right:one", str(users))
+        await hashing.begun(len(hashing.calls) + 1)
+        check.users = users
+        hashing.go_on.set()
+        await asking
+        assert not await check.accepts(RIGHT)
+        hashing.go_on.clear()
+        check = PasswordCheck(USERS, LIMITS, hashing)
+
+
 async def test_an_address_has_one_password_in_line(hashing: Hashing) -> None:
     """Also after its client left, so that reconnecting makes guessing no quicker; clients with the
     same password get one answer, and other addresses wait for their turn.
