@@ -169,7 +169,7 @@ class Reflector(Generic[Seen]):
         found = {seen.name: seen for seen in listed.items}
         for name in before.keys() | self.objects.keys():
             if self.objects.get(name) is not before.get(name):  # written or heard of meanwhile
-                self._keep(name, found)
+                self._keep(name, found, listed.version)
         known, self.objects = self.objects, found
         names = known.keys() | found.keys()
         changed = {name: known.get(name) for name in names if known.get(name) != found.get(name)}
@@ -186,6 +186,8 @@ class Reflector(Generic[Seen]):
         news. A watch may have been faster, and know more by now.
         """
         known = self.objects.get(seen.name)
+        if known is None and not is_newer(seen.resource_version, self._version):
+            return False  # it was deleted since: what is followed has gone past it
         if (
             known is not before
             and known
@@ -199,11 +201,15 @@ class Reflector(Generic[Seen]):
         """The object was deleted by an own request."""
         self.objects.pop(name, None)
 
-    def _keep(self, name: str, found: dict[str, Seen]) -> None:
+    def _keep(self, name: str, found: dict[str, Seen], version: str) -> None:
+        """Have in `found`, the list at `version`, what was written or heard of while it was read,
+        unless the list knows more.
+        """
         known, listed = self.objects.get(name), found.get(name)
         if known is None:
-            found.pop(name, None)
-        elif listed is None or is_newer(known.resource_version, listed.resource_version):
+            if listed and not is_newer(listed.resource_version, self._version):
+                del found[name]  # else it was created anew
+        elif is_newer(known.resource_version, listed.resource_version if listed else version):
             found[name] = known
 
     # --- the watch --------------------------------------------------------------------------------
