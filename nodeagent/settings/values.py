@@ -114,7 +114,8 @@ def _is_name(host: str) -> bool:
 
 
 def _whole_number(value: object) -> int | None:
-    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+    # Python refuses to make a number of more than 4,300 digits.
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value.strip()):
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024:
         return value

@@ -233,6 +233,7 @@ WRONG: tuple[tuple[str, str], ...] = (
     ("kubernetes: {tolerate: 3}", "kubernetes.tolerate: found 3, expected a list of texts"),
     ("plan: {name: 3}", "plan.name: found 3, expected a text (numbers and the like in"),
     ("gpu: {parallel: true}", "gpu.parallel: found true, expected a whole number"),
+    (f"gpu: {{parallel: '{'9' * 5000}'}}", "gpu.parallel: found"),
     ("gpu: {parallel: 0}", "gpu.parallel: found 0, expected a whole number"),
     ("resync: {interval: -1}", "resync.interval: found -1, expected a number of seconds"),
     ("resync: {interval: .inf}", "resync.interval: found"),
