@@ -121,6 +121,17 @@ def test_wiped_slices_come_again_in_a_new_generation() -> None:
     assert read_offer(server.found()) == offer
 
 
+def test_after_the_largest_generation_it_begins_anew() -> None:
+    """Another program may have set it; the API server takes no larger one."""
+    server, offer = Server(), offer_of("h100-80gb")
+    server.publish(offer)
+    for body in server.slices.values():
+        body["spec"]["pool"]["generation"] = 2**63 - 1
+    del server.slices[min(server.slices)]
+    server.publish(offer)
+    assert {s["pool"]["generation"] for specs in server.pools().values() for s in specs} == {1}
+
+
 def test_a_gpu_that_offers_nothing_has_no_slices() -> None:
     """Other pools are left."""
     server, one, two = Server(), offer_of("h100-80gb"), offer_of("a30", 1)

@@ -42,7 +42,8 @@ def slice_diff(offer: PoolOffer, present: Sequence[Json], node: NodeReference) -
         return SliceDiff()
     alone = len(changed) == 1 and not gone and str(changed[0]["metadata"]["name"]) in known
     if present and not alone:
-        changed = list(resource_slices(offer, node, generation + 1))
+        # After the largest that the API server takes, it begins anew.
+        changed = list(resource_slices(offer, node, generation % (2**63 - 1) + 1))
     write = (_replacing(one, known.get(str(one["metadata"]["name"]))) for one in changed)
     return SliceDiff(tuple(sorted(gone)), tuple(write))
 
