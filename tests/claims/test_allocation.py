@@ -54,6 +54,14 @@ def test_the_devices_of_this_driver() -> None:
     assert admin.main_request == "two"
 
 
+def test_what_another_driver_shows_of_its_device() -> None:
+    """One without conditions has null for them."""
+    other = {"driver": "nic.example", "pool": "n", "device": "d", "conditions": None}
+    claim = claim_json()
+    claim["status"]["devices"] = [other]
+    assert allocation(claim).results == (mig_result(),)
+
+
 def test_a_share_of_a_device() -> None:
     """Its id distinguishes it from the device's other shares."""
     [found] = allocation(claim_json(result_json(shareID=UID))).results
@@ -69,6 +77,12 @@ def test_a_share_of_a_device() -> None:
             "is not allocated (read what the scheduler says: `kubectl",
         ),
         (claim_json(result_json(driver="x")), "has no device of gpu.nodeagent.io"),
+        (
+            claim_json(
+                result_json(device="gpu"), result_json(request="m", device="gpu", adminAccess=True)
+            ),
+            f"was allocated the device gpu of {POOL} twice",
+        ),
         (
             claim_json(config=[config_json(device_config(timeSlice="long"))]),
             f"requests timeSlice on {MIG_DEVICE}, but a time slice is for a whole GPU, and",

@@ -106,6 +106,6 @@ def shown_statuses(claim: ClaimObject) -> Mapping[Key, tuple[DeviceStatus, str]]
         )
         for device in claim.status.devices
         if device.driver == DRIVER
-        for ready in device.conditions
+        for ready in device.conditions or ()
         if ready.type == READY
     }

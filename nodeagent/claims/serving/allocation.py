@@ -175,7 +175,14 @@ class _Reader:
         )
 
     def _check_together(self, results: Sequence[Result]) -> None:
-        """A program is a client of one daemon."""
+        """A device has one name in the claim's CDI file; a program is a client of one daemon."""
+        for (pool, device, _), count in Counter(result.key for result in results).items():
+            if count > 1:
+                raise ClaimRefused(
+                    f"{self.claim} was allocated the device {device} of {pool} twice",
+                    remedy="request it with adminAccess in a claim of its own, not beside another "
+                    f"request for the same device ({self.claim.show} has both)",
+                )
         shared = Counter(r.main_request for r in results if _has_mps(r))
         for request, count in shared.items():
             if count > 1:

@@ -89,9 +89,9 @@ class ClaimCondition(Struct, rename="camel"):
 
 
 class ShownDevice(_Device, kw_only=True):
-    """What a driver wrote of a device of its own."""
+    """What a driver wrote of a device of its own; the API server has null for no conditions."""
 
-    conditions: tuple[ClaimCondition, ...] = ()
+    conditions: tuple[ClaimCondition, ...] | None = None
     data: Any = None
 
 
