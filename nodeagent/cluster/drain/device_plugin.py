@@ -244,6 +244,21 @@ class DevicePlugin:
                 plugin = await asyncio.to_thread(read_configuration_file, self._folder, name)
             except NodeagentError as error:
                 log.warning("the device plugin's configuration is not known", error=str(error))
-        if plugin.strategy is None and self._labelled_for in ("", name):
-            plugin = replace(plugin, strategy=self._labelled.strategy)  # by the plugin's own flags
+        if plugin.strategy is None and await self._is_labelled_by_flags(name):
+            plugin = replace(plugin, strategy=self._labelled.strategy)
         return plugin.expected(gpus)
+
+    async def _is_labelled_by_flags(self, name: str) -> bool:
+        """Whether the labelled strategy is that of the plugin's own flags, and so holds for the
+        configuration `name`, too.
+        """
+        labelled_for = self._labelled_for
+        if labelled_for in ("", name):
+            return True
+        if self._folder is None:
+            return False
+        try:
+            found = await asyncio.to_thread(read_configuration_file, self._folder, labelled_for)
+        except NodeagentError:
+            return False
+        return found.strategy is None

@@ -177,12 +177,18 @@ async def test_the_label_says_only_whether_devices_are_shared() -> None:
 
 
 async def test_a_file_may_leave_the_strategy_to_the_plugins_flags(tmp_path: Path) -> None:
-    """Then it is what the labels say that were written for no file, or for this one."""
+    """Then it is what the labels say that were written for no file, for this one, or for another
+    that leaves it to the flags.
+    """
     (tmp_path / "one").write_text("version: v1")
     plugin = DevicePlugin(tmp_path)
     assert await plugin.expected((AFTER,), MIXED, wanted="one") == {THREE: 2}
     other = {**MIXED, CONFIG: "two", FEATURES_LABEL: "2"}
     assert await plugin.expected((AFTER,), other, wanted="one") is None
+    (tmp_path / "two").write_text("version: v1\nflags: {migStrategy: mixed}")
+    assert await plugin.expected((AFTER,), other, wanted="one") is None
+    (tmp_path / "two").write_text("version: v1")
+    assert await plugin.expected((AFTER,), other, wanted="one") == {THREE: 2}
 
 
 def test_a_mismatch_is_worded() -> None:
