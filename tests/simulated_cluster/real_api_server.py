@@ -23,10 +23,11 @@ TOKEN = "token-of-the-tests"
 STRANGERS_TOKEN = "token-of-a-stranger"  # of a user without any right
 USUAL_FOLDER = "/usr/local/kubebuilder/bin"
 
-# Runs a program again whenever it ends; SIGHUP kills it, SIGTERM ends both. So that a restart
-# makes no new process of the tests' own, which they would take for one that a test left.
+# Runs a program again whenever it ends; SIGUSR1 kills it (below nohup a shell cannot trap SIGHUP),
+# SIGTERM ends both. So that a restart makes no new process of the tests' own, which they would take
+# for one that a test left.
 AGAIN = """
-trap 'kill -KILL $child' HUP
+trap 'kill -KILL $child' USR1
 trap 'kill $child; wait $child; exit 0' TERM
 while :; do
   "$0" "$@" &
@@ -72,7 +73,7 @@ class RealApiServer:
     def restart(self) -> None:
         """Kill the API server and await another; takes some seconds and blocks."""
         assert self._api is not None, "not running"
-        self._api.send_signal(signal.SIGHUP)
+        self._api.send_signal(signal.SIGUSR1)
         self._await(ready=False)
         self._await(ready=True)
 
