@@ -176,14 +176,6 @@ async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> 
         assert home.records() == []
 
 
-async def test_two_claims_never_have_the_same_instance(node: SimulatedNode, home: Home) -> None:
-    """Whatever the scheduler says."""
-    async with planned(home) as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), THREE)))
-        with pytest.raises(ClaimRefused, match=f"{THREE} of claim team/trainer-0"):
-            await claims.prepare(*home.claim(1, (pool(rig), THREE)))
-
-
 async def test_a_gpu_that_the_plan_has_as_a_whole(node: SimulatedNode, home: Home) -> None:
     """A claim uses it; a plan with MIG waits for the claim."""
     async with planned(home, "disabled") as (claims, rig):

@@ -112,34 +112,6 @@ async def test_again_changes_nothing_and_mends_what_is_gone(
         assert laid_out(node) == []
 
 
-async def test_seven_at_once_and_two_gpus_in_one_claim(node: SimulatedNode, home: Home) -> None:
-    """Claims of one card take turns; one claim may have devices of several cards."""
-    async with home.agent() as (claims, rig):
-        names = [home.claim(n, (pool(rig), f"mig-1g-10gb-{n}")) for n in range(7)]
-        await asyncio.gather(*(claims.prepare(*name) for name in names))
-        assert laid_out(node) == [(n, 1) for n in range(7)]
-        await asyncio.gather(*(claims.release(uid) for uid in UIDS[:6]))
-        both = home.claim(
-            7, (pool(rig), "mig-1g-10gb-0"), (pool(rig, 1), "mig-3g-40gb-4"), name="both"
-        )
-        assert len(await claims.prepare(*both)) == 2
-        assert (laid_out(node), laid_out(node, 1)) == ([(0, 1), (6, 1)], [(4, 4)])
-        await claims.release(UIDS[7])
-        assert (laid_out(node), laid_out(node, 1)) == ([(6, 1)], [])
-
-
-async def test_two_claims_never_have_the_same_part(node: SimulatedNode, home: Home) -> None:
-    """Whatever the scheduler says: the second is refused with the first's name."""
-    async with home.agent() as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), "mig-2g-20gb-4")))
-        with pytest.raises(NodeagentError, match="mig-2g-20gb-4 of claim team/trainer-0"):
-            await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-5")))
-        with pytest.raises(NodeagentError, match="trainer-0"):
-            await claims.prepare(*home.claim(2, (pool(rig), "gpu")))
-        assert laid_out(node) == [(4, 2)]
-        assert home.records() == [f"{UIDS[0]}.json"]
-
-
 async def test_one_that_has_to_wait_holds_up_no_other(node: SimulatedNode, home: Home) -> None:
     """A card has one instance with media extensions; other claims come and go beside who waits."""
     async with home.agent() as (claims, rig):
@@ -189,24 +161,6 @@ async def test_a_foreign_instance_that_goes(node: SimulatedNode, home: Home) -> 
         assert device.instance == foreign
         await claims.release(UIDS[1])
         assert laid_out(node) == [(5, 1)]
-
-
-async def test_the_next_agent_goes_on(node: SimulatedNode, home: Home) -> None:
-    """With what was prepared, and with what an agent left half done when it was killed."""
-    async with home.agent() as (claims, rig):
-        first = home.claim(0, (pool(rig), "mig-1g-10gb-0"))
-        prepared = await claims.prepare(*first)
-        second = home.claim(1, (pool(rig), "mig-1g-10gb-1"))
-        node.inject("nvmlGpuInstanceCreateComputeInstance*", error="NVML_ERROR_UNKNOWN")
-        with pytest.raises(NodeagentError, match="trainer-1"):
-            await claims.prepare(*second)
-    async with home.agent() as (claims, _):
-        assert await claims.prepare(*first) == prepared
-        await claims.prepare(*second)
-        assert laid_out(node) == [(0, 1), (1, 1)]
-        await claims.release(UIDS[0])
-        await claims.release(UIDS[1])
-        assert laid_out(node) == []
 
 
 async def test_after_a_reboot_it_is_made_again(node: SimulatedNode, home: Home) -> None:

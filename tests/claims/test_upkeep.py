@@ -7,14 +7,13 @@ import asyncio
 import pytest
 
 from nodeagent.claims.files.cdi import file_name
-from nodeagent.claims.files.records import read_records, write_record
+from nodeagent.claims.files.records import read_records
 from nodeagent.claims.model import ClaimRecord, RecordPhase
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode, simulated
-from nodeagent.structs import replace
 from tests.claims.machine import UIDS, Home, laid_out, pool, pool_of
 from tests.rig import Rig
 
@@ -240,24 +239,6 @@ async def test_what_cannot_be_made_again_is_tried_again(node: SimulatedNode, hom
         assert {record.phase for record in claims.store.records} == {RecordPhase.READY}
 
 
-async def test_a_reboot(node: SimulatedNode, home: Home) -> None:
-    """Claims that go on are made again with the same CDI ids, before the kubelet asks."""
-    async with home.agent() as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
-        await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-5")))
-        before = {device.cdi_id for record in claims.store.records for device in record.devices}
-    node.reboot()
-    for name in home.files():
-        (home.cdi / name).unlink()
-    home.boot_id = "second"
-    async with home.agent() as (claims, rig):
-        assert await messages(claims, home, rig) == []
-        assert laid_out(node) == [(2, 1), (5, 1)]
-        assert home.files() == [file_name(uid) for uid in UIDS[:2]]
-        assert {r.boot_id for r in claims.store.records} == {"second"}
-        assert {d.cdi_id for r in claims.store.records for d in r.devices} == before
-
-
 async def test_a_card_that_was_taken_out(home: Home) -> None:
     """Its claims are released after a start of the machine, by the kubelet or by the agent itself;
     before it, a card that is not listed may be there.
@@ -278,22 +259,6 @@ async def test_a_card_that_was_taken_out(home: Home) -> None:
             assert home.records() == [f"{UIDS[1]}.json"]
             assert await home.upkeep(claims).round() == ()
             assert (home.records(), home.files()) == ([], [])
-
-
-async def test_a_crash_before_the_ids_were_written(node: SimulatedNode, home: Home) -> None:
-    """It is the claim's all the same: nothing is changed, and the kubelet's call finishes it."""
-    async with home.agent() as (claims, rig):
-        name = home.claim(0, (pool(rig), DEVICE))
-        [made] = await claims.prepare(*name)
-        (home.cdi / file_name(UIDS[0])).unlink()
-        lost = replace(made, instance=None, compute=None, uuid="")
-        intent = replace(recorded(home), phase=RecordPhase.INTENT, devices=(lost,))
-        write_record(home.records_dir, intent)
-    async with home.agent() as (claims, rig):
-        [message] = await messages(claims, home, rig)
-        assert message.endswith("it was not finished; the kubelet retries")
-        assert laid_out(node) == [(2, 1)]
-        assert await claims.prepare(*name) == (made,)
 
 
 @pytest.mark.usefixtures("node")
