@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.mutant_reports import small_set
 from tools.mutants import TABLE as OURS
-from tools.mutants import small_set
 from tools.mutations import candidates
 
 ROOT = Path(__file__).parents[1]
