@@ -53,8 +53,7 @@ def run_demo(options: Namespace, output: Output) -> ExitCode:
             "the demo has its own simulated node: leave out --simulate, --state and --output"
         )
     for number in _ENDS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's SIGHUP stays ignored
-            signal.signal(number, signal.default_int_handler)
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="na-demo-") as name:
         tour = _Tour(Path(name), output)
         try:
