@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
+import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -161,6 +164,12 @@ class Rig:
         """Whether something can be read from its standard output."""
         assert child.stdout is not None
         return bool(select.select([child.stdout], [], [], within)[0])
+
+    def unread(self, child: subprocess.Popen[str]) -> int:
+        """How many bytes of its standard input it has not read yet."""
+        assert child.stdin is not None
+        count = fcntl.ioctl(child.stdin, termios.FIONREAD, bytes(4))
+        return int.from_bytes(count, sys.byteorder)
 
     def ask(self, *commands: str, user: int | None = None) -> str:
         """What the daemon replies."""
