@@ -26,6 +26,7 @@ Value = TypeVar("Value")
 Key_contra = TypeVar("Key_contra", contravariant=True)
 
 _LOOK_AGAIN = 60.0  # seconds until the next look where one is not answered
+_DENIALS_AT_START = 3  # denials that may all be of a server that starts
 _OVERWRITTEN_TIMES = 3  # times that the same was undone: a person who edits by hand stops before
 
 
@@ -241,8 +242,10 @@ class Keeper(Generic[Key, Value]):
                 # that up.
                 entry.refused, entry.again_at = part, now + self.intervals.denied[1]
             case faults.NotAllowed() | faults.DisruptionRefused():
-                # A server that starts forbids all until it has read the roles.
-                entry.refused, entry.again_at = None, now + entry.denials.next(asked_for)
+                # A server that starts forbids everything until it has read the roles: so the first
+                # denials hold the whole key, later ones only the content that was refused.
+                entry.again_at = now + entry.denials.next(asked_for)
+                entry.refused = part if entry.denials.failures > _DENIALS_AT_START else None
             case _:
                 if isinstance(fault, faults.WriteConflict):
                     self._look_at = now

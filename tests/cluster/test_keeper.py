@@ -118,6 +118,25 @@ async def test_another_value_is_not_refused() -> None:
         assert store.there == {"a": 2}
 
 
+async def test_another_value_is_held_back_only_at_first() -> None:
+    """A server that starts forbids everything; one that goes on forbidding may mean the content."""
+    async with kept(interval=0.0, denied=(0.5, 300.0)) as store:
+        store.failing["a"] = faults.NotAllowed("no")
+        for value in (1, 2):
+            store.keeper.want("a", value)
+            await asyncio.sleep(0.01)
+        assert len(store.sent) == 1
+        await asyncio.sleep(100.0)
+        denied = len(store.sent)
+        store.keeper.want("a", 3)
+        await asyncio.sleep(20.0)
+        assert [value for _, _, value in store.sent[denied:]] == [3]
+        store.failing.clear()
+        store.keeper.want("a", 4)
+        await asyncio.sleep(0.01)
+        assert store.there == {"a": 4}
+
+
 async def test_after_a_conflict_it_is_looked() -> None:
     """Before the next write, and once."""
     async with kept(interval=0.0) as store:

@@ -66,7 +66,9 @@ async def test_a_program_that_undoes_each_write_makes_no_storm(tmp_path: Path) -
 
 @pytest.mark.parametrize("serves", [False, True])
 async def test_an_older_server_is_asked_seldom(tmp_path: Path, serves: bool) -> None:
-    """One that serves no ResourceSlices, or drops counters; upgraded, it has all of them."""
+    """One that serves no ResourceSlices, or drops counters: another offer is written and withdrawn
+    once. Upgraded, it has all of them.
+    """
     async with (
         ApiServer() as server,
         ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
@@ -80,6 +82,12 @@ async def test_an_older_server_is_asked_seldom(tmp_path: Path, serves: bool) -> 
             await asyncio.sleep(3600.0)
             tries = "POST" if serves else "GET"
             assert 5 < sum(r.method == tries for r in server.requests) <= 25
+            del server.requests[:]
+            for number in range(9):
+                await asyncio.sleep(1.0)
+                publisher.publish([offer_of("a30" if number % 2 else "h100-80gb")])
+            await asyncio.sleep(30.0)
+            assert sum(r.write for r in server.requests) == (16 if serves else 0)
             server.faults.clear()
             server.slices.partitionable = True
             await asyncio.sleep(600.0)
