@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from nodeagent.catalogue import section
-from nodeagent.claims.reporting.attempts import CDI, INTERNAL, OTHER, REFUSED
+from nodeagent.claims.serving.attempts import CDI, INTERNAL, OTHER, REFUSED
 from nodeagent.errors import UsageError
 from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.health.xids import default_table

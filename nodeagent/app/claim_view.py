@@ -11,11 +11,10 @@ from contextlib import suppress
 from typing import NoReturn
 
 from nodeagent.claims.model import Allocated, ClaimRecord, RecordPhase
-from nodeagent.claims.reporting.attempts import Attempt, Attempts
 from nodeagent.claims.reporting.claim_news import ClaimHistory
-from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.claims.reporting.device_status import device_statuses
+from nodeagent.claims.reporting.device_reports import DeviceHealth, device_statuses
 from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
+from nodeagent.claims.serving.attempts import Attempt, Attempts
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.cluster.claim_publishers import (
     ClaimEventPublisher,

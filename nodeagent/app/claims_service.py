@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nodeagent.app.claim_view import ClaimReports, ClaimView
 from nodeagent.app.shared import Shared
-from nodeagent.claims.files.toolkit import TOOLKIT_DIRS, ToolkitEdits
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
 from nodeagent.claims.offering.gpu_rules import Mode
@@ -22,12 +21,12 @@ from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
 from nodeagent.claims.offering.planned import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.offering.resource_slices import NodeReference
-from nodeagent.claims.reporting.attempts import ClaimUnread, Operation
-from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
+from nodeagent.claims.reporting.device_reports import DeviceHealth, device_health
+from nodeagent.claims.serving.attempts import ClaimUnread, Operation, Patience
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
-from nodeagent.claims.serving.patience import Patience
+from nodeagent.claims.serving.toolkit import TOOLKIT_DIRS, ToolkitEdits
 from nodeagent.claims.upkeep.upkeep import INTERVAL, Upkeep
 from nodeagent.cluster.kubelet.plugin.claim_calls import HealthFeed
 from nodeagent.errors import NodeagentError, Transient

@@ -20,7 +20,7 @@ from nodeagent.app.paths import OwnFiles, Paths
 from nodeagent.app.plan_service import PlanService, SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.shared import Shared
-from nodeagent.claims.record_store import LeftRecords
+from nodeagent.claims.records import LeftRecords
 from nodeagent.files.state import StateFile
 from nodeagent.files.watch import changes
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
@@ -50,7 +50,7 @@ from nodeagent.views.node_state import NodeState
 
 if TYPE_CHECKING:
     from nodeagent.app.claims_service import ClaimsService
-    from nodeagent.claims.reporting.attempts import Ended
+    from nodeagent.claims.serving.attempts import Ended
 
 _LAST_WORDS = 1.5  # seconds for the newest state to be written on the Node at the end
 _FIRST_RETRY, _LONGEST_RETRY = 1.0, 300.0  # seconds between attempts at what failed

@@ -169,7 +169,7 @@ def kept_claims(options: Namespace, settings: Settings) -> BesideClaims:
     folder = state_dir(options, settings) / _CLAIMS
     if is_throwaway(options) or not os.path.isdir(folder):  # noqa: PTH112  # False where it is hidden
         return lambda goal, _: goal
-    from nodeagent.claims.record_store import LeftRecords
+    from nodeagent.claims.records import LeftRecords
 
     return LeftRecords.read(folder).beside
 

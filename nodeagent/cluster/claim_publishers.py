@@ -24,9 +24,9 @@ import structlog
 
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.reporting.claim_news import ClaimNews
-from nodeagent.claims.reporting.claim_pods import RECENT
-from nodeagent.claims.reporting.device_status import DeviceStatus, entries, shown_statuses
+from nodeagent.claims.reporting.device_reports import DeviceStatus, entries, shown_statuses
 from nodeagent.claims.serving.claim_object import ClaimObject, ReservedFor, read_claim
+from nodeagent.claims.serving.claim_pods import RECENT
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import time_text

@@ -25,8 +25,8 @@ from nodeagent.claims.offering.resource_slices import (
     UnreadableSlice,
     compare,
     read_offer,
+    slice_diff,
 )
-from nodeagent.claims.offering.slice_diff import slice_diff
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.faults import ClusterFault

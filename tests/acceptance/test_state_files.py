@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.files.records import UnreadableRecord
-from nodeagent.claims.files.records import read_records as claim_records
 from nodeagent.claims.offering.planned import planned_places_file
+from nodeagent.claims.records import UnreadableRecord
+from nodeagent.claims.records import read_records as claim_records
 from nodeagent.documents.reading import digest_of
 from nodeagent.files.state import StateFile, StateFormat, write_state
 from nodeagent.gpu.original_settings import OriginalSettings

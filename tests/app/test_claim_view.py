@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from nodeagent.app.claim_view import ClaimView
-from nodeagent.claims.files.records import write_record
 from nodeagent.claims.model import ClaimedDevice
-from nodeagent.claims.reporting.attempts import Operation
-from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.records import write_record
+from nodeagent.claims.reporting.device_reports import DeviceHealth
+from nodeagent.claims.serving.attempts import Operation
 from nodeagent.claims.serving.claim_object import ReservedFor
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims

@@ -213,7 +213,7 @@ REAL_FAULTS: Faults = {
     ),
     "the CDI file of a claim outlives it": (
         Edit(
-            "claims/files/claim_files.py",
+            "claims/serving/cdi.py",
             "    if not files or not os.path.lexists(cdi_dir):\n",
             "    if files or not os.path.lexists(cdi_dir):\n",
         ),
@@ -227,7 +227,7 @@ REAL_FAULTS: Faults = {
     ),
     "the CDI file of a claim names the first instance of its GPU": (
         Edit(
-            "claims/files/claim_files.py",
+            "claims/serving/cdi.py",
             "            keys = _keys(device, gpu.minor, numbers)\n",
             "            first = gpu.instances[0].id if gpu.instances else device.instance\n"
             "            from nodeagent.structs import replace\n"

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nodeagent.claims.files.toolkit import ToolkitEdits
 from nodeagent.claims.model import Allocated
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.serving.claim_object import ClaimObject, ReservedFor, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
+from nodeagent.claims.serving.toolkit import ToolkitEdits
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.cluster.kubelet.device_users import Allocations
 from nodeagent.errors import NodeagentError

@@ -19,8 +19,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from nodeagent.claims.files.cdi import file_name
 from nodeagent.claims.model import RecordPhase
+from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.processes import CONTROL

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused, RecordPhase
-from nodeagent.claims.reference import CLASSES
+from nodeagent.claims.model import CLASSES, ClaimedDevice, ClaimRecord, ClaimRefused, RecordPhase
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.shares import Account, WantedMps

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from nodeagent.claims.parts import NotAdmitted
-from nodeagent.claims.reporting.attempts import (
+from nodeagent.claims.serving.attempts import (
     FORGOTTEN_AFTER,
     Attempt,
     Attempts,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.files.cdi import file_name
 from nodeagent.claims.model import ClaimedDevice, ClaimRefused
+from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.cluster.client import requests

@@ -14,25 +14,23 @@ from msgspec import convert
 from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
-from nodeagent.claims.files.cdi import (
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, RecordPhase, Result
+from nodeagent.claims.records import UnreadableRecord
+from nodeagent.claims.serving.cdi import (
     ContainerDevice,
-    MpsEdits,
     claim_document,
     claim_of,
     device_id,
     file_name,
-    merged,
-)
-from nodeagent.claims.files.claim_files import (
     file_names,
     file_state,
+    merged,
     publish,
     stale,
     withdraw,
 )
-from nodeagent.claims.files.records import UnreadableRecord
-from nodeagent.claims.files.toolkit import TOOLKIT_DIRS, NoToolkitEdits, ToolkitEdits
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, RecordPhase, Result
+from nodeagent.claims.serving.daemons import MpsEdits
+from nodeagent.claims.serving.toolkit import TOOLKIT_DIRS, NoToolkitEdits, ToolkitEdits
 from nodeagent.files.cdi import Edits
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.shares import Share

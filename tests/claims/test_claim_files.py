@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.files.claim_files import ClaimFiles, file_names
 from nodeagent.claims.model import FileState
+from nodeagent.claims.serving.cdi import ClaimFiles, file_names
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import Edits

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nodeagent.claims.model import ClaimRecord, RecordPhase
-from nodeagent.claims.reporting.attempts import Attempt, Operation
 from nodeagent.claims.reporting.claim_news import ClaimHistory
-from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_reports import DeviceHealth
+from nodeagent.claims.serving.attempts import Attempt, Operation
 from nodeagent.plan.problems import Problem
 from tests.claims.samples import GPU, MIG_DEVICE, POOL, UID, mig_device, record
 

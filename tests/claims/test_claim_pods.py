@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nodeagent.claims.model import Allocated
-from nodeagent.claims.reporting.claim_pods import RECENT, ClaimPods
 from nodeagent.claims.serving.claim_object import ReservedFor
+from nodeagent.claims.serving.claim_pods import RECENT, ClaimPods
 from nodeagent.views.shapes import Pod
 from tests.claims.samples import claim_object
 

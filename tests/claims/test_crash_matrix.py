@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from msgspec import json
 
-from nodeagent.claims.files.cdi import file_name
 from nodeagent.claims.model import RecordPhase
+from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched

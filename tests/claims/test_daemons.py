@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.files.cdi import MpsEdits
-from nodeagent.claims.model import ClaimRefused
-from nodeagent.claims.reference import ClaimReference
-from nodeagent.claims.serving.daemons import ClaimDaemons
+from nodeagent.claims.model import ClaimReference, ClaimRefused
+from nodeagent.claims.serving.daemons import ClaimDaemons, MpsEdits
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps

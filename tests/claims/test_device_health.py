@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.claims.model import ClaimRecord, RecordPhase
-from nodeagent.claims.reporting.device_health import DeviceHealth, device_health
+from nodeagent.claims.reporting.device_reports import DeviceHealth, device_health
 from nodeagent.health.findings import Finding, Location, Moment
 from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import new_finding

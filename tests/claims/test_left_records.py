@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.record_store import LeftRecords
+from nodeagent.claims.records import LeftRecords
 from nodeagent.gpu.kernel import boot_id
 from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode

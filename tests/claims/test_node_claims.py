@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from nodeagent.claims.files.records import read_records
 from nodeagent.claims.model import ClaimRecord, RecordPhase
+from nodeagent.claims.records import read_records
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.files.cdi import Edits
 from nodeagent.simulation import SimulatedNode, simulated

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.names import pool_name
 from nodeagent.claims.offering.devices import GpuFacts
@@ -20,6 +19,7 @@ from nodeagent.claims.offering.pool_offer import (
 )
 from nodeagent.claims.offering.refusals import refusal
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
+from nodeagent.claims.records import UnreadableRecord
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.observed import Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.planner import plan

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import RecordPhase
-from nodeagent.claims.reporting.attempts import Attempt, Operation
-from nodeagent.claims.reporting.claim_pods import ClaimPods
-from nodeagent.claims.reporting.device_health import DeviceHealth, Status
+from nodeagent.claims.records import UnreadableRecord
+from nodeagent.claims.reporting.device_reports import DeviceHealth, Status
 from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
+from nodeagent.claims.serving.attempts import Attempt, Operation
 from nodeagent.claims.serving.claim_object import ReservedFor
+from nodeagent.claims.serving.claim_pods import ClaimPods
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.claims import Claim

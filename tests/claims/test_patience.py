@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRefused
-from nodeagent.claims.serving.patience import PATIENCE, Patience
+from nodeagent.claims.serving.attempts import PATIENCE, Patience
 from nodeagent.cluster.kubelet.plugin.claim_calls import ANSWER_WITHIN, ClaimCalls, ClaimName
 from nodeagent.errors import NodeagentError, StillInUse
 from tests.cluster.kubelet.plugin.rig import claim_name, now

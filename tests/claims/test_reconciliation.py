@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import Allocated, ClaimedDevice, ClaimState, RecordPhase
+from nodeagent.claims.records import UnreadableRecord
 from nodeagent.claims.upkeep.reconciliation import (
     ClaimAction,
     Decision,

@@ -14,20 +14,20 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from nodeagent.claims.files.records import (
-    RecordNotKept,
-    UnreadableRecord,
-    read_records,
-    remove_record,
-    remove_unfinished,
-    write_record,
-)
 from nodeagent.claims.model import (
     ClaimAllocation,
     ClaimedDevice,
     ClaimRecord,
     RecordPhase,
     Result,
+)
+from nodeagent.claims.records import (
+    RecordNotKept,
+    UnreadableRecord,
+    read_records,
+    remove_record,
+    remove_unfinished,
+    write_record,
 )
 from nodeagent.files.state import StateFormat, write_state
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares

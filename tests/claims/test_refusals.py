@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.model import ClaimRefused, Result
+from nodeagent.claims.model import ClaimReference, ClaimRefused, Result
 from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned
 from nodeagent.claims.offering.refusals import admit
-from nodeagent.claims.reference import ClaimReference
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import TimeSlice

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.files.cdi import ContainerDevice, claim_document
-from nodeagent.claims.model import ClaimRecord, ClaimRefused, ClaimState, FileState
+from nodeagent.claims.model import ClaimRecord, ClaimReference, ClaimRefused, ClaimState, FileState
 from nodeagent.claims.names import GpuShare
 from nodeagent.claims.offering.planned import beside_claims
 from nodeagent.claims.parts import (
@@ -18,7 +17,7 @@ from nodeagent.claims.parts import (
     to_prepare,
     to_release,
 )
-from nodeagent.claims.reference import ClaimReference
+from nodeagent.claims.serving.cdi import ContainerDevice, claim_document
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.upkeep.reconciliation import ClaimAction
 from nodeagent.errors import StillInUse

@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimReference, ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.claims.offering.devices import GpuFacts
@@ -22,7 +22,6 @@ from nodeagent.claims.offering.gpu_rules import (
 from nodeagent.claims.offering.pool_offer import WITHDRAWN, OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.offering.refusals import admit
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
-from nodeagent.claims.reference import ClaimReference
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.plan.desired import MigDisabled, MigEnabled
 from nodeagent.plan.observed import Access, Gpu

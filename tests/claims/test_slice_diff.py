@@ -10,8 +10,12 @@ import pytest
 from nodeagent.claims.offering.devices import Taint
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
-from nodeagent.claims.offering.resource_slices import NodeReference, read_offer
-from nodeagent.claims.offering.slice_diff import SliceDiff, slice_diff
+from nodeagent.claims.offering.resource_slices import (
+    NodeReference,
+    SliceDiff,
+    read_offer,
+    slice_diff,
+)
 from nodeagent.structs import replace
 from tests.plan.cards import card
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from nodeagent.claims.files.cdi import file_name
-from nodeagent.claims.files.records import read_records
 from nodeagent.claims.model import ClaimRecord, RecordPhase
+from nodeagent.claims.records import read_records
+from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.errors import NodeagentError, StillInUse

@@ -16,8 +16,7 @@ import structlog
 from nodeagent.app.claim_view import ClaimReports
 from nodeagent.claims.model import RecordPhase
 from nodeagent.claims.reporting.claim_news import ClaimNews
-from nodeagent.claims.reporting.device_health import DeviceHealth
-from nodeagent.claims.reporting.device_status import device_statuses
+from nodeagent.claims.reporting.device_reports import DeviceHealth, device_statuses
 from nodeagent.claims.serving.claim_object import ReservedFor, read_claim
 from nodeagent.cluster.claim_publishers import (
     ClaimEventPublisher,

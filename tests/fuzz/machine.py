@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodeagent.claims.files import records
+from nodeagent.claims import records
 from nodeagent.claims.offering.planned import planned_places_file
 from nodeagent.cluster.kubelet.allocations import read_claimed_device, read_device_id
 from nodeagent.cluster.kubelet.generated import podresources_pb2

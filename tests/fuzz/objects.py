@@ -14,9 +14,9 @@ from nodeagent.claims.offering.resource_slices import (
     UnreadableSlice,
     compare,
     read_offer,
+    slice_diff,
 )
-from nodeagent.claims.offering.slice_diff import slice_diff
-from nodeagent.claims.reporting.device_status import shown_statuses
+from nodeagent.claims.reporting.device_reports import shown_statuses
 from nodeagent.claims.serving.allocation import read_allocation, read_state
 from nodeagent.claims.serving.claim_object import read_claim
 from nodeagent.cluster.client.faults import ClusterFault, from_status

@@ -14,7 +14,7 @@ from aiohttp import web
 from nodeagent.api.passwords import _credentials as read_header
 from nodeagent.api.routes import _Drain as DrainRequest
 from nodeagent.api.routes import _read as read_request
-from nodeagent.claims.files.toolkit import NoToolkitEdits, ToolkitEdits
+from nodeagent.claims.serving.toolkit import NoToolkitEdits, ToolkitEdits
 from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_endpoint, tls_context
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.documents.bounded_yaml import read_tree

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nodeagent.claims.files.records import FOLDER
+from nodeagent.claims.records import FOLDER
 from nodeagent.cli.run import check_free
 from nodeagent.errors import NodeagentError
 from nodeagent.reconcile.writer_lock import FILE_NAME, writer_lock

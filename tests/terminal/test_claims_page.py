@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.reference import ClaimReference
+from nodeagent.claims.model import ClaimReference
 from nodeagent.terminal.claims_page import (
     age_words,
     claim_lines,

@@ -8,8 +8,8 @@ driver does not list any more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.names import pool_name
 from nodeagent.claims.offering.devices import GpuFacts
@@ -22,6 +22,9 @@ from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
+
+if TYPE_CHECKING:
+    from nodeagent.claims.records import UnreadableRecord
 
 Goals = Mapping[str, DesiredGpu]
 """What the plan makes of the GPUs that it names, by UUID."""

@@ -34,7 +34,7 @@ from nodeagent.plan.search import best_layout
 from nodeagent.structs import Struct, replace
 
 if TYPE_CHECKING:
-    from nodeagent.claims.files.records import UnreadableRecord
+    from nodeagent.claims.records import UnreadableRecord
 
 # --- what claims have of the plan -----------------------------------------------------------------
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from nodeagent.claims.model import ClaimRefused, Result
+from nodeagent.claims.model import ClaimReference, ClaimRefused, Result
 from nodeagent.claims.names import WHOLE_GPU, GpuShare, share_named
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode, Planned, offered_names
-from nodeagent.claims.reference import ClaimReference
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import written_bytes

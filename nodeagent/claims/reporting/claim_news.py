@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
-from nodeagent.claims.reporting.attempts import REFUSED, Attempt, Operation
-from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_reports import DeviceHealth
+from nodeagent.claims.serving.attempts import REFUSED, Attempt, Operation
 
 
 @dataclass(frozen=True, slots=True)

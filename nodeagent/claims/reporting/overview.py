@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
-from nodeagent.claims.reporting.attempts import Attempt, Operation
-from nodeagent.claims.reporting.claim_pods import ClaimKey, ClaimPods
-from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_reports import DeviceHealth
+from nodeagent.claims.serving.attempts import Attempt, Operation
+from nodeagent.claims.serving.claim_pods import ClaimKey, ClaimPods
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
@@ -18,7 +18,7 @@ from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.text import time_json
 
 if TYPE_CHECKING:
-    from nodeagent.claims.files.records import UnreadableRecord
+    from nodeagent.claims.records import UnreadableRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from nodeagent.claims.files.cdi import device_id
 from nodeagent.claims.model import (
+    CLASSES,
     ClaimAllocation,
     ClaimedDevice,
     ClaimHeldUp,
     ClaimRecord,
+    ClaimReference,
     ClaimRefused,
     RecordPhase,
     Result,
@@ -23,7 +24,7 @@ from nodeagent.claims.model import (
 from nodeagent.claims.names import DevicePlace, GpuShare, locate
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.offering.refusals import admit
-from nodeagent.claims.reference import CLASSES, ClaimReference
+from nodeagent.claims.serving.cdi import device_id
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError, Transient, UnknownDevice
 from nodeagent.plan.desired import MpsEntry
@@ -31,7 +32,7 @@ from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.shares import ANY_USER, Account
 
 if TYPE_CHECKING:
-    from nodeagent.claims.files.records import UnreadableRecord
+    from nodeagent.claims.records import UnreadableRecord
 
 
 def intended(

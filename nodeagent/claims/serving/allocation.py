@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from itertools import product
 
 from nodeagent.claims.model import (
+    CLASSES,
     ClaimAllocation,
     ClaimHeldUp,
     ClaimRecord,
+    ClaimReference,
     ClaimRefused,
     ClaimState,
     Configuration,
     Result,
 )
 from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
-from nodeagent.claims.reference import CLASSES, ClaimReference
 from nodeagent.claims.serving.claim_object import (
     AllocatedDevice,
     AllocatedDevices,

@@ -11,20 +11,27 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.claims.files.cdi import MpsEdits
-from nodeagent.claims.model import ClaimRefused
+from nodeagent.claims.model import ClaimReference, ClaimRefused
 from nodeagent.claims.names import GpuShare
-from nodeagent.claims.reference import ClaimReference
 from nodeagent.mps.files.directories import spec_in
 from nodeagent.mps.setup import accounts_of
+from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile
 from nodeagent.plan.resolve_mps import OnGpu, wanted_mps
-from nodeagent.plan.shares import MIB, MIN_THREADS, Host, Share, WantedMps, percentage_text
+from nodeagent.plan.shares import MIB, MIN_THREADS, Host, Share, Slot, WantedMps, percentage_text
 from nodeagent.structs import replace
 
 # Of a share whose claim says nothing: the share's own limits.
 _AS_IT_IS = MpsEntry("", Shares((ShareEntry("clients", None, None, None, ""),), ""))
+
+
+@dataclass(frozen=True, slots=True)
+class MpsEdits:
+    """The place of a claim's containers in the MPS daemon of their device."""
+
+    daemon: DaemonSpec
+    slot: Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from nodeagent.claims.files.cdi import claim_of, file_name
-from nodeagent.claims.files.claim_files import (
-    Capabilities,
-    ClaimFiles,
-    file_names,
-    stale,
-    withdraw,
-)
-from nodeagent.claims.files.records import UnreadableRecord
 from nodeagent.claims.model import (
     ClaimAllocation,
     ClaimedDevice,
@@ -42,11 +33,20 @@ from nodeagent.claims.parts import (
     with_instances,
     with_intent,
 )
-from nodeagent.claims.record_store import RecordStore
-from nodeagent.claims.reporting.claim_pods import ClaimPods
+from nodeagent.claims.records import RecordStore, UnreadableRecord
 from nodeagent.claims.serving.admission import intended, require_admission
 from nodeagent.claims.serving.allocation import read_allocation, read_state
+from nodeagent.claims.serving.cdi import (
+    Capabilities,
+    ClaimFiles,
+    claim_of,
+    file_name,
+    file_names,
+    stale,
+    withdraw,
+)
 from nodeagent.claims.serving.claim_object import ClaimObject
+from nodeagent.claims.serving.claim_pods import ClaimPods
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.files.cdi import Edits

@@ -33,7 +33,7 @@ from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode, Plac
 from nodeagent.plan.problems import Code, Problem
 
 if TYPE_CHECKING:
-    from nodeagent.claims.files.records import UnreadableRecord
+    from nodeagent.claims.records import UnreadableRecord
 
 
 @dataclass(frozen=True, slots=True)

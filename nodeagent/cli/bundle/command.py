@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 
 from nodeagent import __version__
-from nodeagent.claims.files.records import FOLDER as CLAIMS
 from nodeagent.claims.offering.planned import FILE_NAME as PLACES
+from nodeagent.claims.records import FOLDER as CLAIMS
 from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, agent_address, get_text
 from nodeagent.cli.bundle.archive import MAX_FILE, BundleFile, bounded, new_file, write
 from nodeagent.cli.bundle.withheld import Withheld, shown_settings

@@ -18,8 +18,8 @@ from typing import Final, Protocol
 import structlog
 
 from nodeagent.claims.model import ClaimedDevice
-from nodeagent.claims.reporting.attempts import REPORT_FAULT
-from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_reports import DeviceHealth
+from nodeagent.claims.serving.attempts import REPORT_FAULT
 from nodeagent.errors import NodeagentError
 from nodeagent.signals import Signal
 

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.generated import (
     dra_health_pb2,
     dra_pb2,

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import HEARTBEAT, HealthFeed
 from tests.cluster.kubelet.plugin.rig import now
 from tests.simulated_cluster.kubelet_claims import SILENCE

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from asyncinotify import Inotify, Mask
 
-from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
 from nodeagent.cluster.kubelet.plugin.driver import Registration, RegistrationService, dra_driver
 from nodeagent.errors import NodeagentError

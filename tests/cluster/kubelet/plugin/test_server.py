@@ -16,7 +16,7 @@ import grpc.aio
 import pytest
 import structlog.testing
 
-from nodeagent.claims.reporting.device_health import DeviceHealth
+from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.generated.dra_pb2 import (
     Claim,
     NodePrepareResourcesRequest,

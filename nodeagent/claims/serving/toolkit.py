@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import ValidationError, convert
 
-from nodeagent.claims.files.cdi import MAX_BYTES, claim_of
+from nodeagent.claims.serving.cdi import MAX_BYTES, claim_of
 from nodeagent.documents.bounded_yaml import Value, read_tree
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.cdi import Edits

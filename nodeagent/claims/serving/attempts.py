@@ -1,19 +1,25 @@
-"""What the kubelet asked for each claim, and what came of it: times, counts, refusals, and why work
-fails in a few words, which are codes of refusals and labels of a metric. Pure.
+"""What the kubelet asks for each claim: tried again while what is in its way passes by itself. And
+what came of it: times, counts, refusals, and why work fails in a few words, which are codes of
+refusals and labels of a metric.
+
+A pod whose claim could not be prepared is tried again by the kubelet 60 to 90 s later. So what
+passes (a device of a pod that is ending, a busy GPU, an API server that is away, a daemon that is
+being started) is waited for within the kubelet's call, and only then is the answer no.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeVar
 
-from nodeagent.claims.files.records import RecordNotKept
-from nodeagent.claims.files.toolkit import NoToolkitEdits
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.parts import NotAdmitted
+from nodeagent.claims.records import RecordNotKept
+from nodeagent.claims.serving.toolkit import NoToolkitEdits
 from nodeagent.errors import DriverError, NodeagentError, StillInUse, Transient, UnknownDevice
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.problems import Code, Problem
@@ -182,3 +188,62 @@ def _reason_of(error: Exception) -> str:
     if isinstance(error, NotAdmitted):
         return error.code
     return next((word for kind, word in _REASONS if isinstance(error, kind)), INTERNAL)
+
+
+# --- tried again ----------------------------------------------------------------------------------
+
+PATIENCE: Final = 35.0  # seconds; the kubelet's call ends after 45, the agent's answer to it at 40
+_FIRST_PAUSE: Final = 0.2  # seconds between two attempts, doubled each time, unless it is woken
+_MAX_PAUSE: Final = 2.0
+
+_Result = TypeVar("_Result")
+
+
+class Patience:
+    """For all claims of the node."""
+
+    def __init__(self) -> None:
+        self._woken: Signal[None] = Signal(None)
+        self._gives_way: dict[str, bool] = {}  # by uid, of the work that runs
+
+    def wake(self) -> None:
+        """Something may have passed: try again now."""
+        self._woken.publish(None)
+
+    def give_way(self, uid: str) -> None:
+        """Other work on the claim is asked for: wait no more."""
+        if uid in self._gives_way:
+            self._gives_way[uid] = True
+            self.wake()
+
+    async def persist(
+        self,
+        uid: str,
+        work: Callable[[], Awaitable[_Result]],
+        on_wait: Callable[[Transient], None],
+    ) -> _Result:
+        """What the work on the claim gives at last; `on_wait` gets what it waits for, each time.
+
+        Raises what the work raises: at once what does not pass.
+        """
+        clock = asyncio.get_running_loop().time
+        until, pause = clock() + PATIENCE, _FIRST_PAUSE
+        self._gives_way[uid] = False
+        try:
+            while True:
+                version = self._woken.version
+                try:
+                    return await work()
+                except Transient as error:
+                    if clock() + pause > until:
+                        raise
+                    on_wait(error)
+                    await asyncio.sleep(pause / 4)  # however often something changes
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(pause * 3 / 4):
+                            await self._woken.after(version)
+                    if self._gives_way[uid]:
+                        raise
+                pause = min(2 * pause, _MAX_PAUSE)
+        finally:
+            del self._gives_way[uid]

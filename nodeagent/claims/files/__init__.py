@@ -1,1 +1,0 @@
-"""What is kept of claims on disk: their records, and the CDI files of their containers."""
