@@ -1,4 +1,4 @@
-"""The DaemonSet fits the program that it runs: its command, settings, folders, probes."""
+"""The DaemonSets fit the program that they run: command, settings, folders, probes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 import yaml
 
 from nodeagent import __version__
+from nodeagent.api.listening import SOCKET_NAME
 from nodeagent.cli.parser import parse
 from nodeagent.cluster.client.node_view import CHANGING, UNHEALTHY
 from nodeagent.cluster.drain.pods import Pod, PodSelector
@@ -28,6 +32,17 @@ from tests.manifests.rendering import (
     with_components,
     written,
 )
+from tests.simulated_cluster import volumes
+from tests.simulated_cluster.agent import (
+    NAME,
+    PLAN,
+    AgentProcess,
+    in_sync,
+    kubeconfig,
+    until_status,
+)
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.volumes import empty_dir, without_powers
 
 WITH_GPUS = ("dra", "gpu-operator", "nos", "plain")
 rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -246,3 +261,53 @@ def test_the_driver_is_waited_for(tmp_path: Path) -> None:
         line = waiting.stdout.readline()
         os.killpg(waiting.pid, signal.SIGKILL)  # with the sleep that it waits in
     assert line == f"no driver below {tmp_path} yet\n".encode()
+
+
+# --- the overlay without a GPU, with what a real kubelet gives its pod --------------------------
+
+SIMULATED_POD, SIMULATED = pod_of(written("overlays/simulated/daemonset.yaml"))
+BASE_MOUNTS = {"run": "/run/nodeagent", "state": "/var/lib/nodeagent"}  # where the base has them
+
+
+@pytest.fixture
+def node() -> Iterator[Path]:
+    """A folder that every user may pass, as a pod's root is."""
+    with tempfile.TemporaryDirectory(prefix="pod-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@pytest.mark.skipif(bool(volumes.why_not()), reason=volumes.why_not())
+async def test_the_simulated_overlay_gets_in_sync(node: Path) -> None:
+    """As its user and without any capability, on volumes of root's: with MIG, and with MPS."""
+    user = SIMULATED_POD["securityContext"]
+    paths = {path: empty_dir(node / name, user["fsGroup"]) for name, path in BASE_MOUNTS.items()}
+    environment = {one["name"]: _moved(one["value"], paths) for one in SIMULATED["env"]}
+    environment["KUBERNETES_SERVICE_HOST"] = "127.0.0.1"  # by which the agent knows a pod
+    async with ApiServer() as api:
+        api.add_node(NAME)
+        (node / "kubeconfig").write_text(kubeconfig(api.url))
+        agent = [
+            *without_powers(user["runAsUser"], user["runAsGroup"], user["fsGroup"]),
+            *(sys.executable, "-m", "nodeagent", *SIMULATED["args"]),
+            *("--kubeconfig", str(node / "kubeconfig"), "--node-name", NAME),
+            *("--listen", "127.0.0.1:0"),
+        ]
+        async with AgentProcess(agent, node, settings=environment):
+            for gpus in (
+                "[{devices: [0], mig: {3g.40gb: 2}}]",
+                "[{devices: [0], mig: {3g.40gb: 2}}, {devices: [1], mps: {replicas: 2}}]",
+            ):
+                plan = f"{{version: v1, gpus: {gpus}}}"
+                api.annotate(NAME, **{PLAN: plan})
+                await until_status(api, in_sync(plan))
+            # Commands in the pod, which have its environment, find the agent.
+            socket = Path(environment["NODEAGENT_RUN_DIR"], SOCKET_NAME)
+            assert await asyncio.to_thread(socket.is_socket)
+
+
+def _moved(text: str, paths: dict[str, Path]) -> str:
+    """The value with the container's paths replaced by where its volumes are here."""
+    for inside, here in paths.items():
+        text = text.replace(inside, str(here))
+    return text

@@ -1,7 +1,8 @@
-"""What Prometheus has after it scraped three nodes, written by the agent's own renderers.
+"""What Prometheus has after it scraped three nodes, written by the agent's own renderers, and what
+queries may ask for.
 
-One has an H100 with MIG, one an H100 without, one a T4. All readings are made up, so that there is
-a series of everything that can be exported.
+One node has an H100 with MIG, one an H100 without, one a T4. All readings are made up, so that
+there is a series of everything that can be exported.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 
 from nodeagent.health.readings import RemappedRows
 from nodeagent.metrics import agent_metrics
-from nodeagent.metrics.agent_metrics import AgentSample, agent_families
+from nodeagent.metrics.agent_metrics import AGENT_METRICS, AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
+from nodeagent.metrics.catalogue import Kind
 from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import LabelBlocks, block, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
@@ -37,6 +39,7 @@ from nodeagent.views.shapes import MpsServer, Pod
 from tests.health.rig import Node
 from tests.health.rig import gpu as reading
 from tests.metrics.node import gpu, sample
+from tests.monitoring.promql import Asked
 from tests.plan.cards import card, with_instances
 from tests.views.daemons import mps_client, mps_daemon
 
@@ -213,3 +216,47 @@ def _health() -> str:
     node.xid(31, instance=7, compute=0)
     node.xid(79)
     return render(agent_families(health_samples(node.state))).decode()
+
+
+# --- what queries may ask for -------------------------------------------------------------------
+
+_HISTOGRAM = ("_bucket", "_sum", "_count")
+
+
+def metric_table() -> Mapping[str, frozenset[str]]:
+    """Labels by name: the agent's own as its tables say, the rest as series of them have them."""
+    seen = labels_by_name()
+    table = {wanted.name: seen[wanted.name] for wanted in default_selection().metrics}
+    for metric in AGENT_METRICS:
+        labels = frozenset((*metric.labels, *TARGET))
+        if metric.type is Kind.HISTOGRAM:
+            table |= {metric.name + suffix: labels | {"le"} for suffix in _HISTOGRAM}
+        else:
+            table[metric.name] = labels
+    table["up"] = frozenset(TARGET)  # Prometheus' own
+    return table
+
+
+def unknown(asked: Asked) -> set[str]:
+    """The metrics and labels of an expression that there are not."""
+    table = metric_table()
+    wrong = {s.metric for s in asked.selectors if s.metric not in table}
+    known: frozenset[str] = frozenset()
+    for selector in asked.selectors:
+        labels = table.get(selector.metric, frozenset())
+        known |= labels
+        wrong |= {
+            f"{selector.metric}.{m.label}" for m in selector.matchers if m.label not in labels
+        }
+    return wrong | {
+        label for _, labels in asked.groupings for label in labels if label not in known
+    }
+
+
+def result_labels(asked: Asked) -> frozenset[str]:
+    """The labels that a result can have: those it is grouped by, else all of its metrics'."""
+    for word, labels in asked.groupings:
+        if word == "by":
+            return frozenset(labels)
+    table = metric_table()
+    return frozenset().union(*(table[s.metric] for s in asked.selectors))

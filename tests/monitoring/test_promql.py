@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.monitoring.metric_table import unknown
 from tests.monitoring.promql import Matcher, Selector, asked, filled
+from tests.monitoring.scraped import unknown
 
 
 def test_an_expression_is_taken_apart() -> None:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from nodeagent.runbook import runbook
-from tests.monitoring.metric_table import result_labels, unknown
 from tests.monitoring.promql import asked
 from tests.monitoring.promtool import promtool, with_promtool
+from tests.monitoring.scraped import result_labels, unknown
 from tools.make_prometheus_rule import RULES, WRITTEN, prometheus_rule
 
 CASES = Path(__file__).parents[1] / "data/monitoring/rules.yaml"

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.real_cluster.rig import PODS, RESOURCE, Node
+from tests.simulated_cluster.fixtures import grpc_ends
+from tests.simulated_cluster.listing import listed
 
 NAMES = [f"pod-{number}" for number in range(5)]
 
@@ -165,3 +167,23 @@ def test_a_forced_deletion(node: Node) -> None:
     options: dict[str, Any] = {"gracePeriodSeconds": 0}
     node.cluster.ask("DELETE", f"{PODS}/{whole[0]}", options)
     node.until_running("next", seconds=45)
+
+
+# --- what the kubelet lists ---------------------------------------------------------------------
+
+__all__ = ["grpc_ends"]
+
+
+@pytest.mark.usefixtures("grpc_ends")
+async def test_what_it_lists(node: Node) -> None:
+    """Every pod with all its containers, and of each the devices that it has, however it asked."""
+    node.claim("claim", "mig-1g-10gb.nodeagent.io")
+    node.pod("by-claim", claim="claim")
+    node.until_running()
+    node.pod("by-limit")
+    node.pod("plain", "")
+    node.until_running()
+    found, recorded = await listed(
+        node.place.kubelet_dir / "pod-resources" / "kubelet.sock", record=True
+    )
+    assert found == recorded

@@ -17,7 +17,7 @@ from nodeagent.cluster.plan_sources.mig_config.source import STATE
 from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG
 from nodeagent.cluster.plan_sources.nos.grammar import CONFIGURATION_LABEL, MODE_LABEL, STATUS_PLAN
 from tests.cluster.client.rig import until
-from tests.cluster.plan_sources.nos.nodes import spec
+from tests.cluster.plan_sources.nos.rig import spec
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, status
 from tests.simulated_cluster.api_server import ApiServer
 

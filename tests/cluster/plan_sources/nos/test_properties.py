@@ -27,7 +27,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import after
 from nodeagent.reconcile.plan_update import PlanText, UnreadablePlan
-from tests.cluster.plan_sources.nos.nodes import MIG, gpu, node, offer, remarks, spec, state
+from tests.cluster.plan_sources.nos.rig import MIG, gpu, node, offer, remarks, spec, state
 from tests.plan.cards import layouts, present, with_instances
 
 BOARDS = ("a100-40gb", "a100-80gb", "h100-80gb", "a30", "rtx-pro-6000", "t4")

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,37 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.cluster.plan_sources.nos.grammar import CONFIGURATION_LABEL, STATUS_PLAN
-from nodeagent.cluster.plan_sources.nos.source import NosSource, ReadIntervals
+from nodeagent.cluster.plan_sources.nos.source import (
+    NosConfiguration,
+    NosSource,
+    ReadIntervals,
+    Trouble,
+)
 from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan
+from nodeagent.errors import UsageError
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase
 from tests.cluster.client.rig import running, until
 from tests.cluster.node_rig import Home, at_home, view_of
-from tests.cluster.plan_sources.nos.exchange import EXCHANGES, bare_node, desired, patched, seen
-from tests.cluster.plan_sources.nos.nodes import MIG, MPS, TWO, divided, gpu, node, spec, state
+from tests.cluster.plan_sources.nos.rig import (
+    EXCHANGES,
+    MIG,
+    MPS,
+    TWO,
+    bare_node,
+    desired,
+    divided,
+    gpu,
+    node,
+    patched,
+    seen,
+    spec,
+    state,
+)
 from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import Answer, Html, Reset
 
 WHERE = ("nebuly-nvidia", "nos-device-plugin-configs")
 PLACE = "/".join(WHERE)
@@ -295,3 +316,129 @@ async def test_withdrawal(access: ClusterAccess) -> None:
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
     there = {**spec(**{"0-7g.40gb": "1"}), f"{STATUS}-0-7g.40gb-free": "1", STATUS_PLAN: "1"}
     assert source.withdrawal(view_of(there, MIG)) == Wanted({f"{STATUS}-0-7g.40gb-free": None})
+
+
+# --- the key of the ConfigMap that the label names ----------------------------------------------
+
+PATH = "/api/v1/namespaces/nebuly-nvidia/configmaps/nos-device-plugin-configs"
+QUICK = ReadIntervals(interval=0.02, retry=(0.02, 0.04))
+
+
+@dataclass
+class Reader:
+    """A reader that is running, with what it reported: a text, or trouble."""
+
+    server: ApiServer
+    configuration: NosConfiguration
+    reported: list[str | Trouble | None] = field(default_factory=list)
+
+    def put(self, **texts: str) -> None:
+        """Write the ConfigMap."""
+        data = {key.replace("_", "-"): text for key, text in texts.items()}
+        self.server.put_config_map(*WHERE, data)
+
+    @property
+    def asked(self) -> int:
+        """How often the ConfigMap was asked for."""
+        return len([r for r in self.server.requests if r.path == PATH])
+
+
+@pytest.fixture
+async def reader(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Reader]:
+    """With short times."""
+
+    def changed() -> None:
+        made.reported.append(made.configuration.found)
+
+    made = Reader(
+        server, NosConfiguration(access, PLACE, changed, intervals=QUICK, jitter=lambda: 0.01)
+    )
+    async with running(made.configuration.run()):
+        yield made
+
+
+async def test_a_key_is_read_once(reader: Reader) -> None:
+    """One request for each key, however long it is wanted; no key, no request."""
+    reader.put(node_1_a="one", node_10_a="ten", node_1_b="two")
+    reader.configuration.want(None)
+    reader.configuration.want("node-1-a")
+    await until(lambda: reader.reported == ["one"])
+    reader.configuration.want("node-1-a")
+    reader.configuration.want("node-1-b")
+    assert reader.configuration.found is None  # what was under another key is not it
+    await until(lambda: reader.reported == ["one", "two"])
+    reader.configuration.want(None)
+    assert reader.configuration.found is None
+    assert reader.asked == 2
+
+
+async def test_a_key_that_flips(reader: Reader) -> None:
+    """However often the label changes, requests keep their distance and the last key wins."""
+    reader.put(a="one", b="two")
+    for key in ["a", "b"] * 50:
+        reader.configuration.want(key)
+    await until(lambda: reader.reported == ["two"])
+    assert reader.asked == 1
+
+
+@pytest.mark.parametrize("there", [None, {}, {"other": "x"}])
+async def test_what_is_missing_is_looked_for_again(
+    reader: Reader, there: dict[str, str] | None
+) -> None:
+    """No ConfigMap, or no such key in it: reported once, and used as soon as it is there."""
+    if there is not None:
+        reader.put(**there)
+    reader.configuration.want("node-a-1")
+    await until(lambda: reader.asked >= 3)
+    (trouble,) = reader.reported
+    assert isinstance(trouble, UnreadablePlan)
+    assert '"node-a-1"' in trouble.problem.message
+    assert PLACE in trouble.problem.message
+    reader.put(node_a_1="text")
+    await until(lambda: reader.reported[1:] == ["text"])
+
+
+async def test_forbidden(reader: Reader) -> None:
+    """What a person has to mend is a refusal that says so."""
+    reader.server.faults.next(1, Answer(403), path=PATH)
+    reader.put(a="text")
+    reader.configuration.want("a")
+    await until(lambda: len(reader.reported) == 2)
+    trouble, text = reader.reported
+    assert isinstance(trouble, UnreadablePlan)
+    assert "cannot be read" in trouble.problem.message
+    assert trouble.problem.remedy
+    assert text == "text"
+
+
+@pytest.mark.parametrize("fault", [Answer(500), Answer(429), Html(), Reset()])
+async def test_what_passes(reader: Reader, fault: Answer | Html | Reset) -> None:
+    """While the API server does not answer there is no plan, and nothing is refused."""
+    reader.server.faults.next(2, fault, path=PATH)
+    reader.put(a="text")
+    reader.configuration.want("a")
+    await until(lambda: "text" in reader.reported)
+    first, *_ = reader.reported
+    assert isinstance(first, NoPlan)
+    assert PLACE in first.reason
+    assert reader.asked == 3
+
+
+async def test_another_key_does_not_wait(server: ApiServer, access: ClusterAccess) -> None:
+    """A key that is there is read at once, however long the missing one would be waited for."""
+    reported: list[str | Trouble | None] = []
+    patient = ReadIntervals(interval=0.0, retry=(3600.0, 3600.0))
+    found = NosConfiguration(access, PLACE, lambda: reported.append(found.found), intervals=patient)
+    server.put_config_map(*WHERE, {"b": "text"})
+    async with running(found.run()):
+        found.want("a")
+        await until(lambda: reported)
+        found.want("b")
+        await until(lambda: reported[1:] == ["text"])
+
+
+@pytest.mark.parametrize("place", ["name", "/name", "namespace/", "a/b/c"])
+def test_no_place(access: ClusterAccess, place: str) -> None:
+    """A setting that names no ConfigMap is refused with what would be right."""
+    with pytest.raises(UsageError, match="NAMESPACE/NAME"):
+        NosConfiguration(access, place, lambda: None)

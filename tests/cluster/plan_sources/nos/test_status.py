@@ -17,7 +17,7 @@ from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
-from tests.cluster.plan_sources.nos.nodes import (
+from tests.cluster.plan_sources.nos.rig import (
     HYBRID,
     MIG,
     MPS,

@@ -19,7 +19,7 @@ from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
-from tests.cluster.plan_sources.nos.nodes import (
+from tests.cluster.plan_sources.nos.rig import (
     HYBRID,
     MIG,
     MPS,
