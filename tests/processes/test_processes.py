@@ -1,7 +1,8 @@
-"""Processes of the machine, looked at as they really are."""
+"""Processes of the machine, looked at as they really are, and waited for."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from nodeagent.processes import (
     Hidden,
     Process,
     ProcessIdentity,
+    ProcessWatch,
     Uids,
     command_of,
     environment_of,
@@ -23,8 +25,8 @@ from nodeagent.processes import (
     inspect,
     is_gone,
     name_of,
-    pids,
 )
+from tests.machine_load import stretched
 
 STRANGE = Path(__file__).with_name("strange_process.py")
 TENANT = 4001
@@ -203,24 +205,11 @@ def test_a_gigabyte_of_environment_is_not_read() -> None:
     assert int(shown[2]) < 128 * 1024  # KiB
 
 
-def test_all_processes() -> None:
-    """Those that can be seen, this one included; a thread is none."""
-    assert os.getpid() in set(pids())
-    assert all(isinstance(pid, int) for pid in pids())
-
-
 def test_commands_do_not_pay_for_it() -> None:
     """psutil is only imported where a process is read."""
     code = "import sys, nodeagent.processes; print('psutil' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "False\n"
-
-
-def test_hidden_says_why() -> None:
-    """The reason is a sentence for the reader."""
-    with strange(shown=16 << 20) as process:
-        found = environment_of(process.pid, "A")
-    assert found == Hidden(f"process {process.pid} has more than 8 MiB of environment")
 
 
 @as_root
@@ -230,3 +219,97 @@ def test_groups() -> None:
         assert groups_of(process.pid) == (7, (5, 7, 30))
         process.kill()
     assert groups_of(process.pid) is None
+
+
+# --- watch ----------------------------------------------------------------------------------------
+
+
+DESCRIPTORS = Path("/proc/self/fd")
+NO_SUCH_PID = 2**22 + 1  # above the kernel's highest pid_max
+
+
+@contextmanager
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives until it is killed."""
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def open_files() -> set[str]:
+    """The descriptors of this process."""
+    return {entry.name for entry in DESCRIPTORS.iterdir()}
+
+
+async def test_a_process_no_longer_watched_wakes_nothing() -> None:
+    """The end of one still watched does at once, though their descriptors have the same number."""
+    woken = asyncio.Event()
+    watch = ProcessWatch(woken.set, fallback=3600)
+    with sleeper() as former, sleeper() as process:
+        watch.watch({former.pid})
+        watch.watch({process.pid})
+        former.kill()
+        former.wait()
+        await asyncio.sleep(0.05)
+        assert not woken.is_set()
+        process.kill()
+        async with asyncio.timeout(stretched(30)):
+            await woken.wait()
+    watch.close()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("pid", [0, NO_SUCH_PID, 2**32 - 1])
+async def test_looks_again_where_the_kernel_cannot_tell(pid: int) -> None:
+    """Users without a watchable process are looked at again, ever less often."""
+    times: list[float] = []
+    clock = asyncio.get_running_loop().time
+
+    def look_again() -> None:
+        times.append(clock())
+        if len(times) < 3:
+            watch.watch({pid})
+
+    watch = ProcessWatch(look_again, fallback=0.02)
+    times.append(clock())
+    watch.watch({pid})
+    async with asyncio.timeout(stretched(30)):
+        while len(times) < 3:
+            await asyncio.sleep(0.005)
+    watch.close()
+    assert times[1] - times[0] == pytest.approx(0.02)
+    assert times[2] - times[1] == pytest.approx(0.04)
+
+
+@pytest.mark.virtual_time
+async def test_a_zombie_does_not_wake_again_and_again() -> None:
+    """It has ended already, and yet the driver may still name it: looked at after a while."""
+    woken: list[int] = []
+    watch = ProcessWatch(lambda: woken.append(1), fallback=0.2)
+    with sleeper() as process:
+        process.kill()
+        # It stays a zombie.
+        await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        before = open_files()
+        watch.watch({process.pid})
+        assert open_files() <= before
+        await asyncio.sleep(0.1)
+        assert woken == []
+        async with asyncio.timeout(stretched(30)):
+            while not woken:
+                await asyncio.sleep(0.005)
+    watch.close()
+
+
+async def test_takes_no_more_descriptors_than_it_may() -> None:
+    """However many processes a tenant puts on a GPU."""
+    watch = ProcessWatch(lambda: None, fallback=3600, most=1)
+    with sleeper() as one, sleeper() as other:
+        before = len(open_files())
+        watch.watch({one.pid, other.pid})
+        assert len(open_files()) == before + 1
+        watch.close()
+        assert len(open_files()) == before

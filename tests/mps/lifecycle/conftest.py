@@ -1,16 +1,100 @@
-"""A daemon that is Ready, from which most tests begin."""
+"""A daemon's life driven by a test, with the specs and the patience that all tests share."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 
-from nodeagent.mps.lifecycle.model import DaemonPhase
-from tests.mps.lifecycle.life import Life
+from nodeagent.mps.lifecycle.machine import step
+from nodeagent.mps.lifecycle.model import (
+    Action,
+    Answered,
+    DaemonPhase,
+    Event,
+    LimitsReadBack,
+    NewPlan,
+    Report,
+    ReportSubject,
+    Started,
+    State,
+)
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.settings import MpsSettings
+from tests.mps.plans import daemon_spec, with_account, with_limits
+
+POLICY = MpsSettings(
+    start_deadline=5.0,
+    limit_deadline=4.0,
+    initialize_deadline=30.0,
+    quit_deadline=10.0,
+    kill_deadline=2.0,
+    steady=60.0,
+    first_delay=1.0,
+    longest_delay=8.0,
+    most_failures=3,
+    most_silences=2,
+    most_attempts=2,
+)
+
+SPEC = daemon_spec("/run/1/pipe", "GPU-1")
+OTHER_LIMITS = with_limits(SPEC, 2048, 50.0)
+OTHER_USER = with_account(SPEC, uid=1001)
+
+
+@dataclass
+class Life:
+    """One daemon, which is given the events one by one."""
+
+    state: State = field(default_factory=State)
+    now: float = 1000.0
+    jitter: float = 0.0
+
+    def phase(self) -> DaemonPhase:
+        """Where it is now."""
+        return self.state.phase
+
+    def tell(self, event: Event, *, after: float = 0.0) -> tuple[Action, ...]:
+        """What is to be done when this happens so many seconds later."""
+        self.now += after
+        self.state, actions = step(self.state, event, self.now, settings=POLICY, jitter=self.jitter)
+        return actions
+
+    def start(self, spec: DaemonSpec = SPEC) -> tuple[Action, ...]:
+        """A plan wants it, and it starts."""
+        actions = self.tell(NewPlan(spec))
+        self.tell(Started(self.state.run, 4711))
+        return actions
+
+    def become_ready(self, spec: DaemonSpec = SPEC) -> None:
+        """From nothing to Ready, all going well."""
+        self.start(spec)
+        self.tell(Answered(self.state.run))
+        self.tell(self.proof())
+
+    def proof(self, *differences: str) -> LimitsReadBack:
+        """The read-back that was asked for last."""
+        return LimitsReadBack(self.state.run, self.state.reading, differences)
+
+
+def subjects(actions: tuple[Action, ...]) -> list[ReportSubject]:
+    """What is reported."""
+    return [action.subject for action in actions if isinstance(action, Report)]
+
+
+def messages(actions: tuple[Action, ...]) -> list[str]:
+    """In which words."""
+    return [action.message for action in actions if isinstance(action, Report)]
+
+
+def undone(actions: tuple[Action, ...]) -> list[Action]:
+    """What is to be done besides reporting."""
+    return [action for action in actions if not isinstance(action, Report)]
 
 
 @pytest.fixture
 def ready() -> Life:
-    """A daemon that is Ready."""
+    """A daemon that is Ready, from which most tests begin."""
     life = Life()
     life.become_ready()
     assert life.phase() is DaemonPhase.READY

@@ -47,7 +47,7 @@ from nodeagent.mps.lifecycle.model import (
 )
 from nodeagent.mps.shares import DaemonSpec
 from tests.draws import draws
-from tests.mps.lifecycle.life import OTHER_LIMITS, OTHER_USER, POLICY, SPEC, Life
+from tests.mps.lifecycle.conftest import OTHER_LIMITS, OTHER_USER, POLICY, SPEC, Life
 
 # An event as a test draws it: `late` makes it come from an earlier process or read-back.
 Draw = tuple[str, int, bool, float]
