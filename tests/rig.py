@@ -55,9 +55,9 @@ class CountedRounds(LoopControl):
     def resting(self) -> bool:
         return self.begun == self.ended and not self._wake.is_set()
 
-    def begin_round(self) -> None:
+    def begin_round(self) -> bool:
         self.begun += 1
-        super().begin_round()
+        return super().begin_round()
 
     def end_round(self) -> None:
         self.ended += 1
@@ -94,8 +94,8 @@ class Rig:
             driver or open_driver(observe_deadline, step_deadline),
             policy or Policy(),
             parallel=parallel,
-            changed=lambda: self.control.wake_soon("a GPU was changed"),
         )
+        self.owners.changes.subscribe(self.control.follow_up)
         self.reconciler = Reconciler(
             control=self.control,
             states=self.node_states,

@@ -83,7 +83,7 @@ class ClaimsService:
         self._events = shared.events
         self._observation = shared.observation
         self._health = health
-        self._wake = shared.control.wake
+        self._report = shared.control.report
         self._changed = asyncio.Event()
         self._feed = HealthFeed()
         self._patience = Patience()
@@ -113,7 +113,7 @@ class ClaimsService:
             self.claims,
             observe=lambda: shared.observation.node or states.newest.observed,
             health=self._device_health,
-            pods_changed=lambda: self._wake("pods of claims are others"),
+            pods_changed=lambda: self._report("pods of claims are others"),
         )
         self._reports = ClaimReports(
             cluster.access, settings.node_name, self.view.pods.recent, shared.events
@@ -159,7 +159,7 @@ class ClaimsService:
                     await self._publish(kubelet)
             except NodeagentError as error:  # the kubelet's folders are not there yet, say
                 self._problem = Problem.from_error(Code.CLUSTER, error)
-                self._wake("claims cannot be served")
+                self._report("claims cannot be served")
             finally:
                 if kubelet:
                     await kubelet.close()
@@ -170,7 +170,7 @@ class ClaimsService:
         if registration.state == "refused":
             why = registration.reason
             self._problem = Problem.of(Code.CLUSTER, "driverRefused", why=why)
-        self._wake("the kubelet has registered the driver, or refuses it")
+        self._report("the kubelet has registered the driver, or refuses it")
 
     async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         asked = claim.namespace, claim.name, claim.uid
@@ -179,7 +179,7 @@ class ClaimsService:
             def waits_for(error: NodeagentError) -> None:
                 if waits(error):
                     self._observe_change()
-                    self._wake("a claim waits")
+                    self._report("a claim waits")
 
             return await self._patience.persist(
                 claim.uid, partial(self.claims.prepare, *asked), waits_for
@@ -279,7 +279,7 @@ class ClaimsService:
         self.less_offered = found
 
     def _slices_changed(self) -> None:
-        self._wake("ResourceSlices changed")
+        self._report("ResourceSlices changed")
         self._changed.set()
 
     async def _refuse_beside_others(
@@ -301,7 +301,7 @@ class ClaimsService:
                 closed = before
         if closed != before:
             self._offers.closed = closed
-            self._wake("another program hands out GPUs, or does not any more")
+            self._report("another program hands out GPUs, or does not any more")
 
     async def _keep_up(self, kubelet: PodResourcesClient) -> NoReturn:
         """Put right what a crash, a reboot or a lost call left."""
@@ -314,7 +314,7 @@ class ClaimsService:
                 self.view.upkeep_problems = upkeep.problems
                 if problems != self._upkeep_problems:
                     self._upkeep_problems = problems
-                    self._wake("claims were checked")
+                    self._report("claims were checked")
                 self._observe_change()
                 await asyncio.sleep(INTERVAL)
 

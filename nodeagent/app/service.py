@@ -111,10 +111,9 @@ class Agent:
             self._mps.node,
             settings.policy,
             parallel=settings.gpu.parallel,
-            changed=lambda: control.wake_soon("a GPU was changed for a claim"),
             on_progress=reporter.step,
-            on_end=reporter.changed_for_claim,
         )
+        owners.changes.subscribe(reporter.changed_for_claim)
         self._claims: ClaimsService | None = None
         self._left_claims: LeftRecords | None = None
         if settings.dra.mode != "off" and self._cluster:
@@ -177,6 +176,7 @@ class Agent:
         )
         # Who hears of what. The cluster gets health at once, plans get it with the next round.
         states.subscribe(self._publish)
+        owners.changes.subscribe(control.follow_up)
         control.follow(self._health.news, "health changed")
         control.follow(self._sampling.problems, "a reader failed or reads again")
         control.follow(self._own_files.changed, "the agent's own files changed")

@@ -182,9 +182,9 @@ class EventReporter:
                 gpu=gpu.uuid,
             )
 
-    def changed_for_claim(self, outcome: GpuOutcome) -> None:
+    def changed_for_claim(self, outcome: GpuOutcome | None) -> None:
         """Steps for a claim were taken on one GPU; what came of the claim is reported with it."""
-        if layout_words(outcome.plan.before) != layout_words(outcome.after):
+        if outcome and layout_words(outcome.plan.before) != layout_words(outcome.after):
             self._changed(EventType.CHANGED_FOR_CLAIM, outcome)
 
     def _changed(self, kind: EventType, outcome: GpuOutcome) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import structlog
@@ -36,27 +36,36 @@ class LoopControl:
         self.offered = asyncio.Event()  # the plan's source has reported, or the agent stops
         self.settled = asyncio.Event()  # the first round is over, however it ended
         self.stopping = False
+        self.looked_at = math.inf  # the beginning of the last round that observed the node
+        self._look_due = True
         self._wake = asyncio.Event()
         self._allowance = Allowance(interval=_WAKE_INTERVAL, burst=_WAKE_BURST)
         self._due: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
-        self._round_ended = math.inf
         self._observing: asyncio.Timeout | None = None
 
     def wake(self, reason: str) -> None:
         """Something may have changed: have the loop observe the node again soon."""
+        self._look_due = True
+        self.report(reason)
+
+    def report(self, reason: str) -> None:
+        """Have the loop report again soon. No GPU is looked at for that, unless something is to be
+        done.
+        """
         log.debug("woken", reason=reason)
         self._wake.set()
 
-    def wake_soon(self, reason: str) -> None:
-        """Wake the loop once for many changes: a look at the node has calls to every GPU, and what
-        comes next of the same kind waits for those.
+    def follow_up(self, read_back: object | None) -> None:
+        """Have the loop report what was read back of a GPU after steps for a claim, once for many
+        of them; the node is observed where nothing was read back.
         """
+        self._look_due |= read_back is None
         if self._settling is None:
 
             def now() -> None:
                 self._settling = None
-                self.wake(reason)
+                self.report("a GPU was changed for a claim")
 
             self._settling = asyncio.get_running_loop().call_later(SETTLE_INTERVAL, now)
 
@@ -81,8 +90,8 @@ class LoopControl:
         signal.subscribe(lambda _: self.wake(reason))
 
     def refresh_if_older_than(self, seconds: float) -> None:
-        """Have the loop observe the node again unless its last round is younger than that."""
-        if asyncio.get_running_loop().time() - self._round_ended > seconds:
+        """Have the loop observe the node again unless it did that within so many seconds."""
+        if asyncio.get_running_loop().time() - self.looked_at > seconds:
             self.wake("the status is requested")
 
     def stop(self) -> None:
@@ -97,10 +106,16 @@ class LoopControl:
         self._wake.set()
         self.offered.set()
 
-    def begin_round(self) -> None:
-        """Begin a round; what wakes the loop from now on is for the next one."""
+    def begin_round(self) -> bool:
+        """Begin a round; what wakes the loop from now on is for the next one. Returns whether it is
+        to observe the node.
+        """
         self._wake.clear()
         self.halt.clear()
+        look, self._look_due = self._look_due, False
+        if look:
+            self.looked_at = asyncio.get_running_loop().time()
+        return look
 
     def resume(self) -> None:
         """Steps may be begun again, unless the agent stops."""
@@ -108,14 +123,15 @@ class LoopControl:
             self.halt.clear()
 
     def end_round(self) -> None:
-        self._round_ended = asyncio.get_running_loop().time()
         self.settled.set()
 
     async def rest(self, seconds: float) -> None:
         """Wait until something wakes the loop, at most so long."""
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
+        except TimeoutError:
+            self._look_due = True
 
     @asynccontextmanager
     async def abandoned_at_stop(self) -> AsyncIterator[None]:

@@ -204,9 +204,9 @@ class NodeController(NodeReader):
         gpu = super()._record(found)
         if self._health is None:
             return gpu
-        alone = ObservedNode((gpu,))
-        self._health.observed_node(alone)  # an event may name an instance made just now
-        return self._health.fenced(alone)[0].gpus[0]
+        self._health.observed_node(ObservedNode((gpu,)))  # an event may name one made just now
+        self.fence()  # its daemons may be new, too
+        return (self.seen.gpu(gpu.uuid) if self.seen else None) or gpu
 
     def fence(self) -> None:
         """Let what health says now count for the node as it was seen last. Does not block."""

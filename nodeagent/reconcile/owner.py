@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from nodeagent.errors import Transient
+from nodeagent.errors import DriverError, Transient
 from nodeagent.plan.desired import DesiredGpu
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, StepResult
 from nodeagent.reconcile.executor import execute_gpu, side_by_side
 from nodeagent.reconcile.step_run import (
@@ -26,6 +26,7 @@ from nodeagent.reconcile.step_run import (
     only_adds,
     only_removes,
 )
+from nodeagent.signals import Signal
 from nodeagent.structs import replace
 
 
@@ -64,9 +65,9 @@ class _Owner:
 class GpuOwners:
     """The owners of all GPUs of a node, with its driver; usable between `open` and `close`.
 
-    `parallel`: how many GPUs are worked on for the plan at once; None: all. `changed` is called
-    after steps for a claim, `on_progress` with each of those steps, `on_end` with what came of
-    them.
+    `parallel`: how many GPUs are worked on for the plan at once; None: all. `on_progress` is called
+    with each step for a claim; `changes` publishes what came of them, None where they were left
+    half-way.
     """
 
     def __init__(
@@ -75,18 +76,17 @@ class GpuOwners:
         policy: Policy,
         *,
         parallel: int | None = None,
-        changed: Callable[[], None] = lambda: None,
         on_progress: OnProgress = lambda _: None,
-        on_end: Callable[[GpuOutcome], None] = lambda _: None,
     ) -> None:
         self._driver = driver
         self._policy = policy
         self._parallel = parallel
-        self._changed = changed
         self._on_progress = on_progress
-        self._on_end = on_end
+        self.changes: Signal[GpuOutcome | None] = Signal(None)
+        # The node as it was observed last, with what was read of single GPUs since.
+        self.observed = ObservedNode()
         self._owners: defaultdict[str, _Owner] = defaultdict(_Owner)
-        self._observed: dict[str, int] = {}  # parts settled when the node was observed last
+        self._settled: dict[str, int] = {}  # parts settled when the node was observed last
         self._node: NodeDriver | None = None  # the open driver
         self._closing = asyncio.Event()
         self._exits = AsyncExitStack()
@@ -109,8 +109,28 @@ class GpuOwners:
 
     async def observe(self, *, details: bool = True) -> ObservedNode:
         """The whole node, for what is to be planned for all GPUs at once."""
-        self._observed = {uuid: owner.settled for uuid, owner in self._owners.items()}
-        return await self._opened().observe(details=details)
+        self._settled = {uuid: owner.settled for uuid, owner in self._owners.items()}
+        self.observed = await self._opened().observe(details=details)
+        return self.observed
+
+    async def complete(self) -> None:
+        """Read the details of new devices that were left out when they were read back. A GPU that
+        is being changed, or does not answer, stays as it was read.
+        """
+
+        async def read(gpu: Gpu) -> None:
+            lock = self._owners[gpu.uuid].lock
+            if gpu.access is Access.OK and _lacks_details(gpu) and not lock.locked():
+                async with lock:
+                    with suppress(DriverError):
+                        self._keep(await self._opened().observe_gpu(gpu.uuid))
+
+        await asyncio.gather(*map(read, self.observed.gpus))
+
+    def _keep(self, *read: Gpu) -> None:
+        newest = {gpu.uuid: gpu for gpu in read}
+        gpus = tuple(newest.get(gpu.uuid, gpu) for gpu in self.observed.gpus)
+        self.observed = replace(self.observed, gpus=gpus)
 
     async def settle_plan(
         self, todo: NodePlan, *, stop: asyncio.Event, on_progress: OnProgress
@@ -126,11 +146,13 @@ class GpuOwners:
             uuid = plan.before.uuid
             owner = self._owners[uuid]
             async with owner.lock:
-                if owner.settled != self._observed.get(uuid, 0):
+                if owner.settled != self._settled.get(uuid, 0):
                     return None
                 return await execute_gpu(plan, terms)
 
-        return await side_by_side(todo, settled, self._parallel)
+        outcome = await side_by_side(todo, settled, self._parallel)
+        self._keep(*(gpu.after for gpu in outcome.gpus))
+        return outcome
 
     async def settle(self, part: Part, *, only_plan: bool = False) -> GpuOutcome:
         """Settle the part of a claim, at once: it waits for other parts of its own GPU alone. With
@@ -154,11 +176,12 @@ class GpuOwners:
         plan = await _planned(part, terms)
         if only_plan or not plan.steps:
             return GpuOutcome(plan, (), plan.before, plan.problems)
+        outcome: GpuOutcome | None = None
         try:
             outcome = await execute_gpu(plan, terms)
+            self._keep(outcome.after)
         finally:
-            self._changed()
-        self._on_end(outcome)
+            self.changes.publish(outcome)
         if terms.stop.is_set() and any(r.result is StepResult.SKIPPED for r in outcome.steps):
             raise Transient(
                 f"the change of {plan.before.title} is not finished: the driver was closed "
@@ -172,6 +195,10 @@ class GpuOwners:
             remedy = "nodeagent status shows what is wrong with the driver; the agent retries"
             raise Transient("the driver is not open", remedy=remedy)
         return self._node
+
+
+def _lacks_details(gpu: Gpu) -> bool:
+    return any(device.memory is None for instance in gpu.instances for device in instance.compute)
 
 
 async def _planned(part: Part, terms: Execution) -> GpuPlan:

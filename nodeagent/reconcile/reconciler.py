@@ -1,4 +1,4 @@
-"""The loop that makes the node what the plan says: observe, plan, act, observe again, report.
+"""The loop that makes the node what the plan says: observe, plan, act, read back, report.
 
 It turns a plan into parts, one for each GPU, which the GPUs' owners settle. It is level-triggered:
 whatever wakes it (a new plan, the end of a process that was in the way, a timer), it looks at
@@ -32,6 +32,7 @@ from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.views.mps import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase, blocking_codes, phase_of
+from nodeagent.views.text import layout_words
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +81,8 @@ class Reconciler:
     _seen: PlanEvaluation = field(
         init=False, default_factory=PlanEvaluation
     )  # the last observation's
+    _details: bool = field(init=False, default=False)  # that only people ask for were read
+    _observed_at: datetime | None = field(init=False, default=None)  # as a whole
 
     def __post_init__(self) -> None:
         self._queue = WorkQueue(self.backoff, mend=self.rules.mend)
@@ -95,8 +98,8 @@ class Reconciler:
                 self.reporter.trouble(trouble)
             await control.offered.wait()
             while not control.stopping:
-                control.begin_round()
-                pause = await self._round_whatever_happens()
+                look = control.begin_round() or self._failures > 0
+                pause = await self._round_whatever_happens(look=look)
                 # What was prepared stays if the next round is at hand and needs it, too.
                 if self.control.stopping or not control.halt.is_set():
                     now, seen = asyncio.get_running_loop().time(), self._seen
@@ -108,10 +111,10 @@ class Reconciler:
             self._processes.close()
             await self.owners.close()
 
-    async def _round_whatever_happens(self) -> float:
+    async def _round_whatever_happens(self, *, look: bool) -> float:
         """Do one round; gives the seconds until the next, if nothing wakes the loop earlier."""
         try:
-            pause = await self._reconcile_once()
+            pause = await self._reconcile_once(look=look)
         except NodeagentError as error:
             await self.owners.close()
             code = Code.STEP_FAILED
@@ -150,17 +153,23 @@ class Reconciler:
         )
         return pause
 
-    async def _reconcile_once(self) -> float:
+    async def _reconcile_once(self, *, look: bool) -> float:
+        """Do one round; without a `look` it goes by what owners read back, as long as that leaves
+        nothing to do.
+        """
         began = asyncio.get_running_loop().time()
         self._done = None
         await self.plan.read_offer()
         async with self.control.abandoned_at_stop():
             await self.owners.open()
-        # A plan waits for nothing that only people ask for; they get it with the next look.
-        brief = self.plan.is_new and self._seen.observed.gpus != ()
-        evaluation = await self._observe(details=not brief)
-        if brief:
-            self.control.wake("details were left out")
+        if look:
+            # A plan waits for nothing that only people ask for.
+            brief = self.plan.is_new and self._seen.observed.gpus != ()
+            evaluation = await self._observe(details=not brief)
+        else:
+            evaluation = await self._evaluate_read_back()
+            if self._choose(evaluation).gpus:
+                evaluation = await self._observe()
         self.control.resume()  # what was offered meanwhile has been judged, too
         # The disk and the API server are asked side by side: each may take 10 ms and more.
         tried = self.plan.kept
@@ -181,12 +190,13 @@ class Reconciler:
         self._processes.watch(blocking_pids(evaluation))
         if self.plan.kept != tried:  # accepted by the last look
             await self._save_plan()
-        now = asyncio.get_running_loop().time()
-        self.on_round(self._done, now - began)
+        clock = asyncio.get_running_loop().time
+        self.on_round(self._done, clock() - began)
+        await self._complete()
         # Until a failed GPU may be tried again, at most until the resync.
+        due = self.control.looked_at + self.rules.resync
         retry = self._queue.next_retry(evaluation)
-        resync = self.rules.resync
-        return resync if retry is None else min(resync, max(0.0, retry - now))
+        return max(0.0, (due if retry is None else min(due, retry)) - clock())
 
     async def _save_plan(self) -> None:
         if trouble := await self.plan.save():
@@ -220,9 +230,8 @@ class Reconciler:
         as_planned = is_whole and all(gpu.as_planned for gpu in outcome.gpus)
         if self.control.halt.is_set() or not as_planned:
             evaluation = await self._observe()
-        else:  # each GPU that was changed was read back; all are looked at once that is reported
-            evaluation = await self._evaluate(_with_changes(evaluation.observed, outcome))
-            self.control.wake("the GPUs were changed")
+        else:
+            evaluation = await self._evaluate_read_back()
         self._done = outcome
         self._learn(outcome, evaluation)
         return evaluation, unprepared
@@ -230,9 +239,29 @@ class Reconciler:
     async def _observe(self, *, details: bool = True) -> PlanEvaluation:
         async with self.control.abandoned_at_stop():
             observed = await self.owners.observe(details=details)
+        self._observed_at = datetime.now(UTC)
+        self._details = details
         self._alive(0)
         self.reporter.driver_answers()
         return await self._evaluate(observed)
+
+    async def _evaluate_read_back(self) -> PlanEvaluation:
+        """Go by what was observed last, where each GPU that was changed since was read back."""
+        self._details = False
+        return await self._evaluate(self.owners.observed)
+
+    async def _complete(self) -> None:
+        """Read what only people ask for of devices that were made, now that they are reported."""
+        if self._details or self.control.halt.is_set():
+            return
+        before = _layouts(self.owners.observed)
+        async with self.control.abandoned_at_stop():
+            await self.owners.complete()
+        self._details, observed = True, self.owners.observed
+        if _layouts(observed) == before:
+            self.states.newest = replace(self.states.newest, observed=observed)
+        else:
+            self.control.wake("a GPU was changed since it was read back")
 
     async def _evaluate(self, observed: ObservedNode) -> PlanEvaluation:
         self.reporter.observed(observed)
@@ -289,7 +318,7 @@ class Reconciler:
             refusal=refused,
             note=self.plan.note,
             observed=evaluation.observed,
-            observed_at=datetime.now(UTC),
+            observed_at=self._observed_at,
             plan=plan,
             blocking=blocking_codes(problems),
             problems=(
@@ -306,9 +335,8 @@ class Reconciler:
         self.heartbeats.beat(NAME, within=pause + self.rules.patience)
 
 
-def _with_changes(observed: ObservedNode, outcome: NodeOutcome) -> ObservedNode:
-    after = {gpu.after.uuid: gpu.after for gpu in outcome.gpus}
-    return replace(observed, gpus=tuple(after.get(gpu.uuid, gpu) for gpu in observed.gpus))
+def _layouts(observed: ObservedNode) -> list[object]:
+    return [(gpu.uuid, gpu.access, gpu.mig, layout_words(gpu)) for gpu in observed.gpus]
 
 
 def _driver_error(observed: ObservedNode) -> str:

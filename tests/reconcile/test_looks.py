@@ -6,9 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 from nodeagent.plan.problems import Code
+from nodeagent.reconcile.owner import Part
+from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
+from tests.reconcile.test_owner import made
 from tests.rig import CREATE, Rig, open_driver, plan_text, running
 
 LOOK = "nvmlDeviceGetMigMode"  # once in each look at a GPU
@@ -38,24 +41,50 @@ async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Pa
 
 
 async def test_what_came_of_a_plan_is_known_from_the_gpus_that_it_changed(tmp_path: Path) -> None:
-    """They were read back; the others were looked at just before, and are looked at afterwards."""
-    at_end: list[Counter[int | None]] = []
+    """They are read back, and for people with their memory; the others were looked at before."""
     with simulated("h100-80gb:3") as node:
-
-        def reported(state: NodeState) -> None:
-            if state.phase is Phase.IN_SYNC:
-                at_end.append(looks(node))
-
-        async with running(Rig(tmp_path, on_state=reported)) as rig:
+        async with running(Rig(tmp_path)) as rig:
             rig.offer(ONE)
             await rig.settle(Phase.IN_SYNC)
             await rig.round()
-            before = looks(node)
-            at_end.clear()
+            before, rounds = looks(node), rig.state.rounds
             rig.offer(plan_text(TWO, "[0]"))
-            await rig.until(lambda: bool(at_end) and len(rig.gpu().instances) == 2)
-            assert (at_end[0][1], at_end[0][2]) == (before[1] + 1, before[2] + 1)
-            await rig.until(lambda: looks(node)[2] == before[2] + 2)
+            await rig.until(lambda: len(rig.gpu().instances) == 2)
+            await rig.rest()
+            assert (looks(node)[1], looks(node)[2]) == (before[1] + 1, before[2] + 1)
+            assert rig.state.rounds == rounds + 1
+            assert all(i.compute[0].memory for i in rig.gpu().instances)
+
+
+async def test_what_was_read_back_for_a_claim_is_reported_without_a_look(tmp_path: Path) -> None:
+    """The other GPU is looked at when its time comes, which claims do not put off."""
+    with simulated("h100-80gb:2") as node:
+        async with running(Rig(tmp_path)) as rig:
+            rig.plan.offer(NoPlan("no plan"))
+            await rig.settle(Phase.NO_PLAN)
+            await rig.round()
+            before, at = looks(node)[1], rig.state.observed_at
+            await rig.owners.settle(Part(rig.gpu().uuid, made(("1g.10gb", 0))))
+            await rig.until(lambda: rig.layout() == "1g.10gb at 0")
+            await rig.rest()
+            assert (looks(node)[1], rig.state.observed_at) == (before, at)
+            rig.control.looked_at -= 3600
+            await rig.owners.settle(Part(rig.gpu().uuid, made(("1g.10gb", 1))))
+            await rig.until(lambda: looks(node)[1] > before)
+
+
+async def test_what_another_program_did_since_the_read_back_is_looked_at(tmp_path: Path) -> None:
+    """It shows when the details are read, and is mended like anything else that it does."""
+    with simulated("h100-80gb:1") as node:
+
+        def reported(state: NodeState) -> None:
+            if state.phase is Phase.IN_SYNC and not taken:
+                taken.append(node.card(0).state.instances.pop())
+
+        taken: list[object] = []
+        async with running(Rig(tmp_path, on_state=reported)) as rig:
+            rig.offer(TWO)
+            await rig.until(lambda: bool(taken) and len(node.card(0).state.instances) == 2)
 
 
 async def test_a_plan_does_not_wait_for_what_only_people_ask_for(tmp_path: Path) -> None:
