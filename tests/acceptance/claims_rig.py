@@ -69,6 +69,22 @@ class Cluster:
             self.configure(name, config_json(device_config(mps=mps), "FromClass"))
         return Claim(name, made["metadata"]["uid"], TEAM)
 
+    async def started(self, name: str, profile: str, **mps: Any) -> Claim:
+        """The claim of a pod that finds a device, and has it prepared."""
+        claim = self.pod(name, profile, **mps)
+        assert claim
+        await self.kubelet.prepare(name, claim)
+        return claim
+
+    def reserve(self, claim: str, pod: str, uid: str = "") -> None:
+        """As the scheduler does before it binds the pod."""
+        consumer = {"resource": "pods", "name": pod, "uid": uid or f"uid-of-{pod}"}
+
+        def reserved(found: dict[str, Any]) -> dict[str, Any]:
+            return {**found, "status": {**found["status"], "reservedFor": [consumer]}}
+
+        self.api.store.change(Key("resourceclaims", TEAM, claim), reserved)
+
     def configure(self, name: str, config: dict[str, Any]) -> None:
         """The allocated claim has this configuration, too."""
         self.api.store.change(Key("resourceclaims", TEAM, name), partial(_configured, config))

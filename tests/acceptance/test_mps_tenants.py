@@ -1,8 +1,9 @@
-"""A tenant who owns an MPS daemon cannot make the agent, which is root, end another user's work."""
+"""MPS with restrictions of the agent, and tenants who own a daemon."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,57 @@ import pytest
 
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
-from tests.acceptance.agent_home import SOON, Home
+from tests.acceptance.agent_home import SOON, USER, Home
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives rights away, needs several users")
+
+# --- restrictions of the agent --------------------------------------------------------------------
+
+
+ONE_SHARE = f"""\
+version: v1
+gpus:
+  - devices: [0]
+    mps: {{user: {USER}, shares: {{small: {{count: 1, memory: 8Gi, threads: 15}}}}}}
+"""
+NO_MOUNTS = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+
+
+def applied(home: Home, *before: str, umask: int = 0o022, **settings: str) -> str:
+    """What the command says that starts the plan's daemon, as a process that is made so."""
+    home.plan.write_text(ONE_SHARE)
+    arguments = ("apply", "-f", str(home.plan), "--simulate", "h100-80gb:1")
+    done = subprocess.run(
+        [*before, *home.command(*arguments, "--state", str(home.folder / "new/node.json"))],
+        env={**home.environment, **settings},
+        umask=umask,
+        capture_output=True,
+        text=True,
+        timeout=SOON,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_with_a_umask_that_closes_files(home: Home) -> None:
+    """The stand-ins run as the plan's user, who is in no group of the agent's, as does a unit with
+    UMask=0027.
+    """
+    (home.folder / "new").mkdir()
+    (home.folder / "new").chmod(0o755)
+    applied(home, umask=0o027)
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_in_a_pod_that_may_not_mount(home: Home) -> None:
+    """`mps.shm: auto` uses the pod's /dev/shm: without capabilities no daemon gets its own."""
+    (home.folder / "new").mkdir()
+    applied(home, *NO_MOUNTS, KUBERNETES_SERVICE_HOST="192.0.2.1", KUBERNETES_SERVICE_PORT="443")
+
+
+# --- tenants --------------------------------------------------------------------------------------
+
 
 TENANT, OTHER = 4001, 4002
 PLAN = f"""\
@@ -26,8 +77,6 @@ gpus:
       shares: {{small: {{count: 1, memory: 8Gi, threads: 15}}}}
 """
 IMPOSTOR = Path(__file__).with_name("mps_impostor.py")
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
 
 
 @pytest.fixture
