@@ -10,6 +10,7 @@ from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, 
 from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.plan.observed import Placement
+from nodeagent.plan.shares import WantedMps
 
 UID = "0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"
 DRIVER = "gpu.nodeagent.io"
@@ -82,6 +83,14 @@ def mig_device(**changes: Any) -> ClaimedDevice:
         "placement": Placement(4, 1),
     }
     return ClaimedDevice(**{**known, **changes})
+
+
+def whole_device(
+    gpu: str = GPU, mps: WantedMps | None = None, *, fixed: bool = False, **result: Any
+) -> ClaimedDevice:
+    """A GPU as a whole, or a share of it."""
+    found = mig_result(**{"device": "gpu", **result})
+    return mig_device(result=found, gpu=gpu, profile="", placement=None, fixed=fixed, mps=mps)
 
 
 def record(

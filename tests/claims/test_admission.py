@@ -11,7 +11,7 @@ from nodeagent.claims.serving.admission import require_admission
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.shares import Account, WantedMps
 from nodeagent.structs import replace
-from tests.claims.samples import mig_device, mig_result, record
+from tests.claims.samples import mig_device, record, whole_device
 from tests.plan.cards import card, with_instances
 from tests.plan.daemons import A, D, daemon, give
 
@@ -31,23 +31,17 @@ def other(device: ClaimedDevice) -> ClaimRecord:
     return record(placed, uid="2", name="other")
 
 
-def whole(**result: Any) -> ClaimedDevice:
-    """The GPU as a whole."""
-    found = mig_result(**{"device": "gpu", **result})
-    return mig_device(result=found, profile="", placement=None)
-
-
 @pytest.mark.parametrize("fixed", [False, True])
 def test_one_part_of_a_gpu_is_one_claims(fixed: bool) -> None:
     """Made for it or by the plan; what an administrator has is in nobody's way."""
     held = mig_device(fixed=fixed)
-    for wanted in (mig_device(), whole(), mig_device(fixed=True)):
+    for wanted in (mig_device(), whole_device(), mig_device(fixed=True)):
         with pytest.raises(ClaimRefused, match=r"mig-1g-10gb-4 of claim team/other") as refused:
             require_admission(own(wanted), GPU, [other(held)], ())
         assert own(wanted).reference.schedule_anew in refused.value.remedy
     require_admission(own(mig_device(placement=BESIDE)), GPU, [other(held)], ())
-    require_admission(own(whole(admin_access=True)), GPU, [other(held)], ())
-    require_admission(own(mig_device()), GPU, [other(whole(admin_access=True))], ())
+    require_admission(own(whole_device(admin_access=True)), GPU, [other(held)], ())
+    require_admission(own(mig_device()), GPU, [other(whole_device(admin_access=True))], ())
 
 
 def test_a_claim_that_was_made_again_under_its_name() -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.documents.reading import digest_of
-from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.errors import StillInUse
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import SimulatedNode
 from nodeagent.views.node_state import Phase
-from tests.claims.machine import NODE, UIDS, Home, capabilities, laid_out, pool
+from tests.claims.machine import NODE, UIDS, Home, laid_out, pool
 from tests.rig import Rig, plan_text, running
 
 PLAN = "{3g.40gb: 1}"
@@ -28,11 +26,9 @@ THREE = "mig-3g-40gb-4"  # where the planner puts it on an empty card
 
 
 @asynccontextmanager
-async def planned(
-    home: Home, mig: str = PLAN, mode: Mode = Mode.DYNAMIC, *, dra: bool = True
-) -> AsyncIterator[tuple[NodeClaims, Rig]]:
+async def planned(home: Home, mig: str = PLAN) -> AsyncIterator[tuple[NodeClaims, Rig]]:
     """One agent's life, with a plan for the first GPU that is in sync."""
-    offers = NodeOffers(NODE, mode)
+    offers = NodeOffers(NODE, Mode.DYNAMIC)
 
     async def observe() -> ObservedNode:
         return rig.state.observed
@@ -44,8 +40,7 @@ async def planned(
     claims = home.node_claims(rig.owners, observe, rules=rules)
     await claims.store.load()
     async with running(rig):
-        text = plan_text(mig, "[0]")
-        await offer(rig, text if dra else text + b"  dra: false\n", Phase.IN_SYNC)
+        await offer(rig, plan_text(mig, "[0]"), Phase.IN_SYNC)
         yield claims, rig
 
 
@@ -65,11 +60,6 @@ async def test_a_claim_uses_what_the_plan_has(node: SimulatedNode, home: Home) -
         assert device.fixed
         instance = rig.gpu().instances[0]
         assert (device.instance, device.uuid) == (instance.id, instance.compute[0].uuid)
-        [entry] = json.loads((home.cdi / home.files()[0]).read_text())["devices"]
-        paths = [one["path"] for one in entry["containerEdits"]["deviceNodes"]]
-        known = {what: number for number, what in capabilities().items()}
-        caps = [known[0, instance.id, part] for part in (None, 0)]
-        assert paths == ["/dev/nvidia0", *(f"/dev/nvidia-caps/nvidia-cap{n}" for n in caps)]
         await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-0")))
         assert laid_out(node) == [(0, 1), (4, 4)]
         await rig.round()
@@ -122,47 +112,6 @@ async def test_another_plan_waits_for_the_claim(node: SimulatedNode, home: Home)
         await rig.until(lambda: [size for _, size in laid_out(node)] == [2])
 
 
-async def test_a_claimed_instance_comes_back_where_it_was(node: SimulatedNode, home: Home) -> None:
-    """A plan that names no place puts it where the claim's pods expect it, after a reboot say."""
-    one = plan_text("[{profile: 1g.10gb, start: 2}]", "[0]")
-    async with planned(home) as (claims, rig):
-        await offer(rig, one, Phase.IN_SYNC)
-        name = home.claim(0, (pool(rig), "mig-1g-10gb-2"))
-        before = await claims.prepare(*name)
-        await offer(rig, plan_text("{1g.10gb: 1}", "[0]"), Phase.IN_SYNC)
-        await rig.rest()  # a look that follows would create it again
-        node.card(0).state.instances.clear()
-        with pytest.raises(NodeagentError, match="is not there"):
-            await claims.prepare(*name)
-        await rig.round()
-        await rig.until(lambda: laid_out(node) == [(2, 1)])
-        again = await claims.prepare(*name)
-        assert [d.cdi_id for d in again] == [d.cdi_id for d in before]
-
-
-async def test_what_the_plan_keeps_for_itself(node: SimulatedNode, home: Home) -> None:
-    """With `dra: false` its own instances are used by claims, and nothing is made beside them."""
-    async with planned(home, dra=False) as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), THREE)))
-        with pytest.raises(ClaimRefused, match="dra: false"):
-            await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-0")))
-        assert laid_out(node) == [(4, 4)]
-        assert home.records() == [f"{UIDS[0]}.json"]
-
-
-async def test_mode_static_makes_nothing(node: SimulatedNode, home: Home) -> None:
-    """The plan's devices and whole GPUs are verified and used; another device is refused."""
-    async with planned(home, mode=Mode.STATIC) as (claims, rig):
-        both = home.claim(0, (pool(rig), THREE), (pool(rig, 1), "gpu"))
-        assert [device.fixed for device in await claims.prepare(*both)] == [True, True]
-        with pytest.raises(ClaimRefused, match="static nothing is made"):
-            await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-0")))
-        assert laid_out(node) == [(4, 4)]
-        assert not node.card(1).state.mig
-        await claims.release(UIDS[0])
-        assert (laid_out(node), home.files()) == ([(4, 4)], [])
-
-
 async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> None:
     """A process on the plan's instance holds up the release, and is named."""
     async with planned(home) as (claims, rig):
@@ -174,16 +123,3 @@ async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> 
         node.release(pid=4711)
         await claims.release(UIDS[0])
         assert home.records() == []
-
-
-async def test_a_gpu_that_the_plan_has_as_a_whole(node: SimulatedNode, home: Home) -> None:
-    """A claim uses it; a plan with MIG waits for the claim."""
-    async with planned(home, "disabled") as (claims, rig):
-        [device] = await claims.prepare(*home.claim(0, (pool(rig), "gpu")))
-        assert device.fixed
-        await rig.round()
-        assert rig.state.phase is Phase.IN_SYNC
-        await offer(rig, plan_text(PLAN, "[0]"), Phase.BLOCKED)
-        assert any("claim team/trainer-0" in one.message for one in rig.state.problems)
-        await claims.release(UIDS[0])
-        await offer(rig, plan_text("{2g.20gb: 1}", "[0]"), Phase.IN_SYNC)

@@ -32,10 +32,9 @@ from nodeagent.claims.serving.cdi import (
 from nodeagent.claims.serving.daemons import MpsEdits
 from nodeagent.claims.serving.toolkit import TOOLKIT_DIRS, NoToolkitEdits, ToolkitEdits
 from nodeagent.files.cdi import Edits
-from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.shares import Share
-from tests.claims.samples import MIG_DEVICE, UID, mig_device, mig_result, record
-from tests.mps.plans import GPU, spec_of, wanted
+from tests.claims.samples import UID, mig_device, mig_result, record
+from tests.mps.plans import spec_of, wanted
 
 SCHEMA = Path(__file__).parents[1] / "data/cdi"
 TOOLKIT: dict[str, Any] = {
@@ -116,15 +115,6 @@ def test_it_is_valid() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]", name) for name in names)
 
 
-def test_names() -> None:
-    """The claim, the pool's hash, the device and the share: other for any other of them."""
-    plain = device_id(UID, mig_result())
-    assert re.fullmatch(rf"nodeagent\.io/claim={UID}-[0-9a-f]{{8}}-{MIG_DEVICE}", plain)
-    assert device_id(UID, mig_result(share_id="5")) == f"{plain}-5"
-    assert device_id(UID, mig_result(pool="node-1/gpu-4712")) != plain
-    assert file_name(UID) == f"nodeagent.io-claim_{UID}.json"
-
-
 def test_the_files_of_a_device() -> None:
     """Its GPU's, and those of its two instances; what every device needs is there once."""
     found = document(mig())
@@ -145,21 +135,6 @@ def test_the_files_of_a_device() -> None:
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_CTK=1"]
     assert edits["hooks"] == TOOLKIT["containerEdits"]["hooks"]
     assert edits["mounts"] == TOOLKIT["containerEdits"]["mounts"]
-
-
-def test_the_files_of_an_mps_client() -> None:
-    """As for a slot of a plan's: pipe directory, memory, limits."""
-    edits = device_edits(shared(Share("a", None, 8192, 25.0)))
-    assert edits["deviceNodes"] == [{"path": "/dev/nvidia0"}]
-    assert [mount["containerPath"] for mount in edits["mounts"]] == ["/run/x/pipe", "/dev/shm"]
-    variables = dict(text.split("=", 1) for text in edits["env"])
-    assert variables == {
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
-        "CUDA_MPS_PIPE_DIRECTORY": "/run/x/pipe",
-        "CUDA_VISIBLE_DEVICES": GPU,
-        "NODEAGENT_MPS_SLOT": f"{GPU}/a-0",
-    }
 
 
 def test_containers_that_share_a_claims_slots() -> None:
@@ -196,19 +171,6 @@ def test_written_read_back_repaired_and_deleted(tmp_path: Path) -> None:
     withdraw(folder, [path.name, "nodeagent.io-claim_0.json"])
     assert list(folder.iterdir()) == []
     withdraw(tmp_path / "none", [path.name])
-
-
-def test_what_lies_in_its_place(tmp_path: Path) -> None:
-    """A symlink is not followed, and neither is anything else taken away."""
-    path = tmp_path / file_name(UID)
-    path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PathRefused, match="is a symlink"):
-        publish(tmp_path, UID, b"{}")
-    path.unlink()
-    path.mkdir()
-    assert file_state(tmp_path, UID, b"{}") is FileState.DIFFERS
-    with pytest.raises(PathRefused, match="is not a plain file"):
-        publish(tmp_path, UID, b"{}")
 
 
 def unreadable(uid: str) -> UnreadableRecord:
@@ -301,11 +263,9 @@ def test_a_document_of_an_earlier_driver(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (None, "would get a GPU without its driver's libraries"),
-        ("", "libraries"),
         ("nvidia.com/gpu: [", "neither YAML nor JSON"),
         ("kind: nvidia.com/gpu\ncontainerEdits: []", "containerEdits: Expected `object`"),
         ("kind: nvidia.com/gpu\ncontainerEdits: {env: [A]}", r"containerEdits: .*\$.env\[0\]"),
-        ("kind: nvidia.com/gpu\ncontainerEdits: {mounts: [{hostPath: x}]}", "containerEdits: "),
         ("kind: nvidia.com/gpu\ncontainerEdits: {hooks: [{hookName: x, path: /}]}", "enum value"),
         ("kind: &a nvidia.com/gpu\nx: *a", "anchor"),
         ("#" * (1 << 20) + "#", "it has more than 1048576 bytes"),

@@ -56,14 +56,6 @@ def test_the_object_names_its_pods() -> None:
     assert claim_object(claim).reserved_for == _claim("a", "b")
 
 
-def test_an_object_without_pods() -> None:
-    """It has not been reserved yet, or there is none."""
-    assert claim_object({"metadata": {"uid": "uid"}}).reserved_for == ReservedFor("uid")
-    pods = ClaimPods()
-    pods.reserve(KEY, None)
-    assert pods.of(KEY) == []
-
-
 def test_the_kubelet_adds_the_container() -> None:
     """Where one container has it; a pod is there once."""
     pods = ClaimPods()

@@ -28,22 +28,6 @@ def test_exact(board: str) -> None:
     assert mismatch(card(board)) == ""
 
 
-@pytest.mark.parametrize(
-    ("board", "counter", "illegal"),
-    [
-        ("a30", "me", 46),
-        ("a100-40gb", "me", 3217),
-        ("h100-80gb", "me", 3217),
-        ("rtx-pro-6000", "decoders", 292),
-    ],
-)
-def test_no_counter_too_many(board: str, counter: str, illegal: int) -> None:
-    """Without a counter that is no memory slice, sets would be allowed that the card refuses."""
-    allowed = feasible_sets(card(board), without=[counter])
-    assert legal_sets(board) < allowed
-    assert len(allowed - legal_sets(board)) == illegal
-
-
 def test_counters_by_board() -> None:
     """One counter for each memory slice, or step of them, and the engines that limit."""
     for board in MIG_BOARDS:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.model import ClaimReference, ClaimRefused
-from nodeagent.claims.serving.daemons import ClaimDaemons, MpsEdits
-from nodeagent.files.open_directory import PathRefused
+from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from tests.claims.machine import no_daemons
@@ -67,17 +66,3 @@ def test_what_cannot_be(entry: MpsEntry, message: str) -> None:
     assert refused.value.message.startswith("claim team/a: config[0].mps")
     assert message in refused.value.message
     assert "`kubectl get resourceclaim -n team a -o yaml`" in refused.value.remedy
-
-
-def test_what_its_clients_get() -> None:
-    """The daemon's own directories, on the node and in the container alike."""
-    wanted = DAEMONS.wanted(clients(4 * GIB), H100, SLICE, TRAINER)
-    found = DAEMONS.client("MIG-7", wanted)
-    top = "/run/nodeagent/mps/MIG-7"
-    assert isinstance(found, MpsEdits)
-    assert (found.daemon.pipe_directory, found.daemon.shm) == (f"{top}/pipe", f"{top}/shm")
-    assert (found.daemon.limits.memory, found.slot.name) == (4096, "clients-0")
-    on_host = ClaimDaemons(USER, Path("/run/nodeagent"), False, no_daemons)
-    assert on_host.client("MIG-7", wanted).daemon.shm == "/dev/shm"
-    with pytest.raises(PathRefused):
-        ClaimDaemons(USER, Path("/" + "long/" * 30), True, no_daemons).client("MIG-7", wanted)

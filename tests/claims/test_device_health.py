@@ -11,7 +11,7 @@ from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import new_finding
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode, Placement
 from nodeagent.structs import replace
-from tests.claims.samples import GPU, MIG_DEVICE, POOL, mig_device, mig_result, record
+from tests.claims.samples import GPU, MIG_DEVICE, POOL, mig_device, record, whole_device
 from tests.claims.snapshots import instance
 
 HERE = Gpu(3, GPU, "H100", mig=MigMode(current=True, pending=True), instances=(instance(),))
@@ -74,7 +74,7 @@ def test_its_part_is_sick(one: Finding, message: str) -> None:
 
 def test_a_whole_gpu_is_as_well_as_its_sickest_part() -> None:
     """A claim that has all of it has the sick slices, too."""
-    whole = record(mig_device(result=mig_result(device="gpu"), profile="", placement=None))
+    whole = record(whole_device())
     assert judged(finding("eccUncorrected", Placement(0, 1)), claim=whole).health == "unhealthy"
 
 
@@ -82,7 +82,7 @@ def test_a_device_that_is_gone() -> None:
     """Of a claim that is ready: its slice, or the GPU that is in MIG mode now. One that is not
     there yet is not in the list, from which the kubelet makes that it is not known.
     """
-    whole = mig_device(result=mig_result(device="gpu"), profile="", placement=None)
+    whole = whole_device()
     empty = ObservedNode((replace(HERE, instances=(instance(8),)),))
     for device, node in ((mig_device(instance=7), empty), (whole, NODE)):
         found = judged(claim=record(device), node=node)

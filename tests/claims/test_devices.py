@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeagent.claims.names import places
-from nodeagent.claims.offering.devices import GpuFacts, Version, mig_device, version, whole_gpu
+from nodeagent.claims.offering.devices import GpuFacts, Version, version, whole_gpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
 from tests.claims.boards import MIG_BOARDS
@@ -31,30 +30,6 @@ def test_whole_gpu() -> None:
         "resource.kubernetes.io/numaNode": 1,
     }
     assert device.capacity == {"gpu.nvidia.com/memory": 81559 << 20}
-
-
-def test_mig_device() -> None:
-    """Of an A100 of which little is known."""
-    gpu = replace(card("a100-40gb"), pci_bus_id="")
-    device = mig_device(gpu, GpuFacts(), places(gpu)["mig-1g-5gb-me-3"], {"me": 1})
-    assert device.attributes == {
-        "gpu.nvidia.com/type": "mig",
-        "gpu.nvidia.com/parentUUID": "GPU-a100-40gb",
-        "gpu.nvidia.com/profile": "1g.5gb+me",
-        "gpu.nvidia.com/productName": "NVIDIA A100-SXM4-40GB",
-        "gpu.nvidia.com/architecture": "Ampere",
-        "gpu.nvidia.com/cudaComputeCapability": Version("8.0.0"),
-    }
-    assert device.capacity == {
-        "gpu.nvidia.com/memory": 4864 << 20,
-        "gpu.nvidia.com/multiprocessors": 14,
-        "gpu.nvidia.com/copyEngines": 1,
-        "gpu.nvidia.com/decoders": 1,
-        "gpu.nvidia.com/encoders": 0,
-        "gpu.nvidia.com/jpegEngines": 1,
-        "gpu.nvidia.com/ofaEngines": 1,
-    }
-    assert device.consumes == {"me": 1}
 
 
 @pytest.mark.parametrize("board", [*MIG_BOARDS, "t4", "l40s"])

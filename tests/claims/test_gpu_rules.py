@@ -20,7 +20,7 @@ from nodeagent.claims.offering.gpu_rules import (
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu, MigMode
 from nodeagent.plan.problems import Problem
-from nodeagent.simulation.boards import board_names, load_board
+from nodeagent.simulation.boards import load_board
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS, MIG_BOARDS, legal_sets, mig_off
 from tests.plan.cards import card
@@ -73,17 +73,6 @@ def test_nobody_planned_it(board: str) -> None:
     assert names(gpu, Mode.STATIC) == set()
     assert names(mig_off(gpu), Mode.STATIC) == {WHOLE_GPU}
     assert names(gpu, Mode.OFF) == set()
-
-
-def test_boards_without_mig() -> None:
-    """They are offered as a whole, without counters, in either mode."""
-    for board in board_names():
-        if board in MIG_BOARDS:
-            continue
-        for mode in (Mode.STATIC, Mode.DYNAMIC):
-            (device,) = wanted(card(board), mode).devices.values()
-            assert device.name == WHOLE_GPU
-            assert not device.consumes
 
 
 @pytest.mark.parametrize("board", KINDS)

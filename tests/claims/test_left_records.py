@@ -57,8 +57,3 @@ async def test_records_of_another_start_and_unreadable_ones(
         rig.offer("{7g.80gb: 1}")
         await rig.settle(Phase.BLOCKED if content else Phase.IN_SYNC)
         assert laid_out(node) == ([(2, 1)] if content else [(0, 8)])
-
-
-def test_without_records(home: Home) -> None:
-    """There is nothing to keep."""
-    assert LeftRecords.read(home.records_dir).problems == ()

@@ -98,40 +98,6 @@ async def release_as_a_kubelet(claims: NodeClaims) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_slice_with_a_daemon_of_its_own(
-    node: SimulatedNode, machine: NodeRig, home: Home
-) -> None:
-    """Ready with the claim, with its limits; untouched by other claims and by plans; its release
-    waits for its clients and ends it first.
-    """
-    async with agent(home, machine) as (claims, rig, parts):
-        name = shared(home, rig, 0, DEVICE, **LIMITS)
-        [device] = await claims.prepare(*name)
-        pid = status(parts.fleet, device.uuid).pid
-        assert status(parts.fleet, device.uuid).is_ready
-        assert modes(node)[1:] == [EXCLUSIVE]
-        other = shared(home, rig, 1, "mig-1g-10gb-5", replicas=2)
-        [second] = await claims.prepare(*other)
-        await claims.release(UIDS[1])
-        rig.plan.offer(PlanText(b"version: v1\ngpus: [{devices: [0], mig: {1g.10gb: 1}}]"))
-        await rig.settle(NodePhase.IN_SYNC)
-        assert len(laid_out(node)) == 2
-        assert await claims.prepare(*name) == (device,)
-        assert status(parts.fleet, device.uuid).pid == pid
-        assert [state.device for state in parts.fleet.statuses()] == [device.uuid]
-        with client(home, machine, device) as program:
-            assert (program.terms["limit"], program.terms["percentage"]) == (2 * GIB, 50.0)
-            with pytest.raises(StillInUse, match=f"{program.pid}"):
-                await claims.release(UIDS[0])
-            assert status(parts.fleet, device.uuid).pid == pid
-            program.allocate(GIB)
-        await release_as_a_kubelet(claims)
-        assert parts.fleet.statuses() == ()
-        assert [start for start, _ in laid_out(node) if start == 2] == []
-        assert (home.records(), home.files()) == ([], [])
-        assert second.uuid != device.uuid
-
-
 async def test_a_whole_gpu_beside_a_plan_for_it(
     node: SimulatedNode, machine: NodeRig, home: Home
 ) -> None:

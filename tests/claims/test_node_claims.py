@@ -93,25 +93,6 @@ async def test_work_that_is_cancelled_ends_with_its_write(node: SimulatedNode, h
         assert len(await claims.prepare(*name)) == 1
 
 
-async def test_again_changes_nothing_and_mends_what_is_gone(
-    node: SimulatedNode, home: Home
-) -> None:
-    """A second prepare verifies: the same ids; a lost CDI file and a lost instance come again."""
-    async with home.agent() as (claims, rig):
-        name = home.claim(0, (pool(rig), "mig-2g-20gb-0"))
-        first = await claims.prepare(*name)
-        assert await claims.prepare(*name) == first
-        (home.cdi / home.files()[0]).unlink()
-        assert await claims.prepare(*name) == first
-        assert len(home.files()) == 1
-        node.card(0).state.instances.clear()
-        again = await claims.prepare(*name)
-        assert laid_out(node) == [(0, 2)]
-        assert [d.cdi_id for d in again] == [d.cdi_id for d in first]
-        await claims.release(UIDS[0])
-        assert laid_out(node) == []
-
-
 async def test_one_that_has_to_wait_holds_up_no_other(node: SimulatedNode, home: Home) -> None:
     """A card has one instance with media extensions; other claims come and go beside who waits."""
     async with home.agent() as (claims, rig):
@@ -126,19 +107,6 @@ async def test_one_that_has_to_wait_holds_up_no_other(node: SimulatedNode, home:
         await claims.release(UIDS[0])
         await claims.prepare(*waits)
         assert laid_out(node) == [(4, 1), (6, 1)]
-
-
-async def test_a_foreign_instance_is_named_and_stays(node: SimulatedNode, home: Home) -> None:
-    """One that no claim has, in the claim's place; also after an attempt and a release."""
-    async with home.agent() as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
-        (home.records_dir / f"{UIDS[0]}.json").unlink()
-        await claims.store.load()  # the record is lost: it belongs to no claim now
-        name = home.claim(1, (pool(rig), "mig-1g-10gb-0"))
-        with pytest.raises(StillInUse, match=r"1g.10gb at slice 0 \(of no claim\)"):
-            await claims.prepare(*name)
-        await claims.release(UIDS[1])
-        assert laid_out(node) == [(0, 1)]
 
 
 async def test_a_foreign_instance_that_goes(node: SimulatedNode, home: Home) -> None:
@@ -163,32 +131,6 @@ async def test_a_foreign_instance_that_goes(node: SimulatedNode, home: Home) -> 
         assert laid_out(node) == [(5, 1)]
 
 
-async def test_after_a_reboot_it_is_made_again(node: SimulatedNode, home: Home) -> None:
-    """Instances and CDI files are gone; the ids in the records stand for others now."""
-    async with home.agent() as (claims, rig):
-        name = home.claim(0, (pool(rig), "mig-1g-10gb-2"))
-        before = await claims.prepare(*name)
-    node.reboot()
-    for file in home.files():
-        (home.cdi / file).unlink()
-    home.boot_id = "second"
-    async with home.agent() as (claims, rig):
-        after = await claims.prepare(*name)
-        assert laid_out(node) == [(2, 1)]
-        assert [d.cdi_id for d in after] == [d.cdi_id for d in before]
-        assert len(home.files()) == 1
-    node.reboot()
-    home.boot_id = "third"
-    async with home.agent() as (claims, rig):
-        other = home.claim(3, (pool(rig), "mig-1g-10gb-2"), name="other")
-        with pytest.raises(NodeagentError, match="trainer-0"):
-            await claims.prepare(*other)
-        await claims.release(UIDS[0])
-        await claims.prepare(*other)
-        await claims.release(UIDS[0])
-        assert laid_out(node) == [(2, 1)]
-
-
 async def test_ids_of_before_a_reboot_mean_nothing(node: SimulatedNode, home: Home) -> None:
     """Another program made an instance with the same id in the same place; it stays."""
     async with home.core() as (claims, _):
@@ -202,44 +144,6 @@ async def test_ids_of_before_a_reboot_mean_nothing(node: SimulatedNode, home: Ho
     async with home.core() as (claims, _):
         await claims.release(UIDS[0])
         assert (laid_out(node), home.records()) == ([(2, 1)], [])
-
-
-async def test_allocated_anew_under_the_same_uid(node: SimulatedNode, home: Home) -> None:
-    """What it had before goes first."""
-    async with home.agent() as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
-        await claims.prepare(*home.claim(0, (pool(rig), "mig-3g-40gb-4")))
-        assert laid_out(node) == [(4, 4)]
-
-
-async def test_a_record_that_cannot_be_read_holds_back_its_gpus(
-    node: SimulatedNode, home: Home
-) -> None:
-    """Nothing new comes; the agent goes on, and says which file it is."""
-    home.records_dir.mkdir(parents=True)
-    (home.records_dir / f"{UIDS[5]}.json").write_text("{")
-    async with home.agent() as (claims, rig):
-        with pytest.raises(NodeagentError, match=UIDS[5]):
-            await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
-        with pytest.raises(NodeagentError, match=UIDS[5]):
-            await claims.release(UIDS[5])
-        assert laid_out(node) == []
-        assert len(claims.store.problems) == 1
-
-
-async def test_a_record_that_cannot_be_written_comes_before_the_hardware(
-    node: SimulatedNode, home: Home
-) -> None:
-    """A full disk, say: nothing is made."""
-    async with home.agent() as (claims, rig):
-        home.records_dir.parent.mkdir()
-        home.records_dir.write_text("a file in the folder's place")
-        with pytest.raises(NodeagentError, match="cannot be kept"):
-            await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
-        assert laid_out(node) == []
-        home.records_dir.unlink()
-        await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
-        assert laid_out(node) == [(0, 1)]
 
 
 async def test_a_record_says_since_when_its_phase_is(node: SimulatedNode, home: Home) -> None:

@@ -17,16 +17,14 @@ from nodeagent.claims.offering.pool_offer import (
     WITHDRAWN,
     PoolOffer,
 )
-from nodeagent.claims.offering.refusals import refusal
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
 from nodeagent.claims.records import UnreadableRecord
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
 from nodeagent.plan.observed import Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import replace
-from tests.claims.boards import NODE, mig_off, with_devices
+from tests.claims.boards import NODE, with_devices
 from tests.claims.samples import mig_device, mig_result, record
 from tests.plan.cards import card, wanted
 
@@ -90,19 +88,6 @@ def test_a_withdrawal_goes_on_after_a_restart() -> None:
     )
 
 
-def test_what_a_claim_holds_stays_as_it_was_published() -> None:
-    """Also where another agent published it, by another driver's version."""
-    held = using("mig-1g-10gb-5")
-    old = make(NodeOffers(NODE, Mode.DYNAMIC), GPU)[POOL]
-    device = next(d for d in old.devices if d.name == "mig-1g-10gb-5")
-    device = replace(device, attributes={**device.attributes, "gpu.nvidia.com/brand": "Old"})
-    offers = NodeOffers(NODE, Mode.DYNAMIC)
-    offers.continue_from(published(replace(old, devices=(device,))))
-    found = make(offers, GPU, records=[held])[POOL]
-    assert device in found.devices
-    assert len(found.devices) == len(old.devices)
-
-
 def test_a_gpu_that_is_gone() -> None:
     """Its devices are tainted and withdrawn ten minutes later, but for what claims hold."""
     offers = NodeOffers(NODE, Mode.DYNAMIC)
@@ -162,32 +147,6 @@ def test_a_record_that_cannot_be_read_holds_back_its_gpu() -> None:
     both = offers.make([GPU, other], {}, (), now=NOON, unreadable=[anywhere])
     assert all(tainted(offer, OCCUPIED) == names(offer) for offer in both)
     assert not any(tainted(o, OCCUPIED) for o in offers.make([GPU, other], {}, (), now=NOON))
-
-
-def test_mode_static() -> None:
-    """The plan's devices and GPUs outside MIG mode, without counters."""
-    offers = NodeOffers(NODE, Mode.STATIC)
-    whole = replace(mig_off(card("h100-80gb")), uuid="GPU-2", index=1)
-    found = make(offers, with_devices(GPU, ["mig-3g-40gb-4"]), whole, goal=GOAL)
-    assert names(found[POOL]) == {"mig-3g-40gb-4"}
-    assert names(found[pool_name(NODE, "GPU-2")]) == {"gpu"}
-    assert all(not offer.totals for offer in found.values())
-    assert offers.rules(GPU, {GPU.uuid: GOAL}, ()).is_fixed("mig-3g-40gb-4")
-
-
-def test_shares() -> None:
-    """Where the plan leaves the GPU to claims; else they are withdrawn, and refused."""
-    gpu, goal = replace(card("l40s"), uuid=GPU.uuid), DesiredGpu(MigDisabled("mig"), "gpus[0]")
-    offers, sliced = NodeOffers(NODE, Mode.DYNAMIC, share=8 << 30), TimeSlice.LONG
-    everything = {"gpu", *(f"mps-8gi-{number}" for number in range(5))}
-    for plan_goal in (None, goal):
-        found = make(offers, gpu, goal=plan_goal)[POOL]
-        assert (names(found), tainted(found, WITHDRAWN)) == (everything, set())
-        goals = {GPU.uuid: plan_goal} if plan_goal else {}
-        assert refusal(offers.rules(gpu, goals, ()), gpu, "mps-8gi-4") == ""
-    for changed in (replace(goal, time_slice=sliced), replace(goal, dra=False)):
-        assert tainted(make(offers, gpu, goal=changed)[POOL], WITHDRAWN) == everything - {"gpu"}
-        assert refusal(offers.rules(gpu, {GPU.uuid: changed}, ()), gpu, "mps-8gi-4")
 
 
 def test_goals_are_those_of_the_plan_in_force() -> None:

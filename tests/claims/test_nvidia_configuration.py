@@ -74,7 +74,6 @@ def mps(
             mps(10 * 2**30, 50.0),
             mps(10 * 2**30, 50.0),
         ),
-        ({"strategy": "MPS", "mpsConfig": {"multiUser": False}}, mps(), mps()),
     ],
 )
 @pytest.mark.parametrize("driver", ["gpu.nvidia.com", "gpu.nodeagent.io"])
@@ -85,15 +84,6 @@ def test_what_is_shared(
     for device, expected in (("gpu", gpu), (MIG_DEVICE, mig)):
         config = nvidias(nvidia_config(KINDS[device], **sharing), driver=driver)
         assert honoured(config, results=({"device": device},)) == [expected]
-
-
-@pytest.mark.parametrize("interval", ["Default", "Short", "Medium", "Long"])
-def test_intervals(interval: str) -> None:
-    """Those of a whole GPU have the plan's meaning."""
-    sharing: Json = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
-    assert honoured(nvidias(nvidia_config(**sharing)), results=(WHOLE,)) == [
-        TimeSlice(interval.lower())
-    ]
 
 
 def test_each_kind_is_for_its_devices() -> None:
@@ -190,7 +180,6 @@ def test_a_limit_of_a_device_that_there_is_not(
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        (nvidia_config(strategy="Mps"), "did you mean MPS?"),
         (nvidia_config(strategy="MPS", timeSlicingConfig={}), "found timeSlicingConfig beside str"),
         (nvidia_config(strategy="TimeSlicing", mpsConfig={}), "found mpsConfig beside strategy Ti"),
         (
@@ -201,11 +190,6 @@ def test_a_limit_of_a_device_that_there_is_not(
             nvidia_config(strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 0}),
             "defaultActiveThreadPercentage: found 0, expected a whole number from 1 to 100",
         ),
-        (
-            nvidia_config(strategy="MPS", mpsConfig={"defaultPinnedDeviceMemoryLimit": "8GB"}),
-            "did you mean 8G?",
-        ),
-        (nvidia_config(strategy="MPS", mpsConfg={}), "did you mean mpsConfig?"),
         (nvidia_config() | {"apiVersion": "gpu.nvidia.com/v1alpha1"}, "expected resource.nvidia.c"),
         (
             nvidia_config("VfioDeviceConfig"),
@@ -215,7 +199,6 @@ def test_a_limit_of_a_device_that_there_is_not(
             device_config(timeSlice="long"),
             "write DeviceConfig of gpu.nodeagent.io/v1 for the drive",
         ),
-        (nvidia_config() | {"kind": ["GpuConfig"]}, "config[0].kind: found a list"),
         ([], "config[0].kind: found nothing, expected GpuConfig or MigDeviceConfig"),
     ],
 )

@@ -103,11 +103,6 @@ def test_how_far_it_is(
     assert claim.refusal == (last.refusal if last else None)
 
 
-def test_since_when_may_not_be_known() -> None:
-    """Of a record that does not say it."""
-    assert only(records=(record(),)).since == ""
-
-
 def test_ids_of_an_earlier_start_are_not_shown() -> None:
     """They are used again, for others."""
     (device,) = only(records=(record(MADE, boot_id="boot-0"),)).devices

@@ -19,7 +19,7 @@ from nodeagent.plan.steps import (
     StopMps,
 )
 from nodeagent.structs import replace
-from tests.claims.samples import mig_device, mig_result, record
+from tests.claims.samples import mig_device, mig_result, record, whole_device
 from tests.plan.cards import card, with_instances
 from tests.plan.daemons import CLIENT, A, B, daemon, give, without_mig
 
@@ -37,7 +37,7 @@ def kinds(*steps: Step) -> list[type[Step]]:
     return [type(step) for step in steps]
 
 
-WHOLE = mig_device(result=mig_result(device="gpu"), profile="", placement=None)
+WHOLE = whole_device()
 SLICE = mig_device(before=(), mps=A)  # 1g.10gb at 4
 OTHER = claim(mig_device(placement=Placement(6, 1), mps=B))
 

@@ -24,7 +24,7 @@ from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import StartMps
 from nodeagent.structs import replace
 from tests.claims.boards import mig_off, with_devices
-from tests.claims.samples import mig_device, mig_result, record
+from tests.claims.samples import mig_device, mig_result, record, whole_device
 from tests.plan.cards import Place, card, devices, divided, wanted, with_instances
 from tests.plan.daemons import A, daemon, give, without_mig
 
@@ -169,21 +169,10 @@ def test_a_place_that_the_plan_gives_to_another() -> None:
     assert [i.placement.start for i in both.after.instances] == [0, 4]
 
 
-def test_several_in_one_claim() -> None:
-    """Each keeps its own place."""
-    using = [fixed_record(H100, ("1g.10gb", 1), ("1g.10gb", 4))]
-    goal = beside_claims(wanted(H100, [("1g.10gb", 3)]), H100, (), using)
-    starts = {i.placement.start for i in plan_gpu(goal, H100).after.instances}
-    assert len(starts) == 3
-    assert {1, 4} <= starts
-
-
 def test_a_whole_gpu_in_a_claim() -> None:
     """It stays one: MIG is not switched on, and a plan that leaves it whole goes on."""
     gpu = mig_off(H100)
-    whole = mig_device(
-        gpu=gpu.uuid, profile="", placement=None, fixed=True, result=mig_result(device="gpu")
-    )
+    whole = whole_device(gpu.uuid, fixed=True)
     using = [record(whole)]
     on = plan_gpu(beside_claims(wanted(H100, ONE), gpu, (), using), gpu)
     assert on.verdict is Verdict.BLOCKED
@@ -208,9 +197,7 @@ def test_a_plan_that_would_share_what_a_claim_uses() -> None:
     found = plan_gpu(beside_claims(replace(full, mig=all_shared), gpu, (), using), gpu)
     assert found.verdict is Verdict.BLOCKED
     assert "claim team/trainer" in found.problems[0].message
-    whole = mig_device(
-        gpu=gpu.uuid, profile="", placement=None, fixed=True, result=mig_result(device="gpu")
-    )
+    whole = whole_device(gpu.uuid, fixed=True)
     bare = without_mig(gpu)
     for mig in (None, MigDisabled(PATH)):
         goal = beside_claims(DesiredGpu(mig, PATH, mps=A), bare, (), [record(whole)])
@@ -219,9 +206,7 @@ def test_a_plan_that_would_share_what_a_claim_uses() -> None:
 
 def test_a_claim_that_only_uses_changes_nothing() -> None:
     """Neither the plan's daemons nor its time slice end when it comes or goes."""
-    whole = mig_device(
-        gpu=H100.uuid, profile="", placement=None, fixed=True, result=mig_result(device="gpu")
-    )
+    whole = whole_device(H100.uuid, fixed=True)
     exclusive = ComputeMode.EXCLUSIVE_PROCESS
     served = without_mig(H100, mps=daemon(A), earlier_mode=ComputeMode.DEFAULT)
     sliced = without_mig(H100, time_slice=TimeSlice.LONG, earlier_time_slice=TimeSlice.DEFAULT)
@@ -238,12 +223,7 @@ def test_a_claim_that_only_uses_changes_nothing() -> None:
 def test_what_does_not_bind_the_plan() -> None:
     """Claims of administrators, on other GPUs, and GPUs that do not answer."""
     goal = wanted(H100, ONE)
-    whole = {
-        "result": mig_result(device="gpu", admin_access=True),
-        "profile": "",
-        "placement": None,
-    }
-    looking = mig_device(gpu=H100.uuid, **whole)
+    looking = whole_device(H100.uuid, admin_access=True)
     for one in (record(looking), fixed_record(replace(H100, uuid="GPU-2"), ("1g.10gb", 3))):
         assert beside_claims(goal, H100, (), [one]) == goal
     silent = replace(H100, access=Access.LOST, profiles=())

@@ -19,7 +19,7 @@ from nodeagent.plan.observed import Access, DeviceDaemon, MigMode, ObservedNode,
 from nodeagent.plan.problems import Code
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
-from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record
+from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record, whole_device
 from tests.claims.snapshots import BUSY, OURS, THEIRS, decide, gpu, instance, left, snapshot
 from tests.plan.daemons import A, B
 
@@ -53,14 +53,6 @@ def test_a_process_on_it() -> None:
         assert found == left("the claim is gone, but it is used by pid 4711 (python)")
 
 
-def test_the_claims_own_allocation_after_its_release_was_begun() -> None:
-    """The kubelet asks again itself, or another pod has the claim by now."""
-    releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=RecordPhase.RELEASING)
-    found = decide(snapshot(records=(releasing,), allocations=(OURS,)))
-    assert found == left("its release was begun, but it is used by pod team/pod-1")
-    assert decide(snapshot(records=(releasing,), allocations=())) == RELEASE
-
-
 def test_another_pods_allocation_in_the_drivers_picture() -> None:
     """Such as of a device plugin: it holds up every release."""
     other = User(0, source="kubelet", namespace="other", pod="pod-2")
@@ -75,11 +67,6 @@ def test_another_pods_allocation_in_the_drivers_picture() -> None:
 # --- other devices --------------------------------------------------------------------------------
 
 
-def whole(**result: Any) -> ClaimedDevice:
-    """A GPU as a whole, or a share of it."""
-    return mig_device(result=mig_result(**{"device": "gpu", **result}), profile="", placement=None)
-
-
 def of(*devices: ClaimedDevice, **changes: Any) -> dict[str, Any]:
     """A record with these devices."""
     return {"records": (record(*devices, **changes),)}
@@ -90,20 +77,20 @@ OFF = MigMode(False, False)
 
 def test_a_gpu_as_a_whole() -> None:
     """It is there outside MIG mode, used by any process on it, and never destroyed."""
-    assert decide(snapshot(gpu(mig=OFF), **of(whole()))) == LEAVE
-    assert decide(snapshot(gpu(), **of(whole()))) == REPAIR
-    found = decide(snapshot(gpu(instance(3)), **of(whole())))
+    assert decide(snapshot(gpu(mig=OFF), **of(whole_device()))) == LEAVE
+    assert decide(snapshot(gpu(), **of(whole_device()))) == REPAIR
+    found = decide(snapshot(gpu(instance(3)), **of(whole_device())))
     assert found == left("GPU instance 3 (1g.10gb at 4:1) is in its place, and was not made for it")
-    rebooted = decide(snapshot(gpu(mig=OFF), **of(whole(), boot_id="boot-0")))
+    rebooted = decide(snapshot(gpu(mig=OFF), **of(whole_device(), boot_id="boot-0")))
     assert rebooted == REPAIR
-    gone = {"claims": {UID: ClaimState.GONE}, **of(whole())}
+    gone = {"claims": {UID: ClaimState.GONE}, **of(whole_device())}
     assert decide(snapshot(gpu(mig=OFF, usage=BUSY), **gone)).action is ClaimAction.LEAVE
     assert decide(snapshot(gpu(mig=OFF), **gone)) == RELEASE
 
 
 def test_a_share_of_a_gpu() -> None:
     """Processes in pods of other claims are those claims'; any other may be this one's."""
-    share = whole(device="mps-20gi-0")
+    share = whole_device(device="mps-20gi-0")
     other = Allocated("other", "claim", "pod-2", (POOL, "mps-20gi-1", ""))
     theirs = User(5, namespace="other", pod="pod-2")
     gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}, **of(share)}
@@ -114,7 +101,7 @@ def test_a_share_of_a_gpu() -> None:
 
 def test_a_pod_that_has_two_shares_of_a_gpu() -> None:
     """A process in it may be on either of them."""
-    share = whole(device="mps-20gi-0")
+    share = whole_device(device="mps-20gi-0")
     both = (
         replace(OURS, key=share.result.key),
         Allocated("team", "second", "pod-1", (POOL, "mps-20gi-1", "")),
@@ -146,7 +133,7 @@ def test_what_an_administrator_has() -> None:
     found = decide(snapshot(gpu(instance(usage=BUSY)), **gone, **admin))
     assert found == RELEASE
     assert decide(snapshot(gpu(), **admin)).action is ClaimAction.LEAVE
-    in_mig_mode = snapshot(gpu(instance(3)), **of(whole(admin_access=True)))
+    in_mig_mode = snapshot(gpu(instance(3)), **of(whole_device(admin_access=True)))
     assert decide(in_mig_mode) == LEAVE
 
 
@@ -171,7 +158,9 @@ def test_its_mps_daemon(daemon: DeviceDaemon | None, expected: Decision) -> None
     served = replace(instance(), compute=(replace(compute, mps=daemon),))
     device = mig_device(instance=7, uuid="MIG-7", mps=A)
     assert decide(snapshot(gpu(served), **of(device))) == expected
-    assert decide(snapshot(gpu(mig=OFF, mps=daemon), **of(replace(whole(), mps=A)))) == expected
+    assert (
+        decide(snapshot(gpu(mig=OFF, mps=daemon), **of(replace(whole_device(), mps=A)))) == expected
+    )
 
 
 def test_several_devices() -> None:

@@ -14,7 +14,8 @@ from nodeagent.structs import replace
 from tests.claims.boards import mig_off
 from tests.plan.cards import card
 
-H100 = card("h100-80gb")
+H100, L40S = card("h100-80gb"), card("l40s")
+SHARE = 8 << 30
 CLAIM = ClaimReference("team", "trainer")
 LAYOUT = Planned(
     Layout((), "gpus[0].mig"),
@@ -41,11 +42,12 @@ def result(device: str, **changes: object) -> Result:
         (GpuRules(planned=DISABLED), "gpu", True),
         (GpuRules(Mode.STATIC, LAYOUT), "mig-3g-40gb-4", True),
         (GpuRules(Mode.STATIC), "gpu", True),
+        (GpuRules(planned=DISABLED, share=SHARE), "mps-8gi-8", False),
     ],
 )
 def test_devices_that_a_claim_may_have(rules: GpuRules, device: str, *, fixed: bool) -> None:
     """What the plan has, and everything in mode static, is only used."""
-    gpu = mig_off(H100) if device == "gpu" else H100
+    gpu = H100 if device.startswith("mig-") else mig_off(H100)
     assert admit(rules, result(device), gpu, CLAIM) is fixed
 
 
@@ -71,6 +73,29 @@ def test_devices_that_a_claim_may_have(rules: GpuRules, device: str, *, fixed: b
         (GpuRules(planned=Planned(None, path="gpus[0]")), H100, "mig-1g-10gb-0", "leaves MIG on"),
         (GpuRules(Mode.STATIC), H100, "mig-1g-10gb-0", "dra.mode static nothing is made"),
         (GpuRules(Mode.STATIC, LAYOUT), H100, "mig-1g-10gb-2", "dra.mode static nothing is made"),
+        (GpuRules(share=SHARE // 2), L40S, "mps-8gi-0", "the setting dra.share is 4Gi"),
+        (GpuRules(), L40S, "mps-8gi-0", "the setting dra.share is not set"),
+        (GpuRules(Mode.STATIC, share=SHARE), L40S, "mps-8gi-0", "static nothing is made"),
+        (GpuRules(share=SHARE), H100, "mps-8gi-0", "is in MIG mode"),
+        (GpuRules(share=SHARE), mig_off(H100), "mps-8gi-0", "as long as no plan says mig: disab"),
+        (
+            GpuRules(planned=replace(DISABLED, room=False), share=SHARE),
+            mig_off(H100),
+            "mps-8gi-0",
+            "gpus[0] of the plan says dra: false",
+        ),
+        (
+            GpuRules(planned=replace(DISABLED, mps=True), share=SHARE),
+            mig_off(H100),
+            "mps-8gi-0",
+            "gpus[0] of the plan says how the GPU is shared",
+        ),
+        (
+            GpuRules(share=SHARE),
+            replace(L40S, compute_capability=(6, 1)),
+            "mps-8gi-0",
+            "cannot limit MPS clients",
+        ),
     ],
 )
 def test_devices_that_are_not_offered_any_more(

@@ -31,35 +31,6 @@ async def test_a_claim_on_two_gpus_is_released_whole_or_not(
         assert home.files() == home.records() == []
 
 
-async def test_a_monitor_gives_nothing_back(node: SimulatedNode, home: Home) -> None:
-    """An administrator's claim is released though one of its GPUs is lost, or used by others."""
-    async with home.agent() as (claims, rig):
-        name = home.claim(0, (pool(rig), "gpu"), (pool(rig, 1), "gpu"))
-        for result in home.claims[name[:2]]["status"]["allocation"]["devices"]["results"]:
-            result["adminAccess"] = True
-        await claims.prepare(*name)
-        node.occupy(rig.gpu(0).uuid, pid=4711, command="train")
-        node.lose(1)
-        await claims.release(UIDS[0])
-        assert (home.records(), home.files()) == ([], [])
-
-
-async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> None:
-    """A slice and a whole GPU; the user is named, and the end of it lets it go."""
-    async with home.agent() as (claims, rig):
-        [part] = await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-3")))
-        await claims.prepare(*home.claim(1, (pool(rig, 1), "gpu")))
-        for device, uid in ((part.uuid, UIDS[0]), (rig.gpu(1).uuid, UIDS[1])):
-            node.occupy(device, pid=4711, command="train")
-            with pytest.raises(StillInUse, match="4711"):
-                await claims.release(uid)
-            assert f"{uid}.json" in home.records()
-            node.release(device)
-            await claims.release(uid)
-        assert laid_out(node) == []
-        assert home.records() == []
-
-
 async def test_a_release_that_is_finished_late(node: SimulatedNode, home: Home) -> None:
     """What another program made meanwhile, in the same place and with the same id, stays."""
     async with home.agent() as (claims, rig):

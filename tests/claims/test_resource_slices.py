@@ -135,14 +135,6 @@ def test_nothing_offered() -> None:
     assert read_offer([]) is None
 
 
-def test_static_devices_have_no_counters() -> None:
-    """One slice, without counters, as older clusters take it."""
-    (only,) = published("t4")
-    assert only["spec"]["pool"]["resourceSliceCount"] == 1
-    assert "sharedCounters" not in only["spec"]
-    assert "consumesCounters" not in only["spec"]["devices"][0]
-
-
 def test_many_devices_take_several_slices() -> None:
     """At most 64 in one, in order."""
     devices = tuple(OfferedDevice(f"mig-{n}", {}, {}, {"me": 1}) for n in range(150))

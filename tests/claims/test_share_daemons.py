@@ -14,7 +14,6 @@ from nodeagent.claims.parts import (
     daemon_of_shares,
     require_lasting_unused,
     reserved_on,
-    to_prepare,
     to_release,
 )
 from nodeagent.claims.serving.cdi import ContainerDevice, claim_document
@@ -27,11 +26,10 @@ from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.plan.steps import SetComputeMode, StartMps, StopMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.claims.machine import no_daemons
-from tests.claims.samples import GPU, mig_device, mig_result, record
+from tests.claims.samples import GPU, mig_device, record, whole_device
 from tests.claims.snapshots import decide, gpu, snapshot
 from tests.plan.cards import card
 from tests.plan.daemons import CLIENT, EXCLUSIVE, OFF, A, daemon, without_mig
@@ -120,13 +118,7 @@ def wanted(number: int) -> WantedMps:
 
 def holder(number: int, uuid: str = L40S.uuid) -> ClaimRecord:
     """The claim that has it."""
-    device = mig_device(
-        result=mig_result(device=f"mps-8gi-{number}"),
-        gpu=uuid,
-        profile="",
-        placement=None,
-        mps=wanted(number),
-    )
+    device = whole_device(uuid, wanted(number), device=f"mps-8gi-{number}")
     return record(device, uid=f"{number}", name=f"c{number}")
 
 
@@ -151,27 +143,6 @@ def test_it_is_for_all_claims_on_the_gpu() -> None:
         ("mps-8gi-2", 8190),
     ]
     assert daemon_of_shares("GPU-3", [ONE, TWO]) is None
-
-
-def test_from_the_first_claim_to_the_last() -> None:
-    """The first starts it, others change it under its clients, the last ends it."""
-    first = plan_gpu(to_prepare(ONE, BARE, []), BARE)
-    assert [type(step) for step in first.steps] == [SetComputeMode, StartMps]
-    there = serving(ONE)
-    assert plan_gpu(to_prepare(ONE, there, []), there).verdict is Verdict.IN_SYNC
-    [second] = plan_gpu(to_prepare(TWO, there, [ONE]), there).steps
-    both = serving(ONE, TWO)
-    assert both.mps
-    assert isinstance(second, StartMps)
-    assert second.wanted == both.mps.runs
-    [rest] = plan_gpu(to_release(TWO, both, [ONE]), both).steps
-    assert isinstance(rest, StartMps)
-    assert rest.wanted == wanted(1)
-    used = plan_gpu(to_release(ONE, there, []), there)
-    assert used.verdict is Verdict.BLOCKED
-    idle = serving(ONE, users=Usage())
-    [end, *_] = plan_gpu(to_release(ONE, idle, []), idle).steps
-    assert isinstance(end, StopMps)
 
 
 def test_no_release_waits_for_a_daemon_of_others() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import kubernetes_validate
 import pytest
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimReference, ClaimRefused
+from nodeagent.claims.model import ClaimRecord, ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.claims.offering.devices import GpuFacts
@@ -20,8 +18,6 @@ from nodeagent.claims.offering.gpu_rules import (
     offered_names,
 )
 from nodeagent.claims.offering.pool_offer import WITHDRAWN, OfferContext, PoolOffer, pool_offer
-from nodeagent.claims.offering.refusals import admit
-from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.plan.desired import MigDisabled, MigEnabled
 from nodeagent.plan.observed import Access, Gpu
@@ -33,10 +29,9 @@ from tests.claims.samples import (
     claim_json,
     config_json,
     device_config,
-    mig_device,
-    mig_result,
     record,
     result_json,
+    whole_device,
 )
 from tests.plan.cards import card
 from tests.plan.daemons import A, B
@@ -133,16 +128,6 @@ def test_what_a_share_says_of_itself() -> None:
     assert first.capacity == {"gpu.nvidia.com/memory": SHARE}
 
 
-@pytest.mark.parametrize("version", ["1.36", "1.37"])
-def test_published(version: str) -> None:
-    """They are what Kubernetes' own schemas want, and read back as they were."""
-    offer = pool_offer(L40S, replace(SHARED, rules=GpuRules(share=GIB)))
-    slices = json.loads(json.dumps(resource_slices(offer, NodeReference(NODE, "uid"), 1)))
-    for one in slices:
-        kubernetes_validate.validate(one, version, strict=True)
-    assert read_offer(slices) == offer
-
-
 # --- beside what claims have ----------------------------------------------------------------------
 
 
@@ -215,80 +200,37 @@ def test_slices_that_were_lost() -> None:
 # --- who may have one -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rules", "gpu", "why"),
-    [
-        (GpuRules(share=4 * GIB), L40S, "the setting dra.share is 4Gi"),
-        (GpuRules(), L40S, "the setting dra.share is not set"),
-        (GpuRules(Mode.STATIC, share=SHARE), L40S, "dra.mode static nothing is made"),
-        (GpuRules(share=SHARE), card("h100-80gb"), "is in MIG mode"),
-        (GpuRules(share=SHARE), H100, "for MIG devices, as long as no plan says mig: disabled"),
-        (
-            GpuRules(planned=replace(DISABLED, room=False), share=SHARE),
-            H100,
-            "gpus[0] of the plan says dra: false",
-        ),
-        (
-            GpuRules(planned=replace(DISABLED, mps=True), share=SHARE),
-            H100,
-            "gpus[0] of the plan says how the GPU is shared",
-        ),
-        (
-            GpuRules(share=SHARE),
-            replace(L40S, compute_capability=(6, 1)),
-            "cannot limit MPS clients",
-        ),
-    ],
-)
-def test_shares_that_are_not_offered_any_more(rules: GpuRules, gpu: Gpu, why: str) -> None:
-    """The claim is refused with the reason."""
-    result = mig_result(device="mps-8gi-0")
-    with pytest.raises(ClaimRefused) as refused:
-        admit(rules, result, gpu, ClaimReference("team", "trainer"))
-    assert "claim team/trainer does not get mps-8gi-0 of GPU 0" in refused.value.message
-    assert why in refused.value.message
+def share_of(device: str, mps: WantedMps = A, **changes: Any) -> ClaimRecord:
+    """A claim of that share of an L40S."""
+    return record(whole_device(L40S.uuid, mps, device=device), **changes)
 
 
-def test_a_share_is_the_claims_also_on_a_planned_gpu() -> None:
-    """While the GPU as a whole is the plan's, which says how that is shared."""
-    rules = GpuRules(planned=DISABLED, share=SHARE)
-    assert admit(rules, mig_result(device="mps-8gi-8"), H100, ClaimReference("team", "a")) is False
-    assert admit(rules, mig_result(device=WHOLE_GPU), H100, ClaimReference("team", "a")) is True
-
-
-def claimed(device: str, mps: WantedMps | None = A, **result: Any) -> ClaimedDevice:
-    """A share of an L40S, or all of it."""
-    found = mig_result(**{"device": device, **result})
-    return mig_device(result=found, gpu=L40S.uuid, profile="", placement=None, mps=mps)
-
-
-def other(device: str, mps: WantedMps | None = A) -> ClaimRecord:
-    """Another claim."""
-    return record(claimed(device, mps), uid="2", name="other")
+OTHER: Json = {"uid": "2", "name": "other"}
 
 
 def test_shares_beside_each_other() -> None:
     """Any but the same one, of another size what has no memory in common; nothing beside the GPU as
     a whole.
     """
-    mine = record(claimed("mps-8gi-0"))
+    mine = share_of("mps-8gi-0")
     for device in ("mps-8gi-1", "mps-12gi-1"):
-        require_admission(mine, L40S, [other(device)], ())
+        require_admission(mine, L40S, [share_of(device, **OTHER)], ())
     for device in ("mps-8gi-0", "mps-12gi-0", WHOLE_GPU):
         with pytest.raises(ClaimRefused, match=rf"is held: {device} of claim team/other"):
-            require_admission(mine, L40S, [other(device)], ())
+            require_admission(mine, L40S, [share_of(device, **OTHER)], ())
 
 
 def test_one_daemon_for_all_shares() -> None:
     """So claims that want it otherwise are refused, and not those of another GPU."""
     groups = replace(A, account=replace(A.account, groups=(7,)))
     stricter = replace(A, sharing=replace(A.sharing, enforce="terminate"))
+    other = share_of("mps-8gi-1", **OTHER)
     for unlike in (groups, stricter):
         with pytest.raises(ClaimRefused, match=r"another enforce.* than claim team/other has"):
-            require_admission(record(claimed("mps-8gi-0", unlike)), L40S, [other("mps-8gi-1")], ())
-    require_admission(record(claimed("mps-8gi-0", B)), L40S, [other("mps-8gi-1")], ())
-    elsewhere = record(replace(claimed("mps-8gi-1"), gpu="GPU-2"), uid="2")
-    require_admission(record(claimed("mps-8gi-0", stricter)), L40S, [elsewhere], ())
+            require_admission(share_of("mps-8gi-0", unlike), L40S, [other], ())
+    require_admission(share_of("mps-8gi-0", B), L40S, [other], ())
+    elsewhere = record(whole_device("GPU-2", A, device="mps-8gi-1"), uid="2")
+    require_admission(share_of("mps-8gi-0", stricter), L40S, [elsewhere], ())
 
 
 def test_a_share_and_its_configuration() -> None:

@@ -112,19 +112,6 @@ def test_one_slice_keeps_the_generation() -> None:
         assert read_offer(server.found()) == wanted
 
 
-def test_wiped_slices_come_again_in_a_new_generation() -> None:
-    """A kubelet deletes its node's slices when it starts; some of them, or all."""
-    server, offer = Server(), offer_of("h100-80gb")
-    server.publish(offer)
-    del server.slices[min(server.slices)]
-    server.publish(offer)
-    assert_consistent(server)
-    assert {s["pool"]["generation"] for specs in server.pools().values() for s in specs} == {1}
-    server.slices.clear()
-    server.publish(offer)
-    assert read_offer(server.found()) == offer
-
-
 def test_after_the_largest_generation_it_begins_anew() -> None:
     """Another program may have set it; the API server takes no larger one."""
     server, offer = Server(), offer_of("h100-80gb")

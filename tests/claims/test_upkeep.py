@@ -46,31 +46,6 @@ async def test_what_is_in_order_is_left(node: SimulatedNode, home: Home) -> None
         assert laid_out(node) == [(2, 1)]
 
 
-@pytest.mark.parametrize("over", ["gone", "made again", "deallocated", "elsewhere"])
-async def test_a_claim_that_ended_while_the_agent_was_down(
-    node: SimulatedNode, home: Home, over: str
-) -> None:
-    """It is released with all it had; another one stays."""
-    async with home.agent() as (claims, rig):
-        name = home.claim(0, (pool(rig), DEVICE))
-        await claims.prepare(*name)
-        await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-5")))
-    match over:
-        case "gone":
-            del home.claims[name[:2]]
-        case "made again":
-            home.claim(2, (pool(rig), DEVICE), name=name[1])
-        case "deallocated":
-            del home.claims[name[:2]]["status"]["allocation"]
-        case _:
-            home.claim(0, ("another-node/gpu-0", DEVICE))
-    async with home.agent() as (claims, rig):
-        assert await messages(claims, home, rig) == []
-        assert laid_out(node) == [(5, 1)]
-        assert home.records() == [f"{UIDS[1]}.json"]
-        assert home.files() == [file_name(UIDS[1])]
-
-
 async def test_a_monitor_that_is_gone(node: SimulatedNode, home: Home) -> None:
     """An administrator's claim gives nothing back: a GPU that is lost does not keep it, but keeps
     what was made there for another one.
@@ -146,22 +121,6 @@ async def test_a_release_that_was_refused_and_another_pod(node: SimulatedNode, h
             assert (laid_out(node), home.files()) == ([(2, 1)], [file_name(UIDS[0])])
         home.pods = []
         assert await messages(claims, home, rig) == []
-        assert (laid_out(node), home.records(), home.files()) == ([], [], [])
-
-
-async def test_the_kubelets_own_call_while_it_lists_the_claim(
-    node: SimulatedNode, home: Home
-) -> None:
-    """It lists a claim until its release was answered, which so does not hold that up."""
-    async with home.agent() as (claims, rig):
-        name = home.claim(0, (pool(rig), DEVICE))
-        [device] = await claims.prepare(*name)
-        home.run_pod(name, (pool(rig), DEVICE))
-        node.occupy(device.uuid, pid=4711, command="train")
-        with pytest.raises(StillInUse):
-            await claims.release(UIDS[0])
-        node.release(device.uuid)
-        await claims.release(UIDS[0])
         assert (laid_out(node), home.records(), home.files()) == ([], [], [])
 
 
@@ -259,35 +218,6 @@ async def test_a_card_that_was_taken_out(home: Home) -> None:
             assert home.records() == [f"{UIDS[1]}.json"]
             assert await home.upkeep(claims).round() == ()
             assert (home.records(), home.files()) == ([], [])
-
-
-@pytest.mark.usefixtures("node")
-async def test_stale_cdi_files(home: Home) -> None:
-    """Those of the agent's own prefix that no record stands for go; foreign ones stay."""
-    home.cdi.mkdir()
-    own, unfinished = file_name(UIDS[3]), f".{file_name(UIDS[4])}.new"
-    for name in (own, unfinished, "nvidia.yaml", "nodeagent.io-mps.json"):
-        (home.cdi / name).touch()
-    async with home.agent() as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
-        assert await messages(claims, home, rig) == []
-        foreign = ["nodeagent.io-mps.json", "nvidia.yaml"]
-        assert home.files() == [file_name(UIDS[0]), *foreign]
-
-
-async def test_an_instance_of_nobodys(node: SimulatedNode, home: Home) -> None:
-    """It is named and left alone, unless it is a plan's."""
-    async with home.agent() as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
-        (home.records_dir / f"{UIDS[0]}.json").unlink()
-        await claims.store.load()  # the record is lost
-        [message] = await messages(claims, home, rig)
-        assert "(1g.10gb at 2:1), which belongs to no claim and no plan" in message
-        assert laid_out(node) == [(2, 1)]
-        gpu = rig.gpu()
-        known = frozenset({(gpu.uuid, gpu.instances[0].placement)})
-        planned = Upkeep(claims, allocations=home.allocations, planned=lambda: known)
-        assert await planned.round() == ()
 
 
 async def test_a_record_that_cannot_be_read(node: SimulatedNode, home: Home) -> None:
