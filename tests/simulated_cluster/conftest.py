@@ -3,72 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import pytest
-from kubernetes.aio import client
 
+from nodeagent.cluster.client.access import ClusterAccess
+from tests.cluster.client.rig import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.clients import Api, core_api
-from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.real_api_server import STRANGERS_TOKEN, TOKEN, RealApiServer, why_not
 
-__all__ = ["grpc_ends"]
 
-
-@pytest.fixture
-async def api() -> AsyncIterator[ApiServer]:
-    """Our server, with a Node `gpu-0`."""
-    async with ApiServer(bookmark_seconds=0.2) as api:
-        api.add_node("gpu-0")
-        yield api
-
-
-@pytest.fixture
-async def core(api: ApiServer) -> AsyncIterator[Api]:
-    """The real client in front of it."""
-    async with core_api(api.url) as core:
-        yield core
-
-
-class Cluster(Protocol):
+@dataclass(frozen=True)
+class Cluster:
     """What a contract test may know of the server."""
 
-    url: str
-    token: str
-    ca_file: str | None
-
-    async def restart(self) -> None: ...
-
-
-@dataclass
-class _Ours:
-    server: ApiServer
-    token: str = TOKEN
-    ca_file: str | None = None
+    server: ApiServer | RealApiServer
 
     @property
     def url(self) -> str:
         return self.server.url
 
-    @url.setter
-    def url(self, _: str) -> None: ...
+    @property
+    def is_real(self) -> bool:
+        return isinstance(self.server, RealApiServer)
 
     async def restart(self) -> None:
-        await self.server.restart()
-
-
-class _Real:
-    def __init__(self, server: RealApiServer) -> None:
-        self._server = server
-        self.url, self.token = server.url, server.token
-        self.ca_file: str | None = server.ca_file
-
-    async def restart(self) -> None:
-        await asyncio.to_thread(self._server.restart)
+        if isinstance(self.server, RealApiServer):
+            await asyncio.to_thread(self.server.restart)
+        else:
+            await self.server.restart()
 
 
 @pytest.fixture(scope="session", autouse=True)  # runs before any test looks at what runs already
@@ -89,26 +54,16 @@ async def cluster(
     if request.param == "real":
         if real_server is None:
             pytest.skip(why_not())
-        yield _Real(real_server)
+        yield Cluster(real_server)
         return
-    async with ApiServer(bookmark_seconds=60) as server:
+    async with ApiServer() as server:
         server.tokens.update({TOKEN: "tester", STRANGERS_TOKEN: "stranger"})
         server.access.powerless.add("stranger")
-        yield _Ours(server)
+        yield Cluster(server)
 
 
 @pytest.fixture
-async def cluster_api(cluster: Cluster) -> AsyncIterator[Api]:
-    """The real client in front of it."""
-    async with core_api(cluster.url, token=cluster.token, ca_file=cluster.ca_file) as core:
-        yield core
-
-
-@pytest.fixture
-async def node(cluster_api: Api) -> AsyncIterator[str]:
-    """A Node that goes again."""
-    name = "contract-node"
-    await cluster_api.create_node({"metadata": {"name": name}})
-    yield name
-    with contextlib.suppress(client.exceptions.NotFoundException):
-        await cluster_api.delete_node(name)
+async def access(cluster: Cluster, tmp_path: Path) -> AsyncIterator[ClusterAccess]:
+    """The agent's own client, as one who may do everything."""
+    async with ClusterAccess(kubeconfig(tmp_path, cluster.url, token=TOKEN)) as access:
+        yield access

@@ -1,8 +1,8 @@
 """A kubelet's pod-resources service over a real Unix socket, for tests and for trying out.
 
 It behaves as the real one where that differs from what one would expect: one entry for each
-device, devices of a checkpoint after a restart while nothing is allocatable, a socket that is
-made anew. Its answers can be held back, refused or spoiled.
+device, devices of a checkpoint after a restart, a socket that is made anew. Its answers can be held
+back, refused or spoiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import grpc
 import grpc.aio
 
 from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
-    AllocatableResourcesResponse,
     ClaimResource,
     ContainerDevices,
     ContainerResources,
@@ -30,7 +29,6 @@ from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
 )
 
 SERVICE = "v1.PodResourcesLister"
-METHODS = ("List", "GetAllocatableResources")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,6 @@ class Kubelet:
         self.refuse: dict[str, Refusal] = {}
         self.spoilt: dict[str, bytes] = {}
         self._pods: dict[tuple[str, str], dict[str, _Container]] = {}
-        self._offered: dict[str, tuple[str, ...]] = {}
         self._under_way = 0
         self._dying = False
         self._wake = asyncio.Event()
@@ -72,10 +69,6 @@ class Kubelet:
         self._server: grpc.aio.Server | None = None
 
     # --- what there is --------------------------------------------------------------------------
-
-    def offer(self, resource: str, device_ids: Sequence[str]) -> None:
-        """A device plugin registered, or offers other devices now."""
-        self._offered[resource] = tuple(device_ids)
 
     def run(self, pod: str, *, namespace: str = "default", container: str = "main") -> None:
         """A pod is there; it need not have a device."""
@@ -128,10 +121,7 @@ class Kubelet:
         self.socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         self.socket.unlink(missing_ok=True)
         server = grpc.aio.server()
-        handlers: dict[str, Any] = {
-            method: grpc.unary_unary_rpc_method_handler(self._answering(method))
-            for method in METHODS
-        }
+        handlers: dict[str, Any] = {"List": grpc.unary_unary_rpc_method_handler(self._answer)}
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
         server.add_insecure_port("unix:" + quote(str(self.socket)))
         await server.start()
@@ -153,12 +143,8 @@ class Kubelet:
             await _leave_a_dead_socket(self.socket)
 
     async def restart(self) -> None:
-        """Another kubelet on the same path. It knows allocations from the checkpoint.
-
-        Plugins have to register again, so that nothing is allocatable until `offer`.
-        """
+        """Another kubelet on the same path. It knows allocations from the checkpoint."""
         await self.stop()
-        self._offered.clear()
         await self.start()
 
     def hold(self) -> None:
@@ -182,23 +168,17 @@ class Kubelet:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _answering(self, method: str) -> Any:
-        async def answer(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-            self.calls.append(method)
-            self._under_way += 1
-            # The stubs have a class where gRPC takes any function.
-            context.add_done_callback(self._one_less)  # type: ignore[arg-type]
-            await self._wake.wait()
-            if self._dying:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-            if refusal := self.refuse.get(method):
-                await context.abort(refusal.code, refusal.details)
-            if method in self.spoilt:
-                return self.spoilt[method]
-            made = self._list() if method == "List" else self._allocatable()
-            return made.SerializeToString()
-
-        return answer
+    async def _answer(self, _: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        self.calls.append("List")
+        self._under_way += 1
+        # The stubs have a class where gRPC takes any function.
+        context.add_done_callback(self._one_less)  # type: ignore[arg-type]
+        await self._wake.wait()
+        if self._dying:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        if refusal := self.refuse.get("List"):
+            await context.abort(refusal.code, refusal.details)
+        return self.spoilt.get("List") or self._list().SerializeToString()
 
     def _one_less(self, _: object) -> None:
         self._under_way -= 1
@@ -214,15 +194,6 @@ class Kubelet:
                     ],
                 )
                 for (namespace, name), containers in self._pods.items()
-            ]
-        )
-
-    def _allocatable(self) -> AllocatableResourcesResponse:
-        return AllocatableResourcesResponse(
-            devices=[
-                ContainerDevices(resource_name=resource, device_ids=[device])
-                for resource, devices in self._offered.items()
-                for device in devices
             ]
         )
 

@@ -63,12 +63,7 @@ def _strategic(kind: str, path: tuple[str, ...], target: Any, patch: Any) -> Any
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     target = target if isinstance(target, dict) else {}
-    directive = patch.get("$patch")
-    if directive == "replace":
-        return {key: copy.deepcopy(value) for key, value in patch.items() if key != "$patch"}
     for key, value in patch.items():
-        if key.startswith("$"):
-            continue  # orders of lists: what they order is not looked at here
         inner = (*path, key)
         if value is None:
             target.pop(key, None)
@@ -83,15 +78,10 @@ def _list(
     kind: str, path: tuple[str, ...], found: list[dict[str, Any]], patch: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     by = MERGE_KEYS[kind][path]
-    if any(entry.get("$patch") == "replace" for entry in patch):
-        return [copy.deepcopy(entry) for entry in patch if "$patch" not in entry]
     result = {entry[by]: entry for entry in found}
     for entry in patch:
         if by not in entry:
             raise Refused(400, f"map: {entry} does not contain declared merge key: {by}")
-        if entry.get("$patch") == "delete":
-            result.pop(entry[by], None)
-        else:
-            # An empty path: inside the entries of these lists nothing is merged by a key.
-            result[entry[by]] = _strategic(kind, (), result.get(entry[by]), entry)
+        # An empty path: inside the entries of these lists nothing is merged by a key.
+        result[entry[by]] = _strategic(kind, (), result.get(entry[by]), entry)
     return list(result.values())

@@ -65,11 +65,6 @@ class RealApiServer:
     def url(self) -> str:
         return f"https://127.0.0.1:{self._port}"
 
-    @property
-    def ca_file(self) -> str:
-        """The certificate that the API server made for itself."""
-        return str(self._folder / "certificates" / "apiserver.crt")
-
     def restart(self) -> None:
         """Kill the API server and await another; takes some seconds and blocks."""
         assert self._api is not None, "not running"

@@ -1,128 +1,169 @@
-"""How an API server behaves, as the agent relies on it; the same for ours and for a real one."""
+"""How a cluster behaves, as the agent relies on it: its own client with our API server and with a
+real one, and every answer beside what a real one said once.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal
 
 import aiohttp
 import pytest
 
-from tests.simulated_cluster.clients import (
-    KEY,
-    MERGE,
-    Api,
-    annotation,
-    exceptions,
-    merge,
-)
+from nodeagent.cluster.client import faults, requests
+from nodeagent.cluster.client.access import ClusterAccess, read_object
+from nodeagent.cluster.client.node_view import UNHEALTHY, Wanted, read_node
+from nodeagent.cluster.client.requests import JsonObject, Request
+from nodeagent.cluster.reflector import read_event
+from nodeagent.health.reporting import Condition
+from tests.cluster.client.rig import PLAN, STATUS, Follower, until
 from tests.simulated_cluster.conftest import Cluster
+from tests.simulated_cluster.exchanges import Conversation, differences
+from tests.simulated_cluster.kubelet import Kubelet
+from tests.simulated_cluster.listing import listed
+from tests.simulated_cluster.patching import MERGE
+from tests.simulated_cluster.real_api_server import TOKEN
 
-# --- reading ------------------------------------------------------------------------------------
-
-
-async def test_a_selector_that_is_not_supported(cluster_api: Api) -> None:
-    """A field selector on another field is a bad request."""
-    with pytest.raises(exceptions.BadRequestException, match="field label not supported"):
-        await cluster_api.list_node(field_selector="metadata.annotations=x")
-
-
-async def test_absent_maps_are_none(cluster_api: Api, node: str) -> None:
-    """A Node without annotations has none of them, not an empty map."""
-    assert (await cluster_api.read_node(node)).metadata.annotations is None
+RECORDED = Path(__file__).parents[1] / "recorded" / "api_server.json"
+NODE = "contract-node"
+NODES = "/api/v1/nodes"
 
 
-# --- writing ------------------------------------------------------------------------------------
+async def ask(
+    access: ClusterAccess,
+    method: Literal["GET", "POST", "PATCH", "DELETE"],
+    path: str,
+    body: JsonObject | None = None,
+) -> JsonObject:
+    """What another client does."""
+    kind = MERGE if method == "PATCH" else "application/json"
+    request = Request("a change by another", method, path, body=body, content_type=kind)
+    return await access.ask(request, read_object)
 
 
-async def test_merge_patch_sets_and_deletes(cluster_api: Api, node: str) -> None:
-    """A merge patch adds keys beside others, and null takes one away."""
-    await merge(cluster_api, node, annotation("a"))
-    await merge(cluster_api, node, annotation("b", "other.io/key"))
-    assert (await cluster_api.read_node(node)).metadata.annotations == {
-        KEY: "a",
-        "other.io/key": "b",
-    }
-    after = await merge(cluster_api, node, annotation(None))
-    assert after.metadata.annotations == {"other.io/key": "b"}
+async def set_plan(access: ClusterAccess, text: str) -> None:
+    """A user asks for this plan."""
+    patch = {"metadata": {"annotations": {PLAN: text}}}
+    await ask(access, "PATCH", f"{NODES}/{NODE}", patch)
 
 
-async def test_another_name_is_refused(cluster_api: Api, node: str) -> None:
-    """A body that names another object than the path is a bad request."""
-    with pytest.raises(exceptions.BadRequestException):
-        await merge(cluster_api, node, {"metadata": {"name": "somebody-else"}})
+@pytest.fixture
+async def node(access: ClusterAccess) -> AsyncIterator[JsonObject]:
+    """A Node that another program uses, too; it goes again."""
+    taint = {"key": "team", "effect": "NoSchedule"}
+    made = {"metadata": {"name": NODE, "labels": {"zone": "z"}}, "spec": {"taints": [taint]}}
+    yield await ask(access, "POST", NODES, made)
+    await ask(access, "DELETE", f"{NODES}/{NODE}")
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {"annotations": {KEY: "x" * (256 * 1024)}},
-        {"labels": {KEY: "x" * 64}},
-    ],
-    ids=["too long", "long label"],
-)
-async def test_metadata_that_is_invalid(
-    cluster_api: Api, node: str, metadata: dict[str, Any]
-) -> None:
-    """Annotations over 256 KiB and long label values are 422 and change nothing."""
-    before = await cluster_api.read_node(node)
-    with pytest.raises(exceptions.UnprocessableEntityException, match="Invalid"):
-        await merge(cluster_api, node, {"metadata": metadata})
-    after = await cluster_api.read_node(node)
-    assert after.metadata.resource_version == before.metadata.resource_version
+async def test_a_node_is_followed(access: ClusterAccess, node: JsonObject) -> None:
+    """While the watch is open, through its end and its return with another uid; others are not."""
+    seen = Follower(access, NODE)
+    async with seen.running():
+        await ask(access, "POST", NODES, {"metadata": {"name": "another"}})
+        await ask(access, "DELETE", f"{NODES}/another")
+        await set_plan(access, "one")
+        await until(lambda: seen.plan == "one")
+        await ask(access, "DELETE", f"{NODES}/{NODE}")
+        await until(lambda: seen.views[-1] is None)
+        await ask(access, "POST", NODES, {"metadata": {"name": NODE, "annotations": {PLAN: "two"}}})
+        await until(lambda: seen.plan == "two")
+    first, changed, gone, new = seen.views
+    assert first
+    assert changed
+    assert gone is None
+    assert new
+    assert node["metadata"]["uid"] == first.uid == changed.uid != new.uid
+    assert seen.faults == []
 
 
-@pytest.mark.parametrize("value", [3, True, ["a"], {"a": "b"}], ids=str)
-async def test_annotations_are_text(cluster_api: Api, node: str, value: object) -> None:
-    """An annotation that is no string is 422."""
-    with pytest.raises(exceptions.UnprocessableEntityException):
-        await merge(cluster_api, node, annotation(value))
+@pytest.mark.usefixtures("node")
+async def test_versions_from_before_a_restart(cluster: Cluster, access: ClusterAccess) -> None:
+    """A watch from an old version ends with 410; who follows a Node goes on from a new list."""
+    seen = Follower(access, NODE)
+    async with seen.running():
+        await set_plan(access, "one")
+        old = (await access.listed(requests.list_node(NODE), read_node)).version
+        await set_plan(access, "two")
+        await until(lambda: seen.plan == "two")
+        await cluster.restart()
+        watch = requests.watch(requests.list_node(NODE), version=old, seconds=1)
+        async with access.watch(watch) as stream:
+            line = await access.next_line(watch, stream, silence=30.0)
+        with pytest.raises(faults.VersionExpired):
+            read_event(line, watch.purpose)
+        await set_plan(access, "three")
+        await until(lambda: seen.plan == "three")
 
 
-async def test_a_long_annotation_within_the_limit(cluster_api: Api, node: str) -> None:
-    """200 KiB with control characters are accepted and come back unchanged."""
-    text = "\x00\x07é\n" * 40_000
-    assert (await merge(cluster_api, node, annotation(text))).metadata.annotations == {KEY: text}
-
-
-async def test_paths_of_status_and_spec(cluster_api: Api, node: str) -> None:
-    """The status path leaves spec alone but not labels; the main path leaves status alone."""
-    both = {
-        "metadata": {"labels": {"through": "status"}},
-        "spec": {"unschedulable": True},
-        "status": {"phase": "Running"},
-    }
-    after = await cluster_api.patch_node_status(node, both, _content_type=MERGE)
-    assert after.metadata.labels["through"] == "status"
-    assert not (after.spec and after.spec.unschedulable)
-    assert after.status.phase == "Running"
-    both["status"] = {"phase": "Terminated"}
-    after = await merge(cluster_api, node, both)
-    assert after.spec.unschedulable
-    assert after.status.phase == "Running"
-
-
-@pytest.mark.parametrize(
-    ("content_type", "body", "code"),
-    [
-        ("application/json", "{}", 415),
-        ("text/plain", "{}", 415),
-        (MERGE, "{", 400),
-    ],
-    ids=["json", "text", "no JSON"],
-)
-async def test_bodies_that_are_no_patch(
-    cluster: Cluster, node: str, content_type: str, body: str, code: int
-) -> None:
-    """Another content type is 415, a body that is no such patch 400; both as Status objects."""
-    async with aiohttp.ClientSession() as session:
-        answer = await session.patch(
-            f"{cluster.url}/api/v1/nodes/{node}",
-            data=body,
-            headers={"Content-Type": content_type, "Authorization": f"Bearer {cluster.token}"},
-            ssl=False,
+async def test_a_node_is_written(access: ClusterAccess, node: JsonObject) -> None:
+    """All that is wanted of it, taken away again, and nothing of others; also a long text with odd
+    characters.
+    """
+    text = "\x00\x07é\n" * 20_000
+    ready = Condition("True", "Healthy", "m")
+    made = Follower(access, NODE)
+    async with made.running() as writer:
+        writer.want(
+            Wanted(
+                {STATUS: text, "nodeagent.io/none": None},
+                {"nodeagent.io/free": "1"},
+                {"GPUHealthy": ready},
+                {UNHEALTHY: True},
+            )
         )
-        status = await answer.json()
-    assert (answer.status, status["kind"], status["code"]) == (code, "Status", code)
+        await until(lambda: writer.view and writer.view.conditions and len(writer.view.taints) == 2)
+        await writer.settled()
+        assert writer.view
+        assert writer.view.annotations == {STATUS: text}
+        assert writer.view.labels == {"nodeagent.io/free": "1"}
+        assert writer.view.conditions == {"GPUHealthy": ready}
+        writer.want(Wanted({STATUS: None}, {"nodeagent.io/free": None}, taints={UNHEALTHY: False}))
+        await until(lambda: writer.view and len(writer.view.taints) == 1)
+        await writer.settled()
+        assert made.writing == []
+    found = await ask(access, "GET", f"{NODES}/{NODE}")
+    assert not found["metadata"].get("annotations")
+    assert found["metadata"]["labels"]["zone"] == "z"
+    assert found["spec"]["taints"] == node["spec"]["taints"]
 
 
-# --- who asks, and other objects ----------------------------------------------------------------
+@pytest.mark.usefixtures("node")
+async def test_annotations_have_a_limit_together(access: ClusterAccess) -> None:
+    """256 KiB by all writers: what is more is refused for good."""
+    with pytest.raises(faults.RequestRefused, match="annotations"):
+        await set_plan(access, "x" * (256 * 1024))
+
+
+async def test_every_answer(cluster: Cluster) -> None:
+    """To all that the agent asks for: what a real server said once, it says still, and ours says
+    no less of it and nothing else.
+    """
+    is_recorded = cluster.is_real and "NODEAGENT_TEST_RECORD" in os.environ
+    with_long = is_recorded or not cluster.is_real
+    async with aiohttp.ClientSession() as session:
+        found = await Conversation(session, cluster.url, TOKEN, with_long=with_long).all()
+    if is_recorded:
+        lines = (f'"{what}": {json.dumps(said, sort_keys=True)}' for what, said in found.items())
+        RECORDED.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
+    known = json.loads(RECORDED.read_text(encoding="utf-8"))
+    if not with_long:
+        known = {what: said for what, said in known.items() if what in found}
+    assert list(differences(known, found)) == []
+
+
+async def test_the_kubelets_list_is_that_of_a_real_one(tmp_path: Path) -> None:
+    """Every pod is in it, also one without a device; a limit's claim is one like any other."""
+    async with Kubelet(tmp_path) as kubelet:
+        kubelet.run("plain")
+        where: dict[str, Any] = {"driver": "gpu.nodeagent.io", "pool": f"n/gpu-{uuid.uuid4()}"}
+        kubelet.claim("by-claim", "mig-1g-10gb-6", name="claim", **where)
+        kubelet.claim(
+            "by-limit", "mig-1g-10gb-5", name="by-limit-extended-resources-ab1c2", **where
+        )
+        found, recorded = await listed(kubelet.socket)
+    assert found == recorded

@@ -27,12 +27,11 @@ from tests.simulated_cluster.faults import (
     error_event,
     reset,
 )
-from tests.simulated_cluster.refusals import Refused, invalid
+from tests.simulated_cluster.refusals import Refused
 from tests.simulated_cluster.selectors import Matches
 from tests.simulated_cluster.store import GROUPS, KINDS, Change, Store, events_of
 
 DEFAULT_SECONDS = 1800.0  # the real server's shortest, when the request names no time
-INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +44,14 @@ class Asked:
     version: int | None
     seconds: float
     bookmarks: bool
-    initial_events: bool
 
 
 def asked(plural: str, namespace: str, matches: Matches, query: Any) -> Asked:
     """Read the query; raises Refused where the real server does."""
     bookmarks = query.get("allowWatchBookmarks") in {"true", "1"}
     version = version_of(query.get("resourceVersion", ""))
-    initial = query.get("sendInitialEvents") in {"true", "1"}
-    if ("resourceVersionMatch" in query) != ("sendInitialEvents" in query):
-        raise invalid(
-            "ListOptions",
-            "",
-            "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless "
-            "sendInitialEvents is provided"
-            if "resourceVersionMatch" in query
-            else "sendInitialEvents: Forbidden: sendInitialEvents requires setting "
-            "resourceVersionMatch to NotOlderThan",
-        )
-    return Asked(
-        plural,
-        namespace,
-        matches,
-        version,
-        number(query, "timeoutSeconds") or DEFAULT_SECONDS,
-        bookmarks,
-        initial or (bookmarks and version is None),
-    )
+    seconds = number(query, "timeoutSeconds") or DEFAULT_SECONDS
+    return Asked(plural, namespace, matches, version, seconds, bookmarks)
 
 
 def version_of(text: str) -> int | None:
@@ -138,21 +118,13 @@ class Stream:
         await self._response.prepare(self._request)
         for kind, found in backlog:
             await self._event(kind, found)
-        if self._asked.initial_events:
-            await self._bookmark(INITIAL_END)
         await self._follow()
 
     def _backlog(self) -> list[tuple[str, dict[str, Any]]]:
         """What the watch starts with."""
         self._reported = self._store.version
         asked = self._asked
-        if asked.initial_events and asked.bookmarks and not self._progress:
-            raise Refused(
-                500,
-                "a watch stream was requested by the client but the required storage feature "
-                "RequestWatchProgress is disabled",
-            )
-        if asked.version is not None and not asked.initial_events:
+        if asked.version is not None:
             changes = self._store.since(asked.version)
             return [event for change in changes for event in self._events(change)]
         present = self._store.all(asked.plural, asked.namespace)
@@ -191,7 +163,7 @@ class Stream:
             return []
         return list(events_of(change, self._asked.matches))
 
-    async def _bookmark(self, annotations: dict[str, str] | None = None) -> None:
+    async def _bookmark(self) -> None:
         """Send how far the client is, where it wants to know; never past what it was sent. Without
         etcd's progress notifications the server does not know it while nothing changes.
         """
@@ -199,9 +171,7 @@ class Stream:
             return
         if self._queue.empty():
             self._reported = self._store.version
-        metadata: dict[str, Any] = {"resourceVersion": str(self._reported)}
-        if annotations:
-            metadata["annotations"] = annotations
+        metadata = {"resourceVersion": str(self._reported)}
         empty = {"kind": KINDS[self._asked.plural], "spec": {}, "status": {}}
         version = GROUPS.get(self._asked.plural, "v1")
         await self._event("BOOKMARK", {**empty, "apiVersion": version, "metadata": metadata})
