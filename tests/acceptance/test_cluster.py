@@ -189,6 +189,8 @@ async def test_by_hand(tmp_path: Path) -> None:
         reading, starting, ending = await line("curl"), await line("curl"), await line("curl")
         url = next(word for word in shlex.split(reading) if word.startswith("http://"))
         await line("status  NoPlan")
+        # What is offered before the plan is tainted after it: wait until there is something.
+        await until(lambda: len(offering_pools(url)) == 2)
         await asyncio.to_thread(sent, good)
         await until(lambda: len(instances(url)) == 4)
         await until(lambda: f"\nhttp://{listen}/\n" in (tmp_path / "stderr").read_text())
@@ -225,6 +227,12 @@ def test_a_new_node_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
     (tmp_path / "state/health.json").write_text("{}")
     begin_anew(tmp_path, "127.0.0.1:0")
     assert list(tmp_path.glob("state/*")) == []
+
+
+def offering_pools(url: str) -> set[str]:
+    """The pools that offer a device on the API server of this URL."""
+    specs = [item["spec"] for item in json.loads(slices(url))["items"]]
+    return {spec["pool"]["name"] for spec in specs if spec.get("devices")}
 
 
 def slices(url: str) -> str:

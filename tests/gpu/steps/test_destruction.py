@@ -215,7 +215,9 @@ async def test_nothing_is_destroyed_once_the_deadline_has_passed(node: Simulated
     async with Driver(observe_deadline=30, step_deadline=0.1) as driver:
         assert (await driver.observe()).gpus[0] == gpu
         node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", delay=0.2)
-        with pytest.raises(DriverError, match="did not return within"):
+        # On a busy machine the deadline may have passed before the driver is asked.
+        late = "did not return within|too slow for the deadline"
+        with pytest.raises(DriverError, match=late):
             await driver.apply(destroy(gpu, gpu.instances[0]))
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
         assert layout(await driver.observe_gpu(gpu.uuid)) == layout(gpu)
