@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.launch.probing import Probe, Scratch, probe
+from nodeagent.mps.launch.probing import Probe, probe, scratch_in
 from nodeagent.mps.processes import CONTROL, SERVER
 from nodeagent.mps.programs import Programs
 from nodeagent.simulation.mps.installation import install
@@ -22,9 +22,6 @@ from nodeagent.structs import replace
 from tests.machine_load import stretched
 from tests.simulation.mps.rig import CONTROL as REAL
 from tests.simulation.mps.rig import real_programs
-
-# --- probing --------------------------------------------------------------------------------------
-
 
 BY_ROOT = os.geteuid() == 0
 BOTH = "-multiuser-server"
@@ -209,31 +206,22 @@ async def test_a_place_that_cannot_be_used(open_folder: Path) -> None:
 _KILLED = """
 import os, sys
 from pathlib import Path
-from nodeagent.mps.launch.probing import Scratch
-scratch = Scratch(Path(sys.argv[1]))
-scratch.make()
-print(scratch.path, flush=True)
-os.kill(os.getpid(), 9)
+from nodeagent.mps.launch.probing import scratch_in
+with scratch_in(Path(sys.argv[1])) as folder:
+    print(folder, flush=True)
+    os.kill(os.getpid(), 9)
 """
 
 
-def scratch_in(parent: Path) -> Scratch:
-    """One that is there."""
-    scratch = Scratch(parent)
-    scratch.make()
-    return scratch
-
-
 def test_each_has_its_own(open_folder: Path) -> None:
-    """Closed to other users; one in use is left alone by the next."""
-    first, second = scratch_in(open_folder), scratch_in(open_folder)
-    assert first.path != second.path
-    assert first.path.stat().st_mode & 0o777 == 0o700
-    first.remove()
-    assert not first.path.exists()
-    assert second.path.exists()
-    second.remove()
-    assert not second.path.exists()
+    """Closed to other users; one in use is left alone by the next, however old it is."""
+    with scratch_in(open_folder) as first:
+        os.utime(first, (0, 0))
+        with scratch_in(open_folder) as second:
+            assert first != second
+            assert first.stat().st_mode & 0o777 == 0o700
+        assert list(open_folder.iterdir()) == [first]
+    assert list(open_folder.iterdir()) == []
 
 
 def test_what_another_user_locks_or_puts_beside_it(open_folder: Path) -> None:
@@ -242,26 +230,27 @@ def test_what_another_user_locks_or_puts_beside_it(open_folder: Path) -> None:
     """
     theirs = open_folder / "probe-theirs"
     theirs.mkdir()
+    os.utime(theirs, (0, 0))
     if os.geteuid() == 0:
         os.chown(theirs, 1000, 1000)
     above = os.open(open_folder, os.O_RDONLY)
     try:
         fcntl.flock(above, fcntl.LOCK_EX)
-        scratch_in(open_folder).remove()
+        with scratch_in(open_folder):
+            assert theirs.exists() is (os.geteuid() == 0)
     finally:
         os.close(above)
-    assert theirs.exists() is (os.geteuid() == 0)
 
 
 def test_what_is_above_it(open_folder: Path) -> None:
     """Users of MPS pass there later, so that the umask must not close it."""
     before = os.umask(0o077)
     try:
-        scratch_in(open_folder / "run" / "mps").remove()
+        with scratch_in(open_folder / "run" / "mps"):
+            for made in (open_folder / "run", open_folder / "run" / "mps"):
+                assert made.stat().st_mode & 0o777 == 0o755
     finally:
         os.umask(before)
-    for made in (open_folder / "run", open_folder / "run" / "mps"):
-        assert made.stat().st_mode & 0o777 == 0o755
 
 
 def test_what_a_killed_one_left(open_folder: Path, programs: Programs) -> None:
@@ -285,7 +274,9 @@ def test_what_a_killed_one_left(open_folder: Path, programs: Programs) -> None:
     )
     assert daemon.stdout
     assert daemon.stdout.readline() == b"first line\n"
-    scratch_in(open_folder).remove()
+    os.utime(left, (0, 0))
+    with scratch_in(open_folder):
+        pass
     daemon.communicate(timeout=stretched(30))
     assert daemon.returncode == -9
     assert not Path(left).exists()

@@ -13,12 +13,14 @@ import os
 import re
 import shutil
 import signal
-import tempfile
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
-from nodeagent.files.open_directory import make_open_directory
+from nodeagent.files.open_directory import DIRECTORY_FLAGS, make_open_directory
 from nodeagent.mps.commands import ControlCommand
 from nodeagent.mps.control import ControlClient, ControlError
 from nodeagent.mps.files.directories import (
@@ -33,65 +35,46 @@ from nodeagent.structs import Struct
 from nodeagent.uncancelled import uncancelled
 
 _PREFIX = "probe-"
+_NEW = 60.0  # seconds in which a directory without a lock may be about to be used
 
 
-class Scratch:
-    """A directory in `parent` for the trials of one probe. Its methods block for milliseconds."""
-
-    def __init__(self, parent: Path) -> None:
-        self._parent = parent
-        self._lock: int | None = None
-        self.path = parent  # until it is made
-
-    def make(self) -> None:
-        """Make it, and remove those of probes that were killed; locks distinguish them from ones
-        in use. The parent may be every user's (/tmp), so no lock of it is waited for. Raises
-        OSError.
-        """
-        make_open_directory(self._parent)  # users of MPS have to pass here
-        for old in self._parent.glob(f"{_PREFIX}*"):
-            _sweep(old)
-        while self._lock is None:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._parent))
-            self._lock = _locked(self.path)
-
-    def remove(self) -> None:
-        """Remove it if it was made. What was started there should have ended."""
-        if self._lock is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
-def _locked(path: Path) -> int | None:
-    """The directory, locked; None where another probe removed it before it had its lock."""
-    try:
-        lock = _open(path)
-    except FileNotFoundError:
-        return None
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    if path.is_dir():
-        return lock
-    os.close(lock)
-    return None
+@contextmanager
+def scratch_in(parent: Path) -> Iterator[Path]:
+    """A directory in `parent` for the trials of one probe. Those of probes that were killed are
+    removed with all that runs there: locks distinguish them from ones in use. The parent may be
+    every user's (/tmp), so no lock of it is waited for. Raises OSError; blocks for milliseconds.
+    """
+    make_open_directory(parent)  # users of MPS have to pass here
+    for old in parent.glob(f"{_PREFIX}*"):
+        _sweep(old)
+    with ExitStack() as stack:
+        made = TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(made))
+        stack.enter_context(_locked(folder))
+        yield folder
 
 
 def _sweep(path: Path) -> None:
-    """Remove it with all that runs there, unless it is in use, or another user's."""
+    """Remove it with all that runs there, unless it is in use or about to be, or another user's."""
     with suppress(OSError):
-        lock = _open(path)
-        try:
-            if os.fstat(lock).st_uid != os.geteuid():
-                return
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = path.lstat()
+        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _NEW:
+            return
+        with _locked(path):
             for pipe_directory in path.glob("*/pipe"):
                 _kill_daemons(str(pipe_directory))
             shutil.rmtree(path)
-        finally:
-            os.close(lock)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """In the block the directory is this probe's. Raises OSError, also where it is another's."""
+    lock = os.open(path, DIRECTORY_FLAGS)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _kill_daemons(pipe_directory: str) -> None:
@@ -136,15 +119,16 @@ async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
     there; so is what an earlier probe left that was killed. Raises nothing of its own: what went
     wrong is in `problems`.
     """
-    folder = Scratch(scratch)
+    made = ExitStack()
     try:
         try:
-            await uncancelled(asyncio.to_thread(folder.make))
+            entering = asyncio.to_thread(made.enter_context, scratch_in(scratch))
+            folder = await uncancelled(entering)
         except OSError as error:
             return _nothing(Problem.of(Code.MPS, "noScratch", folder=scratch, why=error.strerror))
-        return await _Trials(programs, folder.path, deadline).all()
+        return await _Trials(programs, folder, deadline).all()
     finally:
-        await uncancelled(asyncio.to_thread(folder.remove))
+        await uncancelled(asyncio.to_thread(made.close))
 
 
 def _made(folder: Path, opened: ExitStack) -> BinaryIO:
