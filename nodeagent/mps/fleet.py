@@ -16,7 +16,7 @@ from nodeagent.mps.adoption import found_process, left_by, lost_daemons, unrecor
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.context import MpsContext
 from nodeagent.mps.files.directories import make_directories, remove_directories
-from nodeagent.mps.files.records import Record, RecordUnusable, devices_without_record, read_records
+from nodeagent.mps.files.records import Record, RecordUnusable, read_records
 from nodeagent.mps.launch.orphans import end_orphans
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import DaemonPhase, Ending, ReportSubject
@@ -46,8 +46,6 @@ class Fleet:
             records = await asyncio.to_thread(lambda: list(read_records(self._context.run_dir)))
             for record in records:
                 await self._take_over(record)
-            for device in await asyncio.to_thread(devices_without_record, self._context.run_dir):
-                await self._clear(device)
             for daemon in await asyncio.to_thread(lost_daemons, self._context.run_dir):
                 await self._end_lost(daemon)
             await self.poll()  # so that the clients are known from the start
@@ -73,7 +71,10 @@ class Fleet:
                 return
             supervisor = self._supervisor(record)
         except NodeagentError as error:
-            self._context.report(read.device, model.Report(ReportSubject.START_FAILED, str(error)))
+            subject = ReportSubject.START_FAILED
+            if isinstance(read, RecordUnusable):
+                subject = ReportSubject.CANNOT_BE_ENDED  # what may be left there
+            self._context.report(read.device, model.Report(subject, str(error)))
             return
         spec = supervisor.spec_of(record.runs or record.wanted)
         process = await found_process(spec, record.process)
@@ -85,47 +86,28 @@ class Fleet:
             supervisor.want(record.wanted)
 
     async def _recovered(self, unusable: RecordUnusable) -> Record | None:
-        context = self._context
-        record = await self._unrecorded(unusable.device)
-        try:
-            aside = f"the file is now {await asyncio.to_thread(set_aside, unusable.path)}"
-        except OSError as error:
-            aside = f"the file cannot be renamed either: {error.strerror or error}"
-        pid = record.process.pid if record and record.process else None
-        runs = (
-            f"the daemon there (pid {pid}) is taken over with the limits that it has"
-            if pid
-            else "no daemon runs there"
-        )
-        words = f"{unusable.message}; {runs}; {aside}"
-        context.report(unusable.device, model.Report(ReportSubject.RECORD_UNUSABLE, words))
-        return record
-
-    async def _unrecorded(self, device: str) -> Record | None:
-        """The record that the daemon there would have; None where none is, nor anything of one."""
-        context = self._context
+        """The record that the daemon there would have: it keeps every other one from its device.
+        Where none is, nor anything of one, directories without a record are removed.
+        """
+        context, device, words = self._context, unusable.device, unusable.message
         record = await unrecorded(context.run_dir, device, context.control_client)
         if record is None:
             left = await asyncio.to_thread(left_by, context.run_dir, device)
             await end_orphans(left, grace=context.settings.grace)
-        return record
-
-    async def _clear(self, device: str) -> None:
-        """Remove directories of which no daemon is recorded, and none runs; else take it over: it
-        keeps every other daemon from its device.
-        """
-        context = self._context
-        try:
-            record = await self._unrecorded(device)
-            if record is None:
+            if unusable.path is None:
                 await asyncio.to_thread(remove_directories, context.run_dir, device)
-        except NodeagentError as error:
-            context.report(device, model.Report(ReportSubject.CANNOT_BE_ENDED, str(error)))
-            return
-        if record is not None:
-            words = "it has no record; its daemon is taken over with the limits that it has"
-            context.report(device, model.Report(ReportSubject.RECORD_UNUSABLE, words))
-            await self._take_over(record)
+                return None
+            words += "; no daemon runs there"
+        elif record.process is not None:
+            pid = record.process.pid
+            words += f"; the daemon there (pid {pid}) is taken over with the limits that it has"
+        if unusable.path is not None:
+            try:
+                words += f"; the file is now {await asyncio.to_thread(set_aside, unusable.path)}"
+            except OSError as error:
+                words += f"; the file cannot be renamed either: {error.strerror or error}"
+        context.report(device, model.Report(ReportSubject.RECORD_UNUSABLE, words))
+        return record
 
     async def _end_lost(self, daemon: MpsProcess) -> None:
         """End a daemon whose record was deleted with its directory, unless it has a server: no

@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from socket import AF_UNIX, SOCK_SEQPACKET, socket
+from typing import Any
 
 import pytest
 
 from nodeagent.errors import StillInUse
+from nodeagent.files.state import StateFormat, write_state
 from nodeagent.mps.adoption import survey
 from nodeagent.mps.files.directories import make_directories
+from nodeagent.mps.files.records import Record, RecordUnusable, read_records, write_record
 from nodeagent.mps.files.sockets import SOCKETS
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ReportSubject
-from nodeagent.mps.processes import CONTROL
+from nodeagent.mps.processes import CONTROL, MpsProcess
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from tests.mps.conftest import as_root
 from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, ready, status, wanted
 from tests.simulation.mps.rig import gone
 
-UNUSABLE = ["", '{"version": 9}']  # what else there is: test_records
 
-
-async def _spoilt(rig: FleetRig, content: str) -> int:
+async def _spoilt(rig: FleetRig) -> int:
     """The pid of a daemon that was Ready, whose record cannot be used."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         pid = status(fleet).pid
-    (rig.pipes().parent / "record.json").write_text(content)
+    (rig.pipes().parent / "record.json").write_text("{")
     assert pid is not None
     return pid
 
 
-@pytest.mark.parametrize("content", UNUSABLE)
-async def test_a_record_that_cannot_be_used(rig: FleetRig, content: str) -> None:
+async def test_a_record_that_cannot_be_used(rig: FleetRig) -> None:
     """Beside a living daemon with a client: it is reported, and the daemon is adopted as it is, so
     that a plan that wants it keeps it, with its client.
     """
-    pid = await _spoilt(rig, content)
+    pid = await _spoilt(rig)
     with rig.client() as client:
         await asyncio.to_thread(client.wait_until_accepted)
         asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
@@ -77,7 +79,7 @@ def daemon_clients(fleet: Fleet) -> tuple[tuple[int, int], ...]:
 
 async def test_a_record_that_cannot_be_used_and_no_plan_for_it(rig: FleetRig) -> None:
     """Its daemon has no client, so it goes like any other; nothing of it is left."""
-    pid = await _spoilt(rig, "{")
+    pid = await _spoilt(rig)
     async with rig.fleet() as fleet:
         await fleet.stop(GPU)
         assert gone(pid)
@@ -88,7 +90,7 @@ async def test_a_record_that_cannot_be_used_and_no_plan_for_it(rig: FleetRig) ->
 
 async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) -> None:
     """The server that it left is ended, and the device is free for any plan."""
-    pid = await _spoilt(rig, "{")
+    pid = await _spoilt(rig)
     with rig.client() as client:
         await asyncio.to_thread(client.wait_until_accepted)
         [orphan] = rig.servers()
@@ -104,7 +106,7 @@ async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) 
 @as_root
 async def test_who_only_looks_like_the_daemon(rig: FleetRig) -> None:
     """Is not taken for it: another user's process of that name, with that directory."""
-    pid = await _spoilt(rig, "{")
+    pid = await _spoilt(rig)
     like = await asyncio.create_subprocess_exec(
         CONTROL,
         *("-f", "-c", "sleep 60"),
@@ -189,7 +191,8 @@ async def test_a_daemon_without_a_record(rig: FleetRig) -> None:
     with rig.client() as client:
         await asyncio.to_thread(client.wait_until_accepted)
         async with rig.fleet() as fleet:
-            assert "it has no record" in await rig.reported(ReportSubject.RECORD_UNUSABLE)
+            words = await rig.reported(ReportSubject.RECORD_UNUSABLE)
+            assert f"has no record; the daemon there (pid {pid}) is taken over" in words
             await fleet.start(GPU, wanted(2048))
             assert status(fleet).pid == pid
         client.allocate(1 << 20)
@@ -220,3 +223,96 @@ async def test_a_daemon_without_a_record_that_takes_no_connection(rig: FleetRig)
     kept.rename(record)
     async with rig.fleet() as fleet:
         assert (await ready(fleet)).pid == pid
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+A_PLAN = WantedMps(Sharing((Share("a", 1, 5, 2.0),), "report"), Account(1000, 1000, (44,)))
+A_PROCESS = MpsProcess(4711, 12, 1000, CONTROL, "/run/x/pipe")
+ONE = Record(
+    *("GPU-1", A_PLAN, wanted(None, None), A_PROCESS),
+    drained=True,
+    was_ready=True,
+    restarts=3,
+    unrecorded=True,
+    left=(A_PROCESS,),
+)
+
+
+def folder(run_dir: Path) -> Path:
+    """Of the device's."""
+    made = run_dir / "mps" / "GPU-1"
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def test_where_there_is_none(tmp_path: Path) -> None:
+    """No folder at all; a device's without a record is reported, what is no device's is not."""
+    assert list(read_records(tmp_path)) == []
+    folder(tmp_path)
+    (tmp_path / "mps/notes").mkdir()
+    (tmp_path / "mps/GPU-2").touch()
+    [error] = read_records(tmp_path)
+    assert isinstance(error, RecordUnusable)
+    assert (error.device, error.path) == ("GPU-1", None)
+
+
+def changed(tmp_path: Path, **changes: Any) -> Path:
+    """A record with these keys, and a checksum that is right."""
+    folder(tmp_path)
+    write_record(tmp_path, ONE)
+    assert list(read_records(tmp_path)) == [ONE]
+    path = folder(tmp_path) / "record.json"
+    content = json.loads(path.read_text().partition("\n")[2])
+    form: StateFormat[bytes] = StateFormat("mps-record", 1, 1 << 20, bytes, bytes)
+    write_state(path, form, json.dumps({**content, **changes}).encode())
+    return path
+
+
+def unusable(tmp_path: Path) -> str:
+    """The error of the one record."""
+    [error] = read_records(tmp_path)
+    assert isinstance(error, RecordUnusable)
+    assert error.device == "GPU-1"
+    assert error.path == folder(tmp_path) / "record.json"
+    return str(error)
+
+
+def _wanted(shares: list[Any]) -> Any:
+    account = {"uid": 1, "gid": 1}
+    return {"sharing": {"shares": shares, "enforce": "report"}, "account": account}
+
+
+def _process(pid: Any) -> Any:
+    return {"pid": pid, "start_time": 1, "uid": 1, "program": CONTROL, "pipe_directory": "x"}
+
+
+def test_what_is_believed(tmp_path: Path) -> None:
+    """So that the cases below differ from a usable record in one thing alone."""
+    shares = [{"name": "a", "count": 1, "memory": 1, "threads": 1.0}]
+    changed(tmp_path, wanted=_wanted(shares), process=_process(1))
+    [record] = read_records(tmp_path)
+    assert isinstance(record, Record)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "GPU-2"},
+        {"wanted": None},
+        {"wanted": _wanted(shares=[])},
+        {"wanted": _wanted(shares=[{"name": "a", "count": -1, "memory": 1, "threads": 1.0}])},
+        {"wanted": _wanted(shares=[{"name": "a", "count": 1, "memory": 1, "threads": 0.0}])},
+        {"process": _process(pid="1")},
+        {"process": _process(pid=True)},
+        {"process": _process(pid=-1)},
+        {"process": {"pid": 1}},
+        {"restarts": -1},
+        {"runs": 5},
+    ],
+)
+def test_what_is_not_believed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Each is reported with the path."""
+    path = changed(tmp_path, **changes)
+    assert f"{path} cannot be used" in unusable(tmp_path)

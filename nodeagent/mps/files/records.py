@@ -7,10 +7,7 @@ process, never a process without a record.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +24,11 @@ _NAME = "record.json"
 
 
 class RecordUnusable(NodeagentError):
-    """The record of a device cannot be used: newer, damaged, or not the agent's own."""
+    """The record of a device cannot be used: newer, damaged, or not the agent's own; `path` None:
+    the device has a directory, and no record in it, as when an agent was killed in between.
+    """
 
-    def __init__(self, device: str, path: Path, message: str) -> None:
+    def __init__(self, device: str, path: Path | None, message: str) -> None:
         super().__init__(message)
         self.device = device
         self.path = path
@@ -62,7 +61,9 @@ def write_record(run_dir: Path, record: Record) -> None:
 
 
 def read_records(run_dir: Path) -> Iterator[Record | RecordUnusable]:
-    """All there are, by device; an error in place of one that cannot be used. Blocks."""
+    """All there are, by device; an error in place of one that cannot be used, or that is not there
+    although the device has a directory. Blocks.
+    """
     try:
         folders = sorted((run_dir / FOLDER).iterdir())
     except OSError:
@@ -81,19 +82,8 @@ def read_records(run_dir: Path) -> Iterator[Record | RecordUnusable]:
             yield RecordUnusable(folder.name, path, message)
         elif record is not None:
             yield record
-
-
-def devices_without_record(run_dir: Path) -> list[str]:
-    """Devices with a directory and no record: an agent was killed in between. Blocks."""
-    with suppress(OSError):
-        return sorted(
-            folder.name
-            for folder in (run_dir / FOLDER).iterdir()
-            if folder.name.startswith(("GPU-", "MIG-"))
-            and stat.S_ISDIR(folder.lstat().st_mode)
-            and not os.path.lexists(folder / _NAME)
-        )
-    return []
+        elif folder.name.startswith(("GPU-", "MIG-")) and not folder.is_symlink():
+            yield RecordUnusable(folder.name, None, f"{folder} has no record")
 
 
 def _encode(record: Record) -> bytes:
