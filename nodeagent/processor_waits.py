@@ -109,6 +109,33 @@ class Stopwatch:
         return counted
 
 
+class AnswerTime:
+    """Counts the time in which a question could have been answered. `begin` begins to count, and
+    gives what then tells the seconds that passed without a wait for a processor.
+    """
+
+    def __init__(self, deadline: float, begin: Callable[[], Callable[[], float]]) -> None:
+        self._deadline = deadline
+        self._begin = begin
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was counted, since there was an answer."""
+        self._passed: Callable[[], float] | None = None
+        self._seconds = 0.0
+
+    def is_too_short(self) -> bool:
+        """Whether who gave no answer had too little time for one since the question before."""
+        passed, self._passed = self._passed, self._begin()
+        if passed is None:
+            return False
+        self._seconds += passed()
+        if self._seconds < self._deadline:
+            return True
+        self._seconds = 0.0
+        return False
+
+
 class RunningTime:
     """A clock in seconds that stands still while this process waits for a processor."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.processor_waits import AnswerTime
 from tests.agent_environment import agent_environment
 
 CALL = """
@@ -100,3 +101,13 @@ def test_a_driver_call_is_not_late_while_this_process_waits(function: str, *, ha
     done = run_starved(CALL.replace("{function}", function))
     assert ("did not return within 0.5 s" in done.stderr) is hangs, done.stderr
     assert done.returncode == hangs
+
+
+def test_who_had_no_processor_is_not_late() -> None:
+    """The time in which it could answer adds up, until it was enough for one, or there is one."""
+    left = iter([0.1, 0.5, 0.5, 2.0, 0.1])
+    time = AnswerTime(1.0, lambda: lambda: next(left))
+    found = [time.is_too_short() for _ in range(5)]
+    assert found == [False, True, True, False, False]  # the first question has no earlier one
+    time.restart()
+    assert [time.is_too_short() for _ in range(2)] == [False, True]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ from nodeagent.mps.lifecycle.model import DaemonPhase, Ending, ReportSubject, Se
 from nodeagent.mps.log_events import SURE_AFTER, LogEvents
 from nodeagent.mps.processes import SERVER, age_of, mps_processes
 from nodeagent.pacing import Backoff
-from nodeagent.processor_waits import ProcessorWaits
+from nodeagent.processor_waits import AnswerTime, ProcessorWaits
 from nodeagent.views.shapes import MpsWaiting
 
 if TYPE_CHECKING:
@@ -81,8 +82,7 @@ class DaemonMonitor:
         self._last_poll = -math.inf
         self._pauses = Backoff(_FIRST_PAUSE, _MAX_PAUSE)
         self._proofs = 0
-        self._waits: tuple[ProcessorWaits, ...] = ()  # since its last timeout
-        self._had_time = 0.0  # seconds since then in which it could have answered
+        self._answer_time = AnswerTime(context.settings.answer_deadline, self._begin_to_count)
         self._shown: tuple[Seen | None, tuple[MpsWaiting, ...]] = (None, ())  # after the last poll
         self._reports_status = True
         log_size = context.settings.log_size << 20
@@ -232,7 +232,7 @@ class DaemonMonitor:
             else:
                 self._next_poll = self._loop.time() + self._pauses.next()
         except DaemonSilent:
-            if self._is_starved():
+            if self._answer_time.is_too_short():
                 self._handle(model.Unreachable(self.run, _STARVED))
                 self._next_poll = self._loop.time() + _RETRY_INTERVAL
             else:
@@ -258,7 +258,7 @@ class DaemonMonitor:
             return  # these answers may have come from the impostor
         self._reports_status = seen.reports_status
         self.seen, self.seen_hidden = seen, hidden
-        self._waits, self._had_time = (), 0.0
+        self._answer_time.restart()
         self._handle(model.Answered(self.run))
         if any(server.status is ServerStatus.FAULT for server in seen.servers):
             self._read_log()  # the line that names the cause is in it, perhaps not read yet
@@ -303,18 +303,10 @@ class DaemonMonitor:
         else:
             self._handle(model.Timeout(self.run, reason))
 
-    def _is_starved(self) -> bool:
-        """Whether there was too little time to answer in since the question before: of what passed,
-        not that for which this process or the daemon waited for a processor.
-        """
-        before, self._waits = self._waits, (ProcessorWaits(), ProcessorWaits(self.process.pid))
-        if not before:
-            return False
-        self._had_time += min(waits.left() for waits in before)
-        if self._had_time < self._context.settings.answer_deadline:
-            return True
-        self._had_time = 0.0
-        return False
+    def _begin_to_count(self) -> Callable[[], float]:
+        """Neither this process nor the daemon may be blamed for a wait of the other's."""
+        both = ProcessorWaits(), ProcessorWaits(self.process.pid)
+        return lambda: min(waits.left() for waits in both)
 
     async def _has_servers(self) -> bool:
         """Any user can name a process as a server, and must not hold up the daemon's end. Servers

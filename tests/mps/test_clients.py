@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from nodeagent.mps.clients.assess import (
     ENDED_FOR,
     ClientFacts,
+    ClientLimits,
     OffenceKind,
     assess,
+    limits_in_force,
+    own_memory_limit,
+    own_threads,
 )
 from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import MIB, Share, WantedMps
 from nodeagent.views.shapes import MpsClient
 from tests.mps.plans import GPU, LARGE, MIG, SMALL, facts, memory_of, spec_of, wanted
 from tests.views.daemons import mps_client
-
-# --- clients --------------------------------------------------------------------------------------
-
 
 GIB = 1024 * MIB
 PLAN = wanted()
@@ -199,40 +200,13 @@ def test_no_limit_of_memory_beside_a_share_without_one() -> None:
     assert kinds(facts(environment=environment), plan=plan) == {100: ["looserMemoryLimit"]}
 
 
-def test_tighter_than_its_share() -> None:
-    """Is everybody's own business."""
-    environment = of_slot(0) | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5"}
-    state = only(facts(environment=environment))
-    assert (state.slot, state.threads, state.findings) == ("small-0", 5.0, ())
-
-
-@pytest.mark.parametrize(("used", "over"), [(8 * GIB, False), (8 * GIB + 1, True), (None, False)])
-def test_more_memory_than_its_limit(used: int | None, over: bool) -> None:
-    """To the byte, where the limit is whole pages; what is not known is not over."""
-    state = only(facts(environment=of_slot(0), memory_used=used))
-    assert bool(state.findings) is over
-
-
-def test_figures_of_memory() -> None:
-    """Both are reported; a share's limit counts also for who has not set it."""
-    environment = of_slot(0)
-    del environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
-    state = only(facts(environment=environment, memory_used=9 * GIB))
-    assert state.findings[-1] == "uses 9Gi of memory, but its limit is 8Gi"
-
-
-@pytest.mark.parametrize(("used", "over"), [(8194 * MIB, False), (8194 * MIB + 1, True)])
-def test_the_last_page(used: int, over: bool) -> None:
+@pytest.mark.parametrize(
+    ("used", "over"), [(8194 * MIB, False), (8194 * MIB + 1, True), (None, False)]
+)
+def test_the_last_page(used: int | None, over: bool) -> None:
     """NVML counts pages of 2 MiB, so a limit of odd MiB may seem to be passed by one."""
     plan = wanted(Share("odd", 1, 8193, None))
     assert (kinds(facts(memory_used=used), plan=plan) != {}) is over
-
-
-def test_no_limit_no_offence() -> None:
-    """A share may leave everything open."""
-    plan = wanted(Share("free", 1, None, None))
-    state = only(facts(memory_used=80 * GIB), plan)
-    assert (memory_of(state).limit, state.threads, state.findings) == (None, None, ())
 
 
 # --- how many -------------------------------------------------------------------------------------
@@ -319,3 +293,108 @@ def test_any_clients(
     for judged in found:
         assert judged.state.findings == tuple(o.message for o in judged.offences)
         assert all(text.isprintable() for text in judged.state.findings)
+
+
+# --- a client's own limits ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("0=1G", GIB),
+        ("0=1024K", GIB),  # as drivers up to 555 take it
+        ("0=1GB", GIB),
+        ("0=512mb", 512 * MIB),
+        ("0=1G,1=512MB", GIB),
+        ("1=5M,0=7M", 7 * MIB),
+        (f"{GPU}=3G", 3 * GIB),
+        (f"{MIG}=1M,{GPU}=3G", 3 * GIB),
+        ("0=1G,", GIB),
+    ],
+)
+def test_documented_forms(text: str, limit: int) -> None:
+    """By ordinal or by UUID, several devices in one."""
+    assert own_memory_limit(text, GPU) == limit
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0=1.5G",  # 1 MB to the daemon
+        "0=1T",  # the same
+        "0=0G",  # takes the limit away
+        "0=-1G",
+        "=1G",
+        "1G",
+        "0=5",  # documented nowhere
+        "0 = 1G",
+        " 0=1G",
+        "0=1G\n",
+        "0=\u0661G",
+        "0=9999999999999999999999G",
+        f"{GPU[:12]}=1G",  # perhaps it is found by its beginning
+        f"{MIG}=5M",
+        "gpu=5M",
+        "0=1G,0=abc",
+        "x" * 100_000,
+        "0=1G," * 2 + "0=" + "9" * 5000,
+    ],
+)
+def test_what_is_no_certain_limit(text: str) -> None:
+    """It counts as no limit, so a client that relies on it is found."""
+    assert own_memory_limit(text, GPU) is None
+
+
+@pytest.mark.parametrize("text", ["0=1G,0=4G", f"{GPU}=4G,0=1G"])
+def test_two_for_one_device(text: str) -> None:
+    """The looser is taken."""
+    assert own_memory_limit(text, GPU) == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0.0",
+        "-5",
+        "100.1",
+        "1e1",
+        "nan",
+        " 25",
+        "25\n",
+        ".5",
+        "5.",
+        "\u0663",
+    ],
+)
+def test_what_is_no_percentage(text: str) -> None:
+    """The daemon ignores some of these, and what it makes of the others is not certain."""
+    assert own_threads(text) is None
+
+
+@given(st.text(), st.text())
+def test_whatever_a_client_says(memory: str, threads: str) -> None:
+    """It never has more than the daemon grants, and a number is always made of it."""
+    plan = wanted()
+    environment = {
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory,
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": threads,
+    }
+    found = limits_in_force(environment, plan.sharing, GPU)
+    assert found.memory is not None
+    assert 0 < found.memory <= 40960 * MIB
+    assert 0 < found.threads <= 40.0
+
+
+def test_the_tighter_holds() -> None:
+    """Of its own and the daemon's; without either there is none."""
+    environment = {
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=80G",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5",
+    }
+    assert limits_in_force(environment, wanted().sharing, GPU) == ClientLimits(40 * GIB, 5.0)
+    assert limits_in_force({}, wanted().sharing, GPU) == ClientLimits(40 * GIB, 40.0)
+    free = wanted(Share("a", 1, None, None)).sharing
+    assert limits_in_force(None, free, GPU) == ClientLimits(None, 100.0)
+    assert limits_in_force(environment, free, GPU) == ClientLimits(80 * GIB, 5.0)

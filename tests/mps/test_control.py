@@ -23,7 +23,6 @@ from nodeagent.mps.commands import (
 )
 from nodeagent.mps.control import (
     ControlClient,
-    ControlError,
     DaemonBusy,
     DaemonDead,
     DaemonSilent,
@@ -40,8 +39,6 @@ from nodeagent.structs import replace
 from tests.mps.fleet_rig import GPU, FleetRig, status, until, wanted
 from tests.mps.front_end import FrontEnd
 from tests.mps.plans import daemon_spec, with_limits
-
-# --- control --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -94,10 +91,9 @@ async def test_the_exit_status_is_not_asked(front_end: FrontEnd) -> None:
     assert await client.ask(get_client_list(1)) == (11, 12)
 
 
-@pytest.mark.parametrize("word", ["busy", "empty", "emptyError"])
-async def test_busy_for_good(front_end: FrontEnd, word: str) -> None:
+async def test_busy_for_good(front_end: FrontEnd) -> None:
     """Asked again until the deadline, and then said to be busy, not dead."""
-    front_end.will(*[word] * 1000)
+    front_end.will(*["busy", "empty", "emptyError"] * 300)
     client = front_end.client(deadline=2.0)
     with pytest.raises(DaemonBusy, match="held the MPS daemon for 2 s"):
         await client.ask(get_server_list())
@@ -192,9 +188,6 @@ async def test_quit(front_end: FrontEnd) -> None:
     with pytest.raises(DaemonDead):
         await client.ask(quit_daemon(None), deadline=60)
     assert front_end.noted("said") == ["quit -t 5"]
-    front_end.will(*["busy"] * 1000)
-    with pytest.raises(ControlError, match="another front-end held"):
-        await client.ask(quit_daemon(5), deadline=5)
 
 
 async def test_nothing_of_ours_reaches_the_program(

@@ -7,9 +7,6 @@ import errno
 import gc
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
@@ -37,9 +34,6 @@ from tests.mps.fleet_rig import (
     until,
     wanted,
 )
-
-# --- fleet ----------------------------------------------------------------------------------------
-
 
 # --- start ----------------------------------------------------------------------------------------
 
@@ -125,22 +119,6 @@ async def test_another_user_takes_another_process(rig: FleetRig, fleet: Fleet) -
     assert (rig.pipes().parent / "record.json").exists()
 
 
-async def test_compute_mode_counts(rig: FleetRig) -> None:
-    """Ready is not said while something else about the device is not as it has to be, nor later."""
-    rig.differences = ("compute mode is default and not exclusiveProcess",)
-    async with rig.fleet() as fleet:
-        with pytest.raises(NotReady, match="compute mode is default"):
-            await fleet.start(GPU, wanted())
-        rig.differences = ()
-        await fleet.restart(GPU)
-        assert status(fleet).is_ready
-        rig.differences = ("compute mode is prohibited",)
-        await until(lambda: not status(fleet).is_ready)
-        assert "compute mode is prohibited" in status(fleet).why
-        rig.differences = ()
-        assert (await ready(fleet)).restarts == status(fleet).restarts
-
-
 # --- stop, and who is in the way ------------------------------------------------------------------
 
 
@@ -156,11 +134,6 @@ async def test_stop_is_refused_while_clients_are_there(
     with rig.client() as another:
         another.wait_until_accepted()
     assert rig.said(ReportSubject.EXITED) == []
-
-
-async def test_stop_of_what_there_is_not(rig: FleetRig, fleet: Fleet) -> None:
-    """Is done already."""
-    await fleet.stop(OTHER_GPU)
 
 
 async def test_other_shares_are_a_change_though_the_daemon_has_nothing_to_do(rig: FleetRig) -> None:
@@ -217,58 +190,7 @@ async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
     assert (status(fleet).trouble, status(fleet).pid) == ("", before)
 
 
-async def test_a_daemon_that_starts_on_a_sick_device_takes_no_clients(rig: FleetRig) -> None:
-    """It is Ready, and cannot be found; nor after its end and new start."""
-    async with rig.fleet() as fleet:
-        fleet.cordon({GPU: "sick"})
-        await fleet.start(GPU, wanted())
-        assert not (rig.pipes() / "control").exists()
-        await fleet.restart(GPU)
-        assert (status(fleet).is_ready, status(fleet).trouble) == (
-            True,
-            "takes no new clients: sick",
-        )
-        assert not (rig.pipes() / "control").exists()
-
-
-@contextmanager
-def throttled(pid: int) -> Iterator[None]:
-    """The process gets a millisecond of each second. Skips where no cgroup can be made."""
-    v1 = (Path("/sys/fs/cgroup/cpu"), {"cfs_period_us": "1000000", "cfs_quota_us": "1000"})
-    v2 = (Path("/sys/fs/cgroup"), {"max": "1000 1000000"})
-    for folder, settings in (v1, v2):
-        own = folder / f"nodeagent-test-{pid}"
-        try:
-            own.mkdir()
-            for name, value in settings.items():
-                (own / f"cpu.{name}").write_text(value)
-        except OSError:
-            with suppress(OSError):
-                own.rmdir()
-            continue
-        (own / "cgroup.procs").write_text(str(pid))
-        try:
-            yield
-            return
-        finally:
-            for process in (own / "cgroup.procs").read_text().split():
-                (folder / "cgroup.procs").write_text(process)
-            own.rmdir()
-    pytest.skip("no cgroup with a CPU limit can be made here")
-
-
-async def test_a_daemon_that_gets_no_processor_is_not_silent(rig: FleetRig) -> None:
-    """It cannot answer, and its clients' work is not ended for that."""
-    rig.impatient = True
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        [daemon] = rig.processes(CONTROL)
-        with throttled(daemon.pid):
-            await until(lambda: "waits for a processor" in " ".join(rig.said(ReportSubject.SILENT)))
-        assert (await ready(fleet)).pid == daemon.pid
-
-
-# --- fleet observation ----------------------------------------------------------------------------
+# --- what is seen ---------------------------------------------------------------------------------
 
 
 async def test_what_the_planner_and_the_client_watch_see(
@@ -360,16 +282,6 @@ async def test_who_is_named_as_a_server_is_its_users(rig: FleetRig) -> None:
     finally:
         stranger.kill()
         stranger.wait()
-
-
-async def test_questions_of_our_own_wake_nothing(rig: FleetRig) -> None:
-    """Each leaves lines in the log; if these led to another question, there would be no end."""
-    async with rig.fleet(quick(check_interval=60.0)) as fleet:
-        await fleet.start(GPU, wanted())
-        asked = 0
-        async with asyncio.timeout(stretched(30)):
-            while asked < (asked := rig.log().read_text().count("NEW UI")):
-                await asyncio.sleep(1.0)  # in which there would be many
 
 
 async def test_the_log_is_bounded(rig: FleetRig) -> None:

@@ -53,18 +53,6 @@ async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> No
     await ready(fleet)
 
 
-async def test_an_idle_daemon_is_drained_at_once(rig: FleetRig) -> None:
-    """It is asked for its clients then, and not when it would have been asked next."""
-    async with rig.fleet(quick(check_interval=60.0), served=60.0) as fleet:
-        await fleet.start(GPU, wanted())
-        with rig.client() as client:
-            client.wait_until_accepted()
-            await until(lambda: bool(status(fleet).clients))
-        await until(lambda: not status(fleet).clients)
-        await asyncio.sleep(1.0)  # so that nothing is still to be looked at
-        assert await fleet.drain(GPU, seconds=30.0) == ()
-
-
 async def test_drain_that_is_not_done_in_time(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
@@ -143,22 +131,10 @@ async def test_drained_is_not_said_beside_another_daemon(rig: FleetRig, fleet: F
     assert await fleet.drain(GPU, seconds=30.0) == ()
 
 
-async def test_drained_stays_down_for_the_next_agent(rig: FleetRig) -> None:
-    """And the one after; a restart brings it back."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        assert await fleet.drain(GPU, seconds=30.0) == ()
-    for _ in range(2):
-        async with rig.fleet() as fleet:
-            await asyncio.sleep(0.2)
-            assert (status(fleet).state, status(fleet).why) == ("Down", "drained on request")
-    async with rig.fleet() as fleet:
-        await fleet.restart(GPU)
-        assert status(fleet).is_ready
-
-
-async def test_drained_stays_down_although_it_could_not_be_recorded_at_once(rig: FleetRig) -> None:
-    """As in a full /run: it is reported once, and recorded as soon as it can be."""
+async def test_drained_stays_down_for_the_next_agents(rig: FleetRig) -> None:
+    """Although it could not be recorded at once, as in a full /run: that is reported once, and it
+    is recorded as soon as it can be. A restart brings it back.
+    """
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         record = rig.pipes().with_name("record.json")
@@ -169,8 +145,12 @@ async def test_drained_stays_down_although_it_could_not_be_recorded_at_once(rig:
         assert len(rig.said(ReportSubject.START_FAILED)) == 1
         record.rmdir()
         await until(record.is_file)
+    for _ in range(2):
+        async with rig.fleet() as fleet:
+            assert (status(fleet).state, status(fleet).why) == ("Down", "drained on request")
     async with rig.fleet() as fleet:
-        assert (status(fleet).state, status(fleet).why) == ("Down", "drained on request")
+        await fleet.restart(GPU)
+        assert status(fleet).is_ready
 
 
 async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fleet) -> None:

@@ -38,8 +38,6 @@ from tests.mps.fleet_rig import (
 )
 from tests.simulation.mps.rig import gone
 
-# --- conftest -------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def rig() -> Iterator[FleetRig]:
@@ -47,9 +45,6 @@ def rig() -> Iterator[FleetRig]:
     with FleetRig() as made:
         made.impatient = True
         yield made
-
-
-# --- rig ------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -81,8 +76,9 @@ async def test_die(rig: FleetRig, fleet: Fleet) -> None:
 
 
 async def test_hang(rig: FleetRig, fleet: Fleet) -> None:
-    """Found by its silence, and replaced."""
+    """Found by its silence, and replaced, although it ignores signals."""
     before = status(fleet).pid
+    rig.knobs().turn("deaf")
     rig.knobs().turn("hang")
     assert "answered none of 2 questions in a row; it is replaced" in await rig.reported(
         ReportSubject.SILENT
@@ -113,21 +109,10 @@ async def test_hang_while_it_is_drained(rig: FleetRig) -> None:
             await like.wait()
 
 
-async def test_deaf(rig: FleetRig, fleet: Fleet) -> None:
-    """One that ignores signals and hangs ends all the same."""
-    before = status(fleet).pid
-    rig.knobs().turn("deaf")
-    rig.knobs().turn("hang")
-    await rig.reported(ReportSubject.SILENT)
-    rig.knobs().clear()
-    assert (await ready(fleet)).pid != before
-
-
-@pytest.mark.parametrize("how", ["error", "empty"])
-async def test_busy(rig: FleetRig, fleet: Fleet, how: str) -> None:
+async def test_busy(rig: FleetRig, fleet: Fleet) -> None:
     """A front-end left open is reported once, with what to do, and ends no daemon."""
     before = status(fleet).pid
-    rig.knobs().turn("busy", how)
+    rig.knobs().turn("busy", "error")
     words = await rig.reported(ReportSubject.SILENT)
     assert "another front-end held the MPS daemon" in words
     assert "end the nvidia-cuda-mps-control that is still open" in words
@@ -157,7 +142,6 @@ async def test_ignore_settings(rig: FleetRig) -> None:
         with pytest.raises(NotReady, match=r"thread percentage is 100\.0, wanted 50"):
             await fleet.start(GPU, wanted())
         assert "wanted 4096M" in await rig.reported(ReportSubject.LIMITS_DIFFER)
-        await rig.reported(ReportSubject.FAILED)
         assert rig.said(ReportSubject.READY) == []
 
 
@@ -285,15 +269,6 @@ async def test_lose_logs(rig: FleetRig, fleet: Fleet) -> None:
         assert (status(fleet).pid, status(fleet).is_ready) == (before, True)
 
 
-async def test_a_log_line_of_an_unknown_process(rig: FleetRig, fleet: Fleet) -> None:
-    """A process that is not there, or is not that user's, does not wait."""
-    rig.knobs().turn("stray_client", {"pid": 2**22 - 1, "uid": 1234})
-    await asyncio.sleep(0.2)
-    rig.knobs().turn("stray_client", {"pid": os.getpid(), "uid": 1234})
-    await asyncio.sleep(1.5)
-    assert rig.said(ReportSubject.FOREIGN_USER_WAITING) == []
-
-
 async def test_a_lock_that_another_process_waits_for(rig: FleetRig, fleet: Fleet) -> None:
     """Who has opened a daemon's lock in time keeps no other from starting when the daemon dies,
     nor does what was put beside it.
@@ -325,23 +300,16 @@ async def test_a_lock_that_another_process_waits_for(rig: FleetRig, fleet: Fleet
 # --- server faults --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("knob", "value", "words", "line"),
-    [("server_exit", 5, "status 5", "exited with status 5"),
-     ("no_gpu", True, "status 1", "no CUDA-capable device")],
-)  # fmt: skip
-async def test_a_server_that_fails(
-    rig: FleetRig, fleet: Fleet, *, knob: str, value: object, words: str, line: str
-) -> None:
+async def test_a_server_that_fails(rig: FleetRig, fleet: Fleet) -> None:
     """Its end and the reason are reported once for all its tries, though no query saw it alive."""
-    rig.knobs().turn(knob, value)
+    rig.knobs().turn("no_gpu", True)
     with rig.client():
-        assert words in await rig.reported(ReportSubject.SERVER_EXITED)
-        assert line in rig.lines(ReportSubject.SERVER_EXITED)
+        assert "status 1" in await rig.reported(ReportSubject.SERVER_EXITED)
+        assert "no CUDA-capable device" in rig.lines(ReportSubject.SERVER_EXITED)
         await asyncio.sleep(0.7)
         assert len(rig.said(ReportSubject.SERVER_EXITED)) == 1
     assert status(fleet).is_ready
-    assert words in status(fleet).trouble
+    assert "status 1" in status(fleet).trouble
     rig.knobs().clear()
     with served(rig):
         await until(lambda: not status(fleet).trouble)
@@ -356,20 +324,6 @@ async def test_server_uid(rig: FleetRig) -> None:
         with served(rig, uid=0):
             words = await rig.reported(ReportSubject.WRONG_SERVER_USER)
             assert "runs as user 1234, the plan wants 0" in words
-
-
-async def test_server_deaf(rig: FleetRig, fleet: Fleet) -> None:
-    """An orphan that ignores SIGINT is killed, before the next daemon is started."""
-    with served(rig):
-        [orphan] = rig.servers()
-        rig.knobs().turn("server_deaf")
-        await asyncio.sleep(0.15)
-        pid = status(fleet).pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        await rig.reported(ReportSubject.EXITED)
-        await ready(fleet)
-        assert gone(orphan)
 
 
 async def test_server_die(rig: FleetRig, fleet: Fleet) -> None:
@@ -398,20 +352,6 @@ async def test_server_busy(rig: FleetRig, fleet: Fleet) -> None:
         client.allocate(1)
 
 
-async def test_server_hang(rig: FleetRig, fleet: Fleet) -> None:
-    """It does not leave when the daemon quits; both are ended in the end, and that is reported."""
-    with served(rig):
-        [server] = rig.servers()
-        await until(lambda: bool(status(fleet).clients))
-    await until(lambda: not status(fleet).clients)
-    await asyncio.sleep(1.0)  # the driver lists it no more; the server has noticed, too
-    rig.knobs().turn("server_hang")
-    await fleet.stop(GPU)
-    assert "did not end within 1.5 s of being asked to" in rig.said(ReportSubject.SILENT)[-1]
-    assert gone(server)
-    assert rig.processes() == []
-
-
 async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
     """The culprit is named; when all its clients are gone it is Ready by itself."""
     with served(rig) as client, served(rig) as victim:
@@ -426,12 +366,11 @@ async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
     await ready(fleet)
 
 
-@pytest.mark.parametrize("code", [700, -1])
-async def test_terminate_code(rig: FleetRig, fleet: Fleet, code: int) -> None:
+async def test_terminate_code(rig: FleetRig, fleet: Fleet) -> None:
     """A client that cannot be taken off the device does not hold up a drain by force."""
     with served(rig):
         await until(lambda: bool(status(fleet).clients))
-        rig.knobs().turn("terminate_code", code)
+        rig.knobs().turn("terminate_code", -1)
         assert await fleet.drain(GPU, seconds=0.1, force=True) == ()
     assert status(fleet).state == "Down"
     assert rig.processes() == []

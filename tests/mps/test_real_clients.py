@@ -1,7 +1,6 @@
 """Real CUDA clients under a real daemon, on a GPU that tests may use; nothing of the GPU is set.
 
-What the programs answered there is written to the file that NODEAGENT_RECORD names, if any. The
-client program itself runs everywhere, against a small library in C that takes the place of CUDA's.
+The client program itself runs everywhere, against a small library in C in the place of CUDA's.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from tests.mps.cuda_client import OUT_OF_MEMORY, SUCCESS
 from tests.mps.fleet_rig import status, until
 
 PROGRAM = Path(__file__).with_name("cuda_client.py")
-RECORD = os.environ.get("NODEAGENT_RECORD")  # read now: tests see no settings from outside
 MIB, GIB = 1 << 20, 1 << 30
 # CUDA's own memory counts, which is some hundred MiB for each client.
 SMALL, LARGE = Share("small", 2, 4096, 25.0), Share("large", 1, 12288, 50.0)
@@ -181,47 +179,6 @@ def test_the_client_program_calls_as_cuda_declares(tmp_path: Path) -> None:
 # --- on a GPU -------------------------------------------------------------------------------------
 
 
-class Notes:
-    """What was answered, by what was asked."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
-
-    def keep(self, **answers: Any) -> None:
-        self.kept |= answers
-
-    async def keep_words(self, name: str, spec: DaemonSpec, *lines: str) -> None:
-        """What the real program says to these lines, each asked for by itself, as it is."""
-        for line in lines:
-            self.kept[f"{name}: {line}"] = await asyncio.to_thread(_words, spec, line)
-
-    def write(self) -> None:
-        if RECORD:
-            Path(RECORD).write_text(json.dumps(self.kept, indent=1) + "\n", encoding="utf-8")
-
-
-def _words(spec: DaemonSpec, line: str) -> dict[str, Any]:
-    """Another front-end may be connected just then, and then there is nothing at all."""
-    done: subprocess.CompletedProcess[str] | None = None
-    for _ in range(20):
-        done = subprocess.run(
-            [str(shutil.which(CONTROL))],
-            input=f"{line}\n",
-            capture_output=True,
-            text=True,
-            timeout=SOON,
-            check=False,
-            env={
-                "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
-                "CUDA_MPS_LOG_DIRECTORY": spec.log_directory,
-            },
-        )
-        if done.stdout:
-            break
-    assert done is not None
-    return {"stdout": done.stdout, "stderr": done.stderr, "status": done.returncode}
-
-
 @pytest.fixture
 def gpu() -> str:
     """The UUID of one that tests may use; with all that a client of it needs."""
@@ -293,7 +250,6 @@ async def test_limits_hold_for_real_clients(gpu: str, run_dir: Path) -> None:
     reported done by 0; and in the end all is gone, and the compute mode what it was.
     """
     wanted = WantedMps(Sharing((SMALL, LARGE), "report"), Account(os.geteuid(), os.getegid()))
-    notes = Notes()
     clients: list[CudaClient] = []
     async with Driver(observe_deadline=10, step_deadline=10) as driver, fleet_of(run_dir) as fleet:
         mode, memory = await _mode(driver, gpu)
@@ -303,17 +259,15 @@ async def test_limits_hold_for_real_clients(gpu: str, run_dir: Path) -> None:
         try:
             [running] = fleet.running()
             spec, slots = running.spec, {slot.name: slot for slot in wanted.sharing.slots}
-            await notes.keep_words("idle", spec, "get_server_list", "ps")
             for name in ("small-0", "large-0", "small-1"):
                 client = await _begun(client_environment(spec, slots[name]))
                 clients.append(client)  # at once, so that it is ended whatever comes
             small, large, third = clients
-            await _limits(small, large, notes)
-            await _seen(driver, fleet, gpu, clients, notes)
-            await _terminated(fleet, gpu, third, notes)
+            await _limits(small, large)
+            await _seen(driver, fleet, gpu, clients)
+            await _terminated(fleet, gpu, third)
             assert small.ask("memory")["code"] == SUCCESS, "the others go on"
         finally:
-            notes.write()
             for client in clients:
                 await asyncio.to_thread(client.close)
             await until(lambda: not status(fleet, gpu).clients, SOON)
@@ -322,40 +276,24 @@ async def test_limits_hold_for_real_clients(gpu: str, run_dir: Path) -> None:
         assert await _mode(driver, gpu) == (mode, memory)
 
 
-async def _limits(small: CudaClient, large: CudaClient, notes: Notes) -> None:
+async def _limits(small: CudaClient, large: CudaClient) -> None:
     within = await asyncio.to_thread(small.ask, f"allocate {WITHIN}")
     above = await asyncio.to_thread(small.ask, f"allocate {BETWEEN}")
     larger = await asyncio.to_thread(large.ask, f"allocate {BETWEEN}")
-    reported = {"small": small.ask("memory"), "large": large.ask("memory")}
-    notes.keep(within=within, above=above, larger=larger, memory=reported)
     assert within["code"] == SUCCESS, within
     assert above["code"] == OUT_OF_MEMORY, above
     assert above["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
     assert larger["code"] == SUCCESS, "it was not the limit that was met"
 
 
-async def _seen(
-    driver: Driver, fleet: Fleet, gpu: str, clients: list[CudaClient], notes: Notes
-) -> None:
+async def _seen(driver: Driver, fleet: Fleet, gpu: str, clients: list[CudaClient]) -> None:
     pids = {client.pid for client in clients}
     await fleet.poll()
     await until(lambda: {c.pid for c in status(fleet, gpu).clients} == pids, SOON)
     server = status(fleet, gpu).server
     assert server is not None
     assert (server.user, server.status) == (os.geteuid(), "ACTIVE")
-    spec = fleet.running()[0].spec
-    about = ("get_server_status", "get_client_list", "get_active_thread_percentage")
-    await notes.keep_words(
-        "served",
-        spec,
-        "get_server_list",
-        "ps",
-        *(f"{words} {server.pid}" for words in about),
-        f"get_device_pinned_mem_limit {server.pid} 0",
-        "get_default_device_pinned_mem_limit 0",
-    )
     used = await driver.mps_memory(gpu)
-    notes.keep(nvml=used, pids=sorted(pids), namespace=_namespace())
     if _namespace() == HOST_PROCESSES:
         assert pids <= set(used)
         assert WITHIN <= (used[clients[0].pid] or 0) <= (SMALL.memory or 0) * MIB
@@ -366,12 +304,11 @@ def _namespace() -> str:
     return str(Path("/proc/self/ns/pid").readlink())
 
 
-async def _terminated(fleet: Fleet, gpu: str, client: CudaClient, notes: Notes) -> None:
+async def _terminated(fleet: Fleet, gpu: str, client: CudaClient) -> None:
     [running] = fleet.running()
     server = next(server for server, pid in running.clients if pid == client.pid)
     code = await running.control.ask(terminate_client(server, client.pid), deadline=30)
     after = await asyncio.to_thread(client.ask, f"allocate {MIB}")
-    notes.keep(terminated=code, afterwards=after)
     assert code == 0
     assert after["code"] != SUCCESS, "it can go on"
     client.close()

@@ -22,7 +22,6 @@ from nodeagent.mps.setup import (
     launch_of,
     longest_step,
     make_fleet,
-    places_of,
 )
 from nodeagent.plan.desired import (
     InstanceEntry,
@@ -58,12 +57,6 @@ def test_a_run_dir_too_deep_for_sockets(tmp_path: Path, room: bool) -> None:
     given = "/tmp/na-given" if room else f"/tmp/{'deep' * 10}"
     settings = load_settings(None, {"NODEAGENT_RUN_DIR": given}, {})
     assert simulated_places(settings, tmp_path).run_dir == Path(given if room else tmp_path / "run")
-
-
-def test_relative_directories_become_absolute() -> None:
-    """Daemons have another working directory."""
-    settings = load_settings(None, {"NODEAGENT_RUN_DIR": "run"}, {})
-    assert places_of(settings).run_dir == Path.cwd() / "run"
 
 
 @pytest.mark.parametrize("launch", ["child", "systemd", "hostSystemd"])

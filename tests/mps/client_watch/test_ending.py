@@ -169,7 +169,7 @@ async def test_whom_the_daemon_does_not_have(
     rig: Rig, client: SimulatedClient, bystander: subprocess.Popen[bytes]
 ) -> None:
     """Is ended where the driver lists it: another daemon has it, so no client here is harmed."""
-    ending = await end(rig, target_of(bystander.pid))
+    ending = await end(rig, target_of(bystander.pid), grace=0.3)
     assert ending == ClientEnd(
         True, "the daemon does not list it as a client, and SIGTERM the process"
     )

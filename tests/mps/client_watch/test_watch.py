@@ -292,11 +292,7 @@ async def test_an_older_program_that_comes_later(rig: Rig, start_client: Start) 
     "environment",
     [
         {},
-        pytest.param({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}, marks=pytest.mark.full),
-        pytest.param({"NODEAGENT_MPS_SLOT": f"{GPU}/small-0"}, marks=pytest.mark.full),
-        slot("small-0") | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=0G"},
         slot("small-0") | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"},
-        {"NODEAGENT_MPS_SLOT": "../../small-0"},
     ],
 )
 async def test_no_share_and_ended(
