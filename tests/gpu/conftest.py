@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.gpu.hanging import QUICK, settled
+from tests.machine_load import stretched
+
+QUICK = 0.4  # seconds; a deadline that only calls that hang exceed
 
 
 @pytest.fixture
@@ -34,3 +37,10 @@ async def hasty(node: SimulatedNode) -> AsyncIterator[Driver]:
         finally:
             node.clear_faults()
             await settled(driver)
+
+
+async def settled(driver: Driver) -> None:
+    """Wait until calls that were let go have returned."""
+    async with asyncio.timeout(stretched(30)):
+        while any(worker.stuck for worker in driver.pool._workers):
+            await asyncio.sleep(0.01)

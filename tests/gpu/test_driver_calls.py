@@ -1,22 +1,31 @@
-"""How many driver calls a change takes, by function: each may take long, and most can be spared.
-
-The necessary calls are listed by name: users and layout before, the changes, and the layout read
-back.
-"""
+"""How many driver calls a change takes: each may take long, and most can be spared."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
 
+import pytest
+
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.desired import DesiredNode
+from nodeagent.plan.desired import DesiredGpu, DesiredNode
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.reconcile.executor import execute
+from nodeagent.reconcile.node_controller import LastObservation
+from nodeagent.reconcile.owner import Expected, GpuOwners, Part
 from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.structs import replace
+from tests.claims.machine import Hardware
+from tests.gpu.steps_of import create, destroy, enable
 from tests.machine_load import stretched
 from tests.plan.cards import Multiset, card, present, wanted
+from tests.reconcile.test_owner import made, released
 from tests.rig import open_driver
 
 EMPTY = card("h100-80gb")
@@ -141,3 +150,190 @@ async def test_what_a_card_is_is_asked_anew_after_nvml_was_started_again() -> No
         async with driver:
             await driver.observe()
             assert all(total(calls(node), pattern) for pattern in static)
+
+
+MOST_CALLS = 30
+H100, PRO_6000 = "h100-80gb", "rtx-pro-6000"
+
+Rig = tuple[SimulatedNode, Hardware, GpuOwners, str]
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest) -> Iterator[SimulatedNode]:
+    """One H100, or the card that a test names."""
+    with simulated(f"{getattr(request, 'param', H100)}:1") as node:
+        yield node
+
+
+@pytest.fixture
+async def rig(node: SimulatedNode, driver: Driver) -> AsyncIterator[Rig]:
+    """A card in MIG mode, of which all is known that does not change, and its UUID."""
+    hardware = Hardware(driver, lambda _: None, LastObservation())
+    owners = GpuOwners(nullcontext(hardware), Policy())
+    await owners.open()
+    gpu = (await hardware.observe()).gpus[0]
+    await driver.apply(enable(gpu))
+    for profile in ("1g.10gb", "3g.40gb") if gpu.compute_capability < (10, 0) else ("1g.24gb",):
+        await owners.settle(Part(gpu.uuid, made((profile, 0))))
+        await owners.settle(Part(gpu.uuid, released(profile, 0)))
+    await hardware.observe()
+    yield node, hardware, owners, gpu.uuid
+    await owners.close()
+
+
+def identities(gpu: Gpu) -> list[tuple[object, ...]]:
+    """All by which its instances and devices are known."""
+    return [
+        (
+            one.id,
+            one.profile_id,
+            one.placement,
+            [replace(device, memory=None, compute_mode=None) for device in one.compute],
+        )
+        for one in gpu.instances
+    ]
+
+
+async def test_each_slice_takes_few_calls(rig: Rig) -> None:
+    """However many there are already; and it is read as the loop's next look reads it."""
+    node, hardware, owners, uuid = rig
+    for number, start in enumerate(reversed(range(7)), start=1):
+        node.journal.clear()
+        outcome = await owners.settle(Part(uuid, made(("1g.10gb", start)), Expected.CREATION))
+        assert node.journal.total() <= MOST_CALLS
+        assert outcome.problems == ()
+        assert len(outcome.after.instances) == number
+        (whole,) = (await hardware.observe()).gpus
+        assert identities(outcome.after) == identities(whole)
+    for number, start in enumerate(range(7), start=1):
+        outcome = await owners.settle(Part(uuid, released("1g.10gb", start), Expected.REMOVAL))
+        assert outcome.problems == ()
+        (whole,) = (await hardware.observe()).gpus
+        assert identities(outcome.after) == identities(whole)
+        assert len(whole.instances) == 7 - number
+
+
+@pytest.mark.parametrize(
+    ("node", "layout"),
+    [
+        (H100, [("1g.10gb", start) for start in range(7)]),
+        (H100, [("1g.10gb+me", 0), *(("1g.10gb", start) for start in range(1, 7))]),
+        (H100, [("1g.10gb", 0), ("3g.40gb", 4)]),
+        (PRO_6000, [("1g.24gb", start) for start in range(0, 12, 3)]),
+    ],
+    ids=["seven", "seven with media engines", "two sizes", "of eleven profiles"],
+    indirect=["node"],
+)
+async def test_each_slice_goes_in_few_calls(
+    rig: Rig, driver: Driver, layout: list[tuple[str, int]]
+) -> None:
+    """Each was used when the GPU was observed last, a while ago; its user has ended since."""
+    node, hardware, owners, uuid = rig
+    for profile, start in layout:
+        await owners.settle(Part(uuid, made((profile, start)), Expected.CREATION))
+    (gpu,) = (await hardware.observe()).gpus
+    for _, device in gpu.mig_devices():
+        node.occupy(device.uuid)
+    await hardware.observe()
+    node.release()
+    known = driver.pool.find(uuid)
+    assert known is not None
+    known.recent.clock = lambda: time.monotonic() + 60
+    calls = []
+    for profile, start in reversed(layout):
+        node.journal.clear()
+        outcome = await owners.settle(Part(uuid, released(profile, start), Expected.REMOVAL))
+        calls.append(node.journal.total())
+        assert outcome.problems == ()
+        assert len(outcome.after.instances) == len(layout) - len(calls)
+    assert max(calls) <= MOST_CALLS, calls
+    assert (await hardware.observe()).gpus[0].instances == ()
+
+
+async def test_users_are_looked_for_right_before_a_slice_goes(rig: Rig) -> None:
+    """Only the handle of the compute instance comes between, and the layout is read after it."""
+    node, _, owners, uuid = rig
+    await owners.settle(Part(uuid, made(("1g.10gb", 0)), Expected.CREATION))
+    node.journal.clear()
+    await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.REMOVAL))
+    names = [call.name for call in node.journal.calls]
+    destroyed = names.index("nvmlComputeInstanceDestroy")
+    looked = [number for number, name in enumerate(names) if "RunningProcesses" in name]
+    between = names[max(one for one in looked if one < destroyed) + 1 : destroyed]
+    assert between == ["nvmlGpuInstanceGetComputeInstanceById"]
+    assert names[destroyed + 1] == "nvmlGpuInstanceDestroy"
+    assert "nvmlDeviceGetGpuInstances" in names[destroyed + 2 :]  # read back
+
+
+@pytest.mark.parametrize("where", ["the slice", "the GPU"])
+async def test_a_slice_in_use_stays(rig: Rig, where: str) -> None:
+    """A user that came since the last observation is named, on the slice or on none of them."""
+    node, hardware, owners, uuid = rig
+    outcome = await owners.settle(Part(uuid, made(("1g.10gb", 0), ("1g.10gb", 1))))
+    device = outcome.after.instances[0].compute[0].uuid
+    node.occupy(device if where == "the slice" else 0, pid=4711)
+    node.journal.clear()
+    kept = await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.REMOVAL))
+    assert kept.plan.verdict is Verdict.BLOCKED
+    assert "4711" in kept.plan.problems[0].message
+    assert node.journal.total("nvml*Destroy") == 0
+    assert len((await hardware.observe()).gpus[0].instances) == 2
+
+
+async def test_lists_that_fail_are_read_of_each_device(rig: Rig) -> None:
+    """The GPU's own list of users is refused once: who uses which slice is known all the same."""
+    node, _, owners, uuid = rig
+    outcome = await owners.settle(Part(uuid, made(("1g.10gb", 0), ("1g.10gb", 1))))
+    node.occupy(outcome.after.instances[1].compute[0].uuid)
+    node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", error="UNKNOWN")
+    gone = await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.REMOVAL))
+    assert gone.problems == ()
+    assert [one.placement.start for one in gone.after.instances] == [1]
+
+
+async def test_a_slice_of_several(rig: Rig) -> None:
+    """Its size is asked for, since a part of it may be meant."""
+    node, hardware, owners, uuid = rig
+    await owners.settle(Part(uuid, made(("1g.10gb", 0)), Expected.CREATION))
+    node.journal.clear()
+    outcome = await owners.settle(Part(uuid, made(("3g.40gb", 4)), Expected.CREATION))
+    assert node.journal.total() <= MOST_CALLS
+    (whole,) = (await hardware.observe()).gpus
+    assert identities(outcome.after) == identities(whole)
+    assert [one.profile for one in whole.instances] == ["1g.10gb", "3g.40gb"]
+
+
+async def test_what_another_program_did_is_read_anew(rig: Rig) -> None:
+    """One that came, one that went, and one in the place of another: the goal is given them."""
+    _, hardware, owners, uuid = rig
+    given: list[list[tuple[str, int]]] = []
+
+    async def looked(gpu: Gpu) -> DesiredGpu:
+        given.append([(one.profile, one.placement.start) for one in gpu.instances])
+        return await made(("1g.10gb", 6))(gpu)
+
+    async with Driver(observe_deadline=30, step_deadline=30) as other:
+        (gpu,) = (await other.observe()).gpus
+        await other.apply(create(gpu, "1g.10gb", 0))
+        await owners.settle(Part(uuid, looked, Expected.CREATION))
+        assert given[-1] == [("1g.10gb", 0)]
+        (gpu,) = (await other.observe()).gpus
+        await other.apply(destroy(gpu, gpu.instances[0]))
+        await other.apply(create(gpu, "2g.20gb", 0))
+        await owners.settle(Part(uuid, looked, Expected.CREATION))
+        assert given[-1] == [("2g.20gb", 0), ("1g.10gb", 6)]
+    (whole,) = (await hardware.observe()).gpus
+    assert [one.profile for one in whole.instances] == ["2g.20gb", "1g.10gb"]
+
+
+async def test_more_than_an_addition_is_planned_with_all_that_is_known(rig: Rig) -> None:
+    """A process that came since the last look keeps its device, whatever the goal was called."""
+    node, hardware, owners, uuid = rig
+    outcome = await owners.settle(Part(uuid, made(("1g.10gb", 0)), Expected.CREATION))
+    node.occupy(outcome.after.instances[0].compute[0].uuid, pid=4711)
+    seen = hardware.seen
+    assert seen is not None
+    assert not seen.gpus[0].instances[0].compute[0].usage.in_use
+    kept = await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.CREATION))
+    assert "4711" in kept.plan.problems[0].message
+    assert len((await hardware.observe()).gpus[0].instances) == 1

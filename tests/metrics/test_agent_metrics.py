@@ -1,4 +1,4 @@
-"""What the agent says of itself, and the table of its own metrics."""
+"""What the agent says of itself: steps, durations, readers, and what changes cost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from nodeagent.metrics.agent_metrics import (
     Durations,
     agent_families,
 )
-from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
+from nodeagent.metrics.agent_samples import ReaderState, Work, downtime, reader_samples
 from nodeagent.metrics.catalogue import Kind
 from nodeagent.metrics.exposition import render
+from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.plan import (
     GpuOutcome,
     GpuPlan,
@@ -25,7 +26,16 @@ from nodeagent.plan.plan import (
     StepResult,
     Verdict,
 )
-from nodeagent.plan.steps import ResetGpu, SetMigMode
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.steps import (
+    CreateGpuInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetMigMode,
+    StartMps,
+    Step,
+    StopMps,
+)
 from tests.plan.cards import card
 
 PROMISED = {
@@ -118,3 +128,60 @@ def test_readers_say_how_old_their_values_are() -> None:
         'nodeagent_reader_success{reader="slow",gpu="1",UUID="GPU-1"} 0',
         'nodeagent_reader_duration_seconds{reader="fast"} 0.02',
     ]
+
+
+GPU = Gpu(0, "GPU-0")
+MPS = WantedMps(Sharing((Share("s", 1, None, None),), "report"), Account(1000, 1000))
+
+
+def _destroy(start: int, size: int) -> Step:
+    return DestroyGpuInstance("GPU-0", start, "p", Placement(start, size), (), "")
+
+
+def _create(start: int, size: int) -> Step:
+    return CreateGpuInstance("GPU-0", 0, "p", Placement(start, size), (1,), "")
+
+
+Taken = tuple[Step, float]
+
+
+def _outcome(*steps: Taken, restored: tuple[Taken, ...] = ()) -> GpuOutcome:
+    def reports(taken: tuple[Taken, ...]) -> tuple[StepReport, ...]:
+        return tuple(StepReport(step, StepResult.DONE, seconds) for step, seconds in taken)
+
+    return GpuOutcome(GpuPlan.in_sync(GPU), reports(steps), GPU, restored=reports(restored))
+
+
+def test_a_slice_is_out_of_use_until_something_is_made_on_it() -> None:
+    """From the beginning of its destruction; one that stays free counts to the end of the steps."""
+    destroyed = (_destroy(0, 2), 1.0), (_destroy(4, 1), 0.5)
+    taken = (*destroyed, (_create(0, 1), 2.0), (_create(1, 1), 1.0))
+    found = downtime(_outcome(*taken))
+    assert found == {0: 3.5, 1: 4.5, 4: 3.5}
+
+
+def test_slices_that_were_not_touched_lose_nothing() -> None:
+    """New ones on free slices, and a GPU's mode, take nothing from anybody."""
+    assert downtime(_outcome((SetMigMode("GPU-0", True, ""), 1.0), (_create(0, 1), 1.0))) == {}
+
+
+def test_a_way_back_counts() -> None:
+    """What was restored is in use again when that is done, and not before."""
+    found = downtime(_outcome((_destroy(0, 1), 1.0), restored=((_create(0, 1), 0.25),)))
+    assert found == {0: pytest.approx(1.25)}
+
+
+def test_mps_is_part_of_it() -> None:
+    """A slice whose daemon has to be started is in use when that serves."""
+    stop = StopMps("GPU-0", "MIG-1", "", "p", Placement(0, 1))
+    start = StartMps("GPU-0", "", MPS, "", "p", Placement(0, 1))
+    found = downtime(
+        _outcome((stop, 0.5), (_destroy(0, 1), 1.0), (_create(0, 1), 1.0), (start, 2.0))
+    )
+    assert found == {0: 4.5}
+
+
+def test_steps_that_were_not_taken_take_nothing() -> None:
+    """A step that was left out has no time and no consequence."""
+    left = StepReport(_destroy(0, 1), StepResult.SKIPPED)
+    assert downtime(GpuOutcome(GpuPlan.in_sync(GPU), (left,), GPU)) == {}

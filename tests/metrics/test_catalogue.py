@@ -1,10 +1,12 @@
-"""The catalogue: complete, consistent, and each of its sources exists in NVML's Python binding."""
+"""The catalogue is complete and consistent; its sources exist in pynvml, its conversions fit."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pynvml
+import pytest
 
 from nodeagent.metrics.catalogue import Field, Kind, Level, Tier, WithMig, catalogue
 from nodeagent.metrics.sources import (
@@ -17,9 +19,11 @@ from nodeagent.metrics.sources import (
     LinkCall,
     PeerCall,
     PortCounter,
+    Raw,
     Source,
     SystemCall,
     VerdictCall,
+    converted,
 )
 from tools.make_metrics_page import PAGE, page, summary
 
@@ -129,3 +133,44 @@ def test_counters_are_read_and_events_reported() -> None:
 def test_the_page_is_up_to_date() -> None:
     """docs/metrics.md is what tools/make_metrics_page.py writes."""
     assert PAGE.read_text(encoding="utf-8") == page()
+
+
+CASES: list[tuple[Conversion, Raw, float | None]] = [
+    (Conversion.AS_IS, 1980, 1980),
+    (Conversion.THOUSANDTH, 68_123, 68.123),
+    (Conversion.WHOLE_MEBIBYTES, 85_520_809_984, 81_559),
+    (Conversion.WHOLE_MEBIBYTES, 1_048_575, 0),
+    (Conversion.PERCENT_AS_RATIO, 37.5, 0.375),
+    (Conversion.MEBIBYTES_AS_BYTES, 1.5, 1_572_864),
+    (Conversion.MEMORY_TEMPERATURE, 95, 95),
+    (Conversion.MEMORY_TEMPERATURE, 200, 200),
+    (Conversion.MEMORY_TEMPERATURE, 255, None),
+    (Conversion.BIT_ERROR_RATIO, (5 << 8) | 12, 5e-12),
+    (Conversion.BIT_ERROR_RATIO, 0, 0.0),
+    (Conversion.VERSION_PAIR, (9, 0), 589_824),
+    (Conversion.USED_SHARE, (20, 100, 20), 0.25),
+    (Conversion.USED_SHARE, (0, 20, 20), None),
+    (Conversion.HOW_MANY, (0xDEAD, 0xBEEF), 2),
+    (Conversion.HOW_MANY, (), 0),
+    (Conversion.ANY_POSITIVE, (0, 0, 1), 1),
+    (Conversion.ANY_POSITIVE, (0, 0), 0),
+    (Conversion.AS_IS, math.nan, None),
+]
+
+
+@pytest.mark.parametrize(("conversion", "raw", "value"), CASES)
+def test_a_value(conversion: Conversion, raw: Raw, value: float | None) -> None:
+    """The exported value is the one worked out, or there is none."""
+    result = converted(conversion, raw)
+    assert result is None if value is None else result == pytest.approx(value, rel=1e-12)
+
+
+def test_each_conversion_has_a_case() -> None:
+    """None is left out above."""
+    assert {conversion for conversion, _, _ in CASES} == set(Conversion)
+
+
+def test_several_numbers_are_not_taken_for_one() -> None:
+    """A row that names too many items is a fault, not a value."""
+    with pytest.raises(TypeError, match="takes one number, not 2"):
+        converted(Conversion.THOUSANDTH, (1, 2))

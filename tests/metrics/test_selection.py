@@ -1,4 +1,4 @@
-"""dcgm-exporter's files of counters, read as they are."""
+"""dcgm-exporter's files of counters, read as they are, by the rules of Go's encoding/csv."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.selection import (
     MAX_LINES,
+    CsvRecord,
     NoCounters,
     default_selection,
     read_selection,
+    records,
 )
 
 OWN_FILE = """\
@@ -136,3 +138,40 @@ def test_every_field_of_the_catalogue_can_be_selected() -> None:
     selection = read_selection("\n".join(lines))
     assert selection.findings == ()
     assert selection.fields == catalogue().from_nvml
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a,b,c\n", [CsvRecord(1, ("a", "b", "c"))]),
+        ("a, b ,c", [CsvRecord(1, ("a", " b ", "c"))]),
+        ("\n\n# no, record\r\na,b\r\n", [CsvRecord(4, ("a", "b"))]),
+        (" # a blank before it: no comment", [CsvRecord(1, (" # a blank before it: no comment",))]),
+        ('a,"b, with ""comma""",c', [CsvRecord(1, ("a", 'b, with "comma"', "c"))]),
+        ('a,"two\nlines"\nb', [CsvRecord(1, ("a", "two\nlines")), CsvRecord(3, ("b",))]),
+        ('a,"",', [CsvRecord(1, ("a", "", ""))]),
+        ("a,,", [CsvRecord(1, ("a", "", ""))]),
+        ("\ufeffa", [CsvRecord(1, ("a",))]),
+        ("", []),
+    ],
+)
+def test_records(text: str, expected: list[CsvRecord]) -> None:
+    """Blanks are kept, quotation marks are taken off, comments and empty lines are nothing."""
+    assert list(records(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('a, "b"\nc', "inside a field"),
+        ('a,b"c\nc', "inside a field"),
+        ('"a"b\nc', "behind a closing"),
+        ('"a\nc', "never closed"),
+    ],
+)
+def test_a_fault_ends_with_its_line(text: str, fault: str) -> None:
+    """Where Go gives up, the record says why, and the next line counts."""
+    broken, *rest = records(text)
+    assert fault in broken.fault
+    assert broken.line == 1
+    assert rest == [CsvRecord(2, ("c",))]

@@ -14,6 +14,7 @@ import pytest
 
 from nodeagent.metrics.catalogue import Field, Level, catalogue
 from nodeagent.metrics.sources import FieldValue, Gpm, GpmLink, LinkCall, Number, PortCounter
+from nodeagent.telemetry.fields import as_text
 from tests.telemetry.catalogue_rig import (
     BOARDS,
     LINKS,
@@ -180,3 +181,17 @@ def _of_gpm(row: Field) -> float:
     assert isinstance(source, Gpm)
     raw = sum(map(gpm_raw, source.metrics)) / len(source.metrics)
     return {"ratio": raw / 100, "B/s": raw * 1048576, "cycles": raw, "bytes": raw}[row.unit]
+
+
+def test_the_texts_of_labels() -> None:
+    """Numbers that stand for something are words, and bytes are text."""
+    for name, answer, text in (
+        ("DCGM_FI_DEV_BRAND", pynvml.NVML_BRAND_TESLA, "Tesla"),
+        ("DCGM_FI_DEV_BRAND", pynvml.NVML_BRAND_NVIDIA, "NVIDIA"),
+        ("DCGM_FI_DEV_BRAND", pynvml.NVML_BRAND_TITAN_RTX, "Titan RTX"),
+        ("DCGM_FI_DEV_BRAND", 99, "99"),
+        ("DCGM_FI_DEV_SERIAL", b"0123", "0123"),
+        ("DCGM_FI_DEV_PCI_SUBSYS_ID", 0x16C110DE, "0x16C110DE"),
+        ("DCGM_FI_DEV_VBIOS_VERSION", "96.00", "96.00"),
+    ):
+        assert as_text(name, answer) == text

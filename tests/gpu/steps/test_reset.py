@@ -16,7 +16,7 @@ from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.plan.steps import ResetGpu
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
-from tests.gpu.hanging import QUICK, settled
+from tests.gpu.conftest import QUICK, settled
 from tests.gpu.steps_of import create, destroy, enable, laid_out, layout
 from tests.machine_load import stretched
 

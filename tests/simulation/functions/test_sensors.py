@@ -1,13 +1,16 @@
-"""Sensors, memory errors and links of simulated cards, and what cards do not have."""
+"""Sensors, GPM, events and memory errors of simulated cards, and what cards do not have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pynvml
 import pytest
 
+from nodeagent.simulation import SimulatedNode, Switches
 from tests.simulation import calls
 
 Ask = Callable[[Any], object]
@@ -77,3 +80,200 @@ def test_memory_errors_of_a_mig_device() -> None:
         ):
             with pytest.raises(pynvml.NVMLError_NotSupported):
                 count(device, kind, since, place)
+
+
+def metrics(
+    first: Any, second: Any, *wanted: int, version: int = 1
+) -> dict[int, tuple[int, float]]:
+    """Return code and value of each metric."""
+    asked = pynvml.c_nvmlGpmMetricsGet_t()
+    asked.version, asked.numMetrics = version, len(wanted)
+    asked.sample1, asked.sample2 = first, second
+    for index, metric in enumerate(wanted):
+        asked.metrics[index].metricId = metric
+    pynvml.nvmlGpmMetricsGet(asked)
+    return {m.metricId: (m.nvmlReturn, m.value) for m in asked.metrics[: len(wanted)]}
+
+
+def two_samples(node: SimulatedNode, instance: int | None = None) -> tuple[Any, Any]:
+    """Ten seconds apart."""
+    samples = []
+    for now in (100.0, 110.0):
+        node.clock = partial(float, now)
+        sample = pynvml.nvmlGpmSampleAlloc()
+        if instance is None:
+            pynvml.nvmlGpmSampleGet(calls.gpu(), sample)
+        else:
+            pynvml.nvmlGpmMigSampleGet(calls.gpu(), instance, sample)
+        samples.append(sample)
+    return samples[0], samples[1]
+
+
+def test_the_mean_between_two_samples() -> None:
+    """Half of the time busy is a mean of 50 percent."""
+    with calls.node_with("h100-80gb", mig=False) as node:
+        node.clock = partial(float, 90)
+        node.load(0, 0.5)
+        found = metrics(*two_samples(node), 1, 10, 37, 166, 248)
+        assert (found[1][0], found[10][0]) == (0, 0)
+        assert (found[1][1], found[10][1]) == pytest.approx((50, 15))
+        # H100 has seven decoders and no encoder, and this driver no cumulative metrics.
+        assert [found[m][0] for m in (37, 166, 248)] == [pynvml.NVML_ERROR_NOT_SUPPORTED] * 3
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_gpu_in_mig_mode(known: bool) -> None:
+    """Whether it has samples of the whole is a switch, since no source says."""
+    with calls.node_with("h100-80gb", switches=Switches(gpm_of_mig_parent=known)):
+        sample = pynvml.nvmlGpmSampleAlloc()
+        if known:
+            pynvml.nvmlGpmSampleGet(calls.gpu(), sample)
+        else:
+            with pytest.raises(pynvml.NVMLError_NotSupported):
+                pynvml.nvmlGpmSampleGet(calls.gpu(), sample)
+
+
+def test_what_is_refused() -> None:
+    """A version that was not set, samples never taken or of two devices, freed ones."""
+    with calls.node_with("h100-80gb:2", mig=False) as node:
+        first, second = two_samples(node)
+        with pytest.raises(pynvml.NVMLError_ArgumentVersionMismatch):
+            metrics(first, second, 1, version=0)
+        empty = pynvml.nvmlGpmSampleAlloc()
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            metrics(first, empty, 1)
+        pynvml.nvmlGpmSampleGet(calls.gpu(1), empty)
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            metrics(first, empty, 1)
+        pynvml.nvmlGpmSampleFree(second)
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            metrics(first, second, 1)
+
+
+def test_an_instance_without_compute_instance_has_no_data() -> None:
+    """Nothing can run in it."""
+    with calls.node_with("h100-80gb") as node:
+        calls.create(calls.gpu(), "1g")
+        instance = node.cards[0].state.instances[0]
+        found = metrics(*two_samples(node, instance.id), 1)
+        assert found[1][0] == pynvml.NVML_ERROR_NO_DATA
+
+
+XID, MIG_CHANGE = pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventMigConfigChange
+NONE = 0xFFFFFFFF
+
+
+@contextmanager
+def _events(types: int, *indices: int) -> Iterator[Any]:
+    events = pynvml.nvmlEventSetCreate()
+    for index in indices or (0,):
+        pynvml.nvmlDeviceRegisterEvents(calls.gpu(index), types, events)
+    yield events
+    pynvml.nvmlEventSetFree(events)
+
+
+def test_every_event_comes_once_to_every_set() -> None:
+    """In order, to each set that asked before it happened."""
+    with calls.node_with() as node, _events(XID) as first, _events(XID) as second:
+        for number in (13, 31):
+            node.xid(0, number)
+        for events in (first, second):
+            got = [pynvml.nvmlEventSetWait_v2(events, 0) for _ in range(2)]
+            assert [event.eventData for event in got] == [13, 31]
+            assert got[0].gpuInstanceId == NONE
+            with pytest.raises(pynvml.NVMLError_Timeout):
+                pynvml.nvmlEventSetWait_v2(events, 0)
+        with _events(XID) as late, pytest.raises(pynvml.NVMLError_Timeout):
+            pynvml.nvmlEventSetWait_v2(late, 0)
+
+
+def test_what_can_be_registered() -> None:
+    """MIG changes only where there is MIG; unknown types nowhere; never on a MIG device."""
+    with calls.node_with("h100-80gb,t4"), _events(XID) as events:
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceRegisterEvents(calls.gpu(1), MIG_CHANGE, events)
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceRegisterEvents(calls.gpu(0), 1 << 31, events)
+        device = calls.create_device(calls.gpu(), "1g")
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            pynvml.nvmlDeviceRegisterEvents(device, XID, events)
+
+
+class Clock:
+    """Seconds that the test lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def timed(*, mig: bool = False) -> Iterator[tuple[SimulatedNode, Clock]]:
+    """One H100 whose time the test has in its hand."""
+    clock = Clock()
+    with calls.node_with("h100-80gb", mig=mig) as node:
+        node.clock = clock
+        yield node, clock
+
+
+def test_a_busy_card() -> None:
+    """Power, clocks, temperature and energy follow from the load."""
+    with timed() as (node, clock):
+        node.load(0, 0.5)
+        clock.now += 10
+        energy, power, sm, degrees = _reading()
+        assert (power, sm, degrees) == (385_000, 1980, 50)
+        assert energy == 3_850_000  # 385 W for 10 s, in mJ
+        assert pynvml.nvmlDeviceGetUtilizationRates(calls.gpu()).gpu == 50
+        node.load(0, 0)
+        clock.now += 10
+        assert _reading() == (energy + 700_000, 70_000, 345, 30)
+
+
+def _reading() -> tuple[int, int, int, int]:
+    gpu = calls.gpu()
+    return (
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
+        pynvml.nvmlDeviceGetPowerUsage(gpu),
+        pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+        pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
+    )
+
+
+def test_the_load_of_an_instance_is_that_share_of_the_card() -> None:
+    """Two of seven slices, and nothing any more when the instance is gone."""
+    with timed(mig=True) as (node, clock):
+        calls.create_device(calls.gpu(), "2g")
+        instance = node.cards[0].state.instances[0]
+        node.load(f"0/{instance.id}/0", 1)
+        clock.now += 1
+        assert node.cards[0].sensors.load() == pytest.approx(2 / 7)
+        with node.changes():
+            node.cards[0].destroy_compute(instance, instance.compute[0])
+            node.cards[0].destroy_instance(instance)
+        assert _reading()[1:] == (70_000, 345, 30)
+
+
+def test_a_figure_wins_until_it_is_taken_back() -> None:
+    """Whatever would follow from the load."""
+    with calls.node_with("h100-80gb", mig=False) as node:
+        node.set_figures(0, {"power.usage": 99_000})
+        node.load(0, 1)
+        assert _reading()[1] == 99_000
+        node.set_figures(0, {"power.usage": None})
+        assert _reading()[1] == 700_000
+
+
+def test_a_reset_ends_loads_and_volatile_errors() -> None:
+    """What is kept in the card's InfoROM stays."""
+    with calls.node_with("h100-80gb", mig=False) as node:
+        node.load(0, 1)
+        node.set_figures(
+            0, {"ecc.uncorrected.volatile": 3, "ecc.uncorrected.aggregate": 5, "recovery": 1}
+        )
+        node.reset(0)
+        fields = pynvml.nvmlDeviceGetFieldValues(calls.gpu(), [4, 6, 230])
+        assert [field.value.uiVal for field in fields] == [0, 5, 0]
+        assert _reading() == (0, 70_000, 345, 30)

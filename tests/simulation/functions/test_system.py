@@ -1,12 +1,13 @@
-"""Opening and closing the simulated library."""
+"""Opening and closing the simulated library, in the place of pynvml's."""
 
 from __future__ import annotations
 
 import pynvml
 import pytest
 
-from nodeagent.simulation import simulated
+from nodeagent.simulation import SimulatorMisuse, simulated
 from nodeagent.simulation.codes import Code
+from nodeagent.simulation.handles import Handle, Handles, Kind
 from tests.simulation import calls
 
 
@@ -84,3 +85,100 @@ def test_without_persistence_hopper_forgets_its_mode_with_the_last_client() -> N
         modes = [pynvml.nvmlDeviceGetMigMode(calls.gpu(i))[0] for i in range(3)]
         assert modes == [0, 1, 1]
         assert [len(card.state.instances) for card in node.cards] == [0, 1, 0]
+
+
+def _state() -> tuple[object, ...]:
+    return (
+        pynvml.nvmlLib,
+        pynvml._nvmlLib_refcount,  # what is to be restored
+        dict(pynvml._nvmlGetFunctionPointer_cache),
+        dict(pynvml.NVMLError._errcode_to_string),
+    )
+
+
+def test_pynvml_is_as_before() -> None:
+    """Library, count, cached functions and cached error texts."""
+    before = _state()
+    with calls.node_with():
+        assert str(pynvml.NVMLError(19)) == "In use by another client"
+        assert _state() != before
+    assert _state() == before
+
+
+def test_pynvml_is_as_before_after_an_error() -> None:
+    """Also when the block is left by an exception, without a shutdown."""
+    before = _state()
+    with pytest.raises(pynvml.NVMLError_InvalidArgument), simulated("t4"):  # noqa: PT012
+        pynvml.nvmlInit()
+        calls.gpu(1)
+    assert _state() == before
+
+
+def test_one_node_within_another() -> None:
+    """The inner one answers while it is there, then the outer one again."""
+    with calls.node_with("h100-80gb:2"):
+        with calls.node_with("t4"):
+            assert pynvml.nvmlDeviceGetName(calls.gpu()) == "Tesla T4"
+        assert pynvml.nvmlDeviceGetCount() == 2
+
+
+def test_a_closed_node_answers_nothing() -> None:
+    """A function kept from before is UNINITIALIZED, and holds no caller up."""
+    with calls.node_with() as node:
+        kept = pynvml.nvmlLib.nvmlDeviceGetCount_v2
+        node.close()
+        assert kept(calls.c_uint_reference()) == pynvml.NVML_ERROR_UNINITIALIZED
+        pynvml.nvmlLib.session.initialised = 0
+
+
+def test_functions_accept_attributes() -> None:
+    """pynvml sets a result type on one of them, as ctypes allows."""
+    with simulated("t4"):
+        function = pynvml.nvmlLib.nvmlErrorString
+        function.restype = str
+        assert function.restype is str
+        assert function.__name__ == "nvmlErrorString"
+
+
+def test_unknown_functions_do_not_exist() -> None:
+    """So that pynvml says FunctionNotFound."""
+    with simulated("t4"):
+        with pytest.raises(AttributeError, match="undefined symbol"):
+            pynvml.nvmlLib.nvmlNoSuchThing  # noqa: B018
+        assert pynvml.nvmlLib is not None
+
+
+def test_thousands_of_instances_leave_nothing_behind() -> None:
+    """What is used stays, GPUs and samples always; the rest is forgotten, and its token not given
+    again.
+    """
+    handles = Handles()
+    gpu = handles.give(Handle(Kind.GPU, 1, 0))
+    sample = handles.give(Handle(Kind.GPM_SAMPLE, 1, serial=1))
+    used = handles.give(Handle(Kind.MIG_DEVICE, 1, 0, 1))
+    unused = handles.give(Handle(Kind.MIG_DEVICE, 1, 0, 2))
+    tokens = set()
+    for serial in range(3, 6000):
+        tokens.add(handles.give(Handle(Kind.MIG_DEVICE, 1, 0, serial)))
+        handles.take(used, "here")
+    assert handles.take(gpu, "here").kind is Kind.GPU
+    assert handles.take(sample, "here").kind is Kind.GPM_SAMPLE
+    assert handles.take(used, "here").serial == 1
+    with pytest.raises(SimulatorMisuse, match="never given out"):
+        handles.take(unused, "here")
+    assert len(tokens) == 5997
+    assert not {gpu, used, unused} & tokens
+    oldest_kept = sorted(tokens)[3 - 1024]
+    assert handles.take(oldest_kept, "here").serial == 6000 - 1021
+    with pytest.raises(SimulatorMisuse):
+        handles.take(sorted(tokens)[3 - 1025], "here")
+
+
+def test_many_sessions_leave_room_for_the_handles_in_use() -> None:
+    """A GPU has another handle in each; those of past ones are forgotten before what is used."""
+    handles = Handles()
+    for session in range(3000):
+        gpu = handles.give(Handle(Kind.GPU, session, 0))
+        devices = [handles.give(Handle(Kind.MIG_DEVICE, session, 0, n)) for n in range(7)]
+        for token in (gpu, *devices):
+            assert handles.take(token, "a test").session == session

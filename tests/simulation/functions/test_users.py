@@ -1,4 +1,4 @@
-"""NVML's process lists on the simulated node."""
+"""Who is on simulated devices, whom their modes keep out, and what a user may set."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from ctypes import byref, c_uint
 import pynvml
 import pytest
 
+from nodeagent.errors import UsageError
+from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation.admission import MPS_SERVER, ComputeMode
 from tests.simulation import calls
 
 LISTS = {
@@ -38,3 +41,128 @@ def test_the_protocol_of_two_calls() -> None:
         count, infos = c_uint(5), (pynvml.c_nvmlProcessInfo_v3_t * 5)()
         assert ask(calls.gpu(), byref(count), infos) == pynvml.NVML_SUCCESS
         assert [infos[i].pid for i in range(count.value)] == pids
+
+
+def _with_mode(node: SimulatedNode, mode: ComputeMode) -> None:
+    node.cards[0].state.compute_mode = mode
+
+
+def test_by_default_everybody_comes() -> None:
+    """Side by side."""
+    with calls.node_with("t4") as node:
+        for kind in ("compute", "compute", "mps", "graphics"):
+            node.occupy(0, kind=kind)
+
+
+def test_a_prohibited_device_takes_no_compute_process() -> None:
+    """No client of MPS either; a display server is not concerned."""
+    with calls.node_with("t4") as node:
+        _with_mode(node, ComputeMode.PROHIBITED)
+        for kind in ("compute", "mps"):
+            with pytest.raises(UsageError, match="PROHIBITED"):
+                node.occupy(0, kind=kind)
+        node.occupy(0, kind="graphics")
+
+
+def test_an_exclusive_device_takes_one_process() -> None:
+    """The next may come when it is gone; those who draw do not count."""
+    with calls.node_with("t4") as node:
+        _with_mode(node, ComputeMode.EXCLUSIVE_PROCESS)
+        node.occupy(0, kind="graphics")
+        first = node.occupy(0, command="train")
+        for kind in ("compute", "mps"):
+            with pytest.raises(UsageError, match=rf"{first.pid} \(train\) has it.*busy"):
+                node.occupy(0, kind=kind)
+        node.occupy(0, kind="graphics")
+        node.release(pid=first.pid)
+        node.occupy(0)
+
+
+def test_all_clients_of_mps_are_one_process_to_an_exclusive_device() -> None:
+    """With their server; a program that missed MPS is kept out, which is what the mode is for."""
+    with calls.node_with("t4") as node:
+        _with_mode(node, ComputeMode.EXCLUSIVE_PROCESS)
+        node.occupy(0, command=MPS_SERVER)
+        for _ in range(3):
+            node.occupy(0, kind="mps")
+        with pytest.raises(UsageError, match="come as a client of its MPS server"):
+            node.occupy(0)
+
+
+def test_who_is_there_stays_when_the_mode_changes() -> None:
+    """The mode says who may come."""
+    with calls.node_with("t4") as node:
+        pids = [node.occupy(0).pid for _ in range(2)]
+        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+        assert [process.pid for process in node.cards[0].processes()] == pids
+        with pytest.raises(UsageError, match="EXCLUSIVE_PROCESS"):
+            node.occupy(0)
+
+
+def test_each_mig_device_decides_for_itself() -> None:
+    """The neighbour takes as many as before."""
+    with calls.node_with("h100-80gb") as node:
+        devices = [calls.create_device(calls.gpu(), "1g", start) for start in (0, 1)]
+        first, second = map(pynvml.nvmlDeviceGetUUID, devices)
+        pynvml.nvmlDeviceSetComputeMode(devices[0], pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+        node.occupy(first)
+        with pytest.raises(UsageError, match="EXCLUSIVE_PROCESS"):
+            node.occupy(first)
+        node.occupy(second)
+        node.occupy(second)
+
+
+EXCLUSIVE = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+
+
+@pytest.mark.parametrize("how", ["reset", "reboot"])
+def test_a_reset_and_a_reboot_lose_what_was_set(how: str) -> None:
+    """Compute mode and time slice."""
+    with calls.node_with("t4") as node:
+        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
+        node.cards[0].state.time_slice = 3
+        node.reset(0) if how == "reset" else node.reboot()
+        state = node.cards[0].state
+        assert (state.compute_mode, state.time_slice) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "error"),
+    [
+        (pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD, pynvml.NVMLError_NotSupported),
+        (pynvml.NVML_COMPUTEMODE_COUNT, pynvml.NVMLError_InvalidArgument),
+    ],
+)
+def test_compute_modes_that_do_not_exist(mode: int, error: type[Exception]) -> None:
+    """The mode that drivers dropped, and one that never was."""
+    with calls.node_with("t4"), pytest.raises(error):
+        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), mode)
+
+
+def test_persistence_mode() -> None:
+    """It is on from boot unless the switch says otherwise, and can be set by a privileged user."""
+    with calls.node_with("t4"):
+        assert pynvml.nvmlDeviceGetPersistenceMode(calls.gpu()) == 1
+        pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)
+        assert pynvml.nvmlDeviceGetPersistenceMode(calls.gpu()) == 0
+    with calls.node_with("t4", privileged=False):
+        with pytest.raises(pynvml.NVMLError_NoPermission):
+            pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)
+        with pytest.raises(pynvml.NVMLError_NoPermission):
+            pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
+
+
+def test_compute_mode_goes_with_the_mig_device_and_with_mig_mode() -> None:
+    """What is made anew, or undivided again, is as after boot."""
+    with calls.node_with("h100-80gb", mig=False):
+        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
+        pynvml.nvmlDeviceSetMigMode(calls.gpu(), 1)
+        device = calls.create_device(calls.gpu(), "1g", 0)
+        pynvml.nvmlDeviceSetComputeMode(device, EXCLUSIVE)
+        instance = calls.instances(calls.gpu(), "1g")[0]
+        pynvml.nvmlComputeInstanceDestroy(pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
+        pynvml.nvmlGpuInstanceDestroy(instance)
+        device = calls.create_device(calls.gpu(), "1g", 0)
+        assert pynvml.nvmlDeviceGetComputeMode(device) == pynvml.NVML_COMPUTEMODE_DEFAULT
+        pynvml.nvmlDeviceSetMigMode(calls.gpu(), 0)
+        assert pynvml.nvmlDeviceGetComputeMode(calls.gpu()) == pynvml.NVML_COMPUTEMODE_DEFAULT

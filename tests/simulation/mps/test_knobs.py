@@ -1,4 +1,4 @@
-"""Every knob, turned on a daemon or server that runs, or before it starts."""
+"""Every knob, turned on a daemon or server that runs; how the programs are installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.errors import UsageError
+from nodeagent.simulation.mps import settings
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
+from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install
 from nodeagent.simulation.mps.knobs import KNOBS, Knobs, Watched
 from tests.machine_load import stretched
 from tests.simulation.mps.rig import Answer, Programs, Rig, gone, until
@@ -333,3 +336,72 @@ def _waits(rig: Rig) -> bool:
         except TimeoutError:
             return True
     return False
+
+
+def test_only_known_versions_can_be_installed(tmp_path: Path) -> None:
+    """The error lists them."""
+    with pytest.raises(UsageError, match="535, 550, 555, 580, 615"):
+        install(tmp_path, version="470")
+
+
+@pytest.mark.parametrize("folder", ["short", "with space", "long" * 40])
+def test_wherever_the_interpreter_is(tmp_path: Path, folder: str) -> None:
+    """Also where its path cannot stand in a first line."""
+    place = tmp_path / folder
+    place.mkdir()
+    python = place / "python"
+    python.symlink_to(sys.executable)
+    install(tmp_path / "bin", python=python)
+    done = subprocess.run(
+        [tmp_path / "bin" / CONTROL_PROGRAM, "-h"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_surrounds_them_does_not_matter(tmp_path: Path) -> None:
+    """Neither Python's variables nor the current folder."""
+    install(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong module')")
+    done = subprocess.run(
+        [tmp_path / CONTROL_PROGRAM, "-h"],
+        env={"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": "/nowhere"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+DEVICES = ("GPU-1", "GPU-2")
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("0=1G", {0: 1 << 30}),
+        ("0=1G,1=512MB", {0: 1 << 30, 1: 512 << 20}),
+        ("GPU-2=3G", {1: 3 << 30}),
+        ("GPU-9=3G", {}),
+        ("0=0G", {}),
+        ("0", {}),
+        ("", {}),
+    ],
+)
+def test_limits_in_a_clients_environment(text: str, limits: dict[int, int]) -> None:
+    """By ordinal or UUID; what means nothing is no limit."""
+    assert limits == settings.client_limits(text, DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(1 << 20, "1M"), ((1 << 30) - 1, "1023M"), (1 << 30, "1G"), (2 * (1 << 30) - 1, "1G")],
+)
+def test_limits_are_shown_rounded_down(size: int, shown: str) -> None:
+    """To G from 1 G up."""
+    assert shown == settings.shown_limit(size)
+
+
+def test_a_huge_limit_wraps_around() -> None:
+    """At 64 bits."""
+    assert settings.shown_limit(settings.limit("99999999999999G")) == "13161349119G"

@@ -1,4 +1,4 @@
-"""The kernel log followed: XIDs of a ring's records in order, and all that can go wrong with it."""
+"""What health is judged by: XIDs of the kernel log, and the modes that the agent owns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.health.readings import XidEvent
+from nodeagent.health.readings import GpuReading, ModeReading, XidEvent
+from nodeagent.plan.observed import MigMode
+from nodeagent.plan.plan import GpuPlan, Verdict
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import ComputeMode
+from nodeagent.structs import replace
+from nodeagent.telemetry.health_sources import owned_modes
 from nodeagent.telemetry.kernel_errors import DEVICE, KernelErrors
 from tests.machine_load import stretched
+from tests.plan.cards import card
 
 XID = "3,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
 
@@ -176,3 +182,45 @@ async def test_what_is_read_as_it_comes_happened_now(tmp_path: Path, writer: int
         (31, now),
         (48, now),
     ]
+
+
+ON, OFF = MigMode(current=True, pending=True), MigMode(current=False, pending=False)
+EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
+H100 = replace(card("h100-80gb"), mig=OFF)
+
+
+def _read(*, mig: bool | None = None, mode: ComputeMode | None = None) -> GpuReading:
+    return GpuReading(H100.uuid, mig=mig, compute_mode=mode)
+
+
+def test_mig_as_the_plan_has_it() -> None:
+    """Also while a plan is still to be carried out; a pending mode is not wanted yet."""
+    on = GpuPlan(H100, Verdict.APPLICABLE, (), replace(H100, mig=ON))
+    assert owned_modes(on, _read(mig=False)) == (ModeReading("MIG mode", "off", "on"),)
+    pending = replace(H100, mig=MigMode(current=False, pending=True))
+    waits = GpuPlan(H100, Verdict.APPLICABLE, (), pending)
+    assert owned_modes(waits, _read(mig=False)) == ()
+    assert owned_modes(on, _read()) == ()
+
+
+def test_the_compute_mode_only_where_the_agent_set_it() -> None:
+    """What another program set is not."""
+    mine = replace(
+        H100,
+        mig=None,
+        compute_mode=ComputeMode.EXCLUSIVE_PROCESS,
+        earlier_mode=ComputeMode.DEFAULT,
+    )
+    found = owned_modes(GpuPlan.in_sync(mine), _read(mode=ComputeMode.DEFAULT))
+    assert found == (ModeReading("compute mode", "default", "exclusiveProcess"),)
+    theirs = replace(mine, earlier_mode=None)
+    assert owned_modes(GpuPlan.in_sync(theirs), _read(mode=EXCLUSIVE)) == ()
+    divided = replace(mine, mig=ON)
+    found = owned_modes(GpuPlan.in_sync(divided), _read(mig=True, mode=EXCLUSIVE))
+    assert [mode.name for mode in found] == ["MIG mode"]
+
+
+def test_a_plan_that_is_refused_wants_nothing() -> None:
+    """What would be so is not known."""
+    refused = GpuPlan.refused(H100, Verdict.BLOCKED, Problem(code=Code.IN_USE, message="in use"))
+    assert owned_modes(refused, _read(mig=True, mode=EXCLUSIVE)) == ()
