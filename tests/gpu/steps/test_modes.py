@@ -197,7 +197,7 @@ async def test_a_pending_mode_that_the_driver_keeps_is_not_called_taken_back(on:
 
 # --- processes that came since the plan -----------------------------------------------------------
 
-SET = "nvmlDeviceSetMigMode"
+SET_MIG = "nvmlDeviceSetMigMode"
 LISTS = "nvmlDeviceGetComputeRunningProcesses_v3"
 
 
@@ -216,7 +216,7 @@ async def test_mig_is_not_switched_on_under_a_process(board: str, known: bool) -
             named = f"pid {process.pid}" if known else "unknown users"
             with pytest.raises(GpuInUse, match=f"its MIG mode is not changed.*{named}"):
                 await driver.apply(enable(gpu))
-            assert node.journal.total(SET) == 0
+            assert node.journal.total(SET_MIG) == 0
             assert (await driver.observe_gpu(gpu.uuid)).mig == MigMode(False, False)
 
 
@@ -228,5 +228,5 @@ async def test_mig_is_not_switched_off_under_a_process_of_no_instance() -> None:
             process = node.occupy(0)
             with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
                 await driver.apply(disable(gpu))
-            assert node.journal.total(SET) == 1
+            assert node.journal.total(SET_MIG) == 1
             assert len((await driver.observe_gpu(gpu.uuid)).instances) == 1
