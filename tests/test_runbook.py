@@ -1,22 +1,24 @@
-"""The runbook has an entry for everything that users meet under a name, and for nothing else."""
+"""The catalogue, the runbook and the code agree, and a code is found by any spelling."""
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from string import Formatter
 
 import pytest
 import yaml
 
-from nodeagent.catalogue import section
+from nodeagent.catalogue import Words, filled, problem_words, section
 from nodeagent.claims.serving.attempts import CDI, INTERNAL, OTHER, REFUSED
 from nodeagent.errors import UsageError
 from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.health.xids import default_table
 from nodeagent.mps.lifecycle.model import DaemonPhase
-from nodeagent.plan.problems import Code
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.runbook import Entry, EntryKind, actions, runbook
 from nodeagent.views.claims import ClaimPhase
@@ -24,6 +26,114 @@ from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY
 from nodeagent.views.node_state import Phase
 from tools.make_prometheus_rule import RULES
 from tools.make_runbook import HEAD, PAGE, page
+
+# --- problems and their facts ---------------------------------------------------------------------
+
+
+SOURCES = Path(__file__).parents[1] / "nodeagent"
+RAISING = ("of", "problem", "refuse")
+OF_ITSELF = {"title", "index"}  # what `Gpu.problem` knows
+NOT_FACTS = {"gpu", "path"}
+
+Key = tuple[Code, str]
+
+
+def _keys() -> Iterator[Key]:
+    """Every code and case that has words."""
+    for code, entry in section("problem").items():
+        if "message" in entry:
+            yield Code(code), ""
+        yield from ((Code(code), case) for case in entry.get("cases", ()))
+
+
+def _facts(words: Words) -> set[str]:
+    return {name for text in words for _, name, _, _ in Formatter().parse(text) if name}
+
+
+def _raised() -> Iterator[tuple[str, Key, set[str], bool]]:
+    """Of each call in the code that raises a problem: where, its key, its facts, and whether it is
+    of a GPU.
+    """
+    for file in sorted(SOURCES.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+                for where, key, given, of_gpu in _raised_in(function):
+                    yield f"{file.relative_to(SOURCES)}:{where}", key, given, of_gpu
+
+
+def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
+    body = list(_own_nodes(function))
+    for node in body:
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr=name),
+                args=[ast.Attribute(value=ast.Name(id="Code"), attr=code), *more],
+            ) if name in RAISING:
+                given = {keyword.arg for keyword in node.keywords if keyword.arg} - NOT_FACTS
+                for case in _cases(more[0], body) if more else [""]:
+                    yield node.lineno, (Code[code], case), given, name != "of"
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """All within it, but for what is in functions of its own."""
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from _own_nodes(node)
+
+
+def _cases(named: ast.expr, body: list[ast.AST]) -> Iterator[str]:
+    """The case that is named, or each of those that the variable can have."""
+    if isinstance(named, ast.Constant):
+        yield str(named.value)
+        return
+    assert isinstance(named, ast.Name)
+    for node in body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=named.id)], value=ast.Constant(value=case)):
+                yield str(case)
+            case ast.Assign(
+                targets=[ast.Name(id=named.id)],
+                value=ast.IfExp(body=ast.Constant(value=case), orelse=ast.Constant(value=other)),
+            ):
+                yield from (str(case), str(other))
+
+
+RAISED = list(_raised())
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "of_gpu"), [each for _, *each in RAISED], ids=[where for where, *_ in RAISED]
+)
+def test_each_problem_is_raised_with_the_facts_of_its_words(
+    key: Key, given: set[str], of_gpu: bool
+) -> None:
+    """Nothing is missing, and nothing is given that no word needs."""
+    needed = _facts(problem_words(*key))
+    assert needed - (OF_ITSELF if of_gpu else set()) == given
+
+
+def test_all_words_are_used() -> None:
+    """No code keeps words that nothing raises."""
+    assert {key for _, key, *_ in RAISED} == set(_keys())
+
+
+def test_an_empty_fact_takes_its_punctuation_along() -> None:
+    """`{why:: }` is `: ` and the fact."""
+    assert filled("it failed{why:: }", {"why": "no reply"}) == "it failed: no reply"
+    assert filled("it failed{why:: }", {"why": ""}) == "it failed"
+
+
+def test_a_problem_has_its_words() -> None:
+    """With the facts in them, and the place that it is of."""
+    found = Problem.of(Code.UNKNOWN_DEVICE, "noSuchGpu", path="gpus[0]", named="7", gpus="index 0")
+    assert (found.message, found.remedy) == ("this node has no GPU 7", "it has index 0")
+    assert (found.code, found.path, found.gpu) == (Code.UNKNOWN_DEVICE, "gpus[0]", "")
+
+
+# --- the runbook ----------------------------------------------------------------------------------
+
 
 ROOT = Path(__file__).parents[1]
 ENTRIES = runbook().entries
@@ -118,16 +228,18 @@ def test_entries_are_short() -> None:
     assert not [entry.code for entry in written if len(entry.first_sentence) > 100]
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.kind.value}-{entry.code}")
-def test_lines_can_be_pasted(entry: Entry) -> None:
+def test_lines_can_be_pasted() -> None:
     """Each is a comment or a known program, with known placeholders alone."""
-    assert entry.look
-    assert entry.mend
-    for line in (*entry.look, *entry.mend):
-        command = re.split(r"(?:^|\s)# ", line)[0].strip()
-        programs = {part.split()[0] for part in re.split(r"&&|\|", command) if part.strip()}
-        assert programs - {"grep"} <= PROGRAMS, line
-        assert set(re.findall(r"(?<![\w.])[A-Z]{3,}(?![\w])", command)) <= PLACEHOLDERS | DISPLAYS
+    for entry in ENTRIES:
+        assert entry.look, entry.code
+        assert entry.mend, entry.code
+        for line in (*entry.look, *entry.mend):
+            command = re.split(r"(?:^|\s)# ", line)[0].strip()
+            programs = {part.split()[0] for part in re.split(r"&&|\|", command) if part.strip()}
+            assert programs - {"grep"} <= PROGRAMS, line
+            assert (
+                set(re.findall(r"(?<![\w.])[A-Z]{3,}(?![\w])", command)) <= PLACEHOLDERS | DISPLAYS
+            )
 
 
 def test_actions_stand_for_lines() -> None:

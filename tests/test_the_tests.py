@@ -1,9 +1,10 @@
-"""A run of tests that is ended from outside leaves no process behind."""
+"""The guards of every test, what ends with a run of tests, and virtual time."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,78 @@ import pytest
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process
 from tests.machine_load import stretched
 from tests.reaper import PRESENT
+from tests.virtual_time import is_under_way
+
+# --- guards ---------------------------------------------------------------------------------------
+
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
+
+# One file, because each run of pytest inside a test costs a second.
+CASES = """
+import asyncio, os, socket, subprocess, threading, time
+import pynvml
+
+kept = []
+
+def test_thread():
+    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+
+def test_process():
+    kept.append(subprocess.Popen(["sleep", "9"]))
+
+async def test_task():
+    kept.append(asyncio.create_task(asyncio.sleep(60)))
+
+def test_pynvml():
+    pynvml.nvmlLib = object()
+
+async def test_failure():
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.create_future().set_exception, OSError("not awaited"))
+
+def test_setting():
+    assert os.environ.keys().isdisjoint({"NODEAGENT_PLAN_FILE", "http_proxy", "LANG", "TZ"})
+    assert time.localtime(0).tm_hour == 0
+
+def test_connection():
+    with socket.socket() as s:
+        s.connect(("192.0.2.1", 9))
+
+async def test_orderly():
+    await asyncio.gather(asyncio.to_thread(len, ""), asyncio.sleep(0))
+    process = await asyncio.create_subprocess_exec("true")
+    assert await process.wait() == 0
+"""
+
+
+def test_the_guards_catch_each_kind_of_leak(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaks and outward connections fail with a message that names them; orderly tests pass."""
+    for name in ("NODEAGENT_PLAN_FILE", "http_proxy", "LANG"):
+        monkeypatch.setenv(name, "/somewhere")
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    monkeypatch.setenv("COLUMNS", "160")
+    pytester.makeconftest(CONFTEST.replace("stretched(GRACE)", "0.1"))
+    pytester.makepyfile(CASES)
+    result = pytester.runpytest_subprocess("--asyncio-mode=auto", "-p", "no:cacheprovider", "-v")
+    result.assert_outcomes(passed=7, failed=1, errors=5)
+    for test, words in {
+        "thread": "the test left threads*",
+        "failure": "the test left what was never retrieved: *Future*",
+        "process": "the test left processes*sleep*",
+        "task": "the test left tasks*",
+        "pynvml": "the test left pynvml with another library*",
+    }.items():
+        result.stdout.fnmatch_lines([f"*ERROR*::test_{test} - AssertionError: {words}"])
+    result.stdout.fnmatch_lines(["*FAILED*::test_connection*a test connects to 192.0.2.1"])
+
+
+# --- the end of a run -----------------------------------------------------------------------------
+
 
 ROOT = Path(__file__).parents[1]
 # A daemon with a server, and an agent of a kind: what leaves its parent, and what does not.
@@ -132,3 +205,31 @@ def until(so: Callable[[], bool]) -> None:
     while not so():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
+
+
+# --- virtual time ---------------------------------------------------------------------------------
+
+
+def test_what_has_arrived_is_not_under_way() -> None:
+    """Also while it is not read yet, and while there is no room for more."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+        with one, other:
+            one.sendall(b"x" * 1000)
+            other.recv(1, socket.MSG_WAITALL | socket.MSG_PEEK)
+            ends = [server.fileno(), one.fileno(), other.fileno(), 0]
+            assert not is_under_way(ends)
+            assert not is_under_way(ends[:2])  # the other end is another program's
+
+
+def test_a_connection_that_is_not_answered_is_under_way() -> None:
+    """A server that has as many as it takes answers no more."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        clients = [socket.socket() for _ in range(4)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        assert is_under_way(client.fileno() for client in clients)
+        for client in clients:
+            client.close()
