@@ -276,6 +276,22 @@ async def test_stop_leaves_the_rest_without_going_back() -> None:
             assert len(outcome.after.instances) == 2
 
 
+async def test_a_failure_after_a_stop_is_not_undone() -> None:
+    """The next plan goes on from what is there."""
+    with simulated("h100-80gb:1") as node:
+        node.inject(CREATE, error="UNKNOWN", skip=1)
+        async with open_driver() as driver:
+            made, stop = await planned(driver, "{1g.10gb: 7}"), asyncio.Event()
+            done = await execute(
+                made, driver, parallel=1, on_progress=lambda _: None, stop=stop,
+                on_begin=lambda step: stop.set() if step == made.steps[2] else None,
+            )  # fmt: skip
+            (outcome,) = done.gpus
+            assert results(outcome)[:3] == [DONE, DONE, FAILED]
+            assert outcome.restored == ()
+            assert len(outcome.after.instances) == 1
+
+
 async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
     """Cancellation takes effect between two steps; what was done was reported."""
     with simulated("h100-80gb:1") as node:
