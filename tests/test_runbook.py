@@ -20,7 +20,7 @@ from nodeagent.health.xids import default_table
 from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.runbook import Entry, EntryKind, actions, runbook
+from nodeagent.runbook import EntryKind, actions, runbook
 from nodeagent.views.claims import ClaimPhase
 from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY
 from nodeagent.views.node_state import Phase
