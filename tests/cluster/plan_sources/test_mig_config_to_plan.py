@@ -102,8 +102,6 @@ def test_a_file_at_fault_is_offered_so_that_it_is_refused() -> None:
     cases: list[bytes] = [
         b"version: v1\nmig-configs: {",
         b"version: v1\ngpus: []\n",
-        b"",
-        b"\xff\xfe",
         b"mig-configs: 7",
     ]
     for text in cases:
@@ -130,7 +128,6 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     """It says that nothing was touched, what was probably meant, and what there is."""
     cases: list[tuple[str, bytes | None, str]] = [
         ("all-1g.10g", FILE, "did you mean all-1g.10gb"),
-        ("ALL-BALANCED", None, "did you mean all-balanced"),
         ("mime", FILE, "did you mean mine?"),
         ("all-1g.5gb", None, "did you mean all-1g.20gb or all-1g.10gb"),
         ("qqqqqqqq", FILE, "known are mine, all-balanced"),

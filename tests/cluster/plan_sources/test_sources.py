@@ -9,10 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import pytest
-
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_view import ANNOTATIONS, LABELS, Wanted
+from nodeagent.cluster.client.node_view import ANNOTATIONS, LABELS
 from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, AnnotationSource, offer
 from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.cluster.plan_sources.registry import CARRIERS, make_source
@@ -157,55 +155,6 @@ async def test_a_plan_and_names(tmp_path: Path) -> None:
         assert home.writes == []
 
 
-async def test_a_mig_parted_file_as_the_plan(tmp_path: Path) -> None:
-    """The annotation may hold such a file, and the name beside it says which of it."""
-    async with annotated(tmp_path) as home:
-        home.patch({PLAN: FILE, PLAN_NAME: "other"})
-        await settled(home, Phase.IN_SYNC)
-        assert home.rig.layout() == "7g.80gb at 0"
-
-
-@pytest.mark.parametrize(
-    ("annotations", "code"),
-    [
-        ({PLAN: ""}, Code.SYNTAX),
-        ({PLAN: "version: v1\ngpus: []\n" + "#" * 250_000}, Code.SYNTAX),
-        ({PLAN: SEVEN, PLAN_NAME: "mine"}, Code.UNKNOWN_CONFIGURATION),
-        ({PLAN_NAME: "mein"}, Code.UNKNOWN_CONFIGURATION),
-    ],
-)
-async def test_rejected(tmp_path: Path, annotations: dict[str, str], code: Code) -> None:
-    """Whatever a Node's annotations hold, the GPUs stay as they are and the reason is reported."""
-    (tmp_path / "plan.yaml").write_text(FILE)
-    async with annotated(tmp_path) as home:
-        home.patch({PLAN_NAME: "other"})
-        await settled(home, Phase.IN_SYNC)
-        home.patch({PLAN_NAME: None, **annotations})
-        await settled(home, Phase.REJECTED)
-        assert home.rig.codes == {code}
-        assert home.rig.layout() == "7g.80gb at 0"
-
-
-async def test_no_plan_any_more(tmp_path: Path) -> None:
-    """Without annotations, without their Node, and without the file the last plan stays."""
-    async with annotated(tmp_path) as home:
-        home.patch({PLAN: SEVEN})
-        await settled(home, Phase.IN_SYNC)
-        changes: list[tuple[dict[str, str | None] | None, str]] = [
-            ({PLAN: None}, "no annotation"),
-            ({PLAN_NAME: "mine"}, "does not exist"),
-            (None, "no Node of this name"),
-        ]
-        for change, why in changes:
-            if change is None:
-                home.there(None)
-            else:
-                home.patch(change)
-            await settled(home, Phase.IN_SYNC)
-            assert why in home.rig.state.note
-            assert len(home.rig.gpu().instances) == 7
-
-
 async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
     """A plan does not wait for the file; a name alone does."""
     offers: list[object] = []
@@ -223,9 +172,3 @@ async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
             await asyncio.sleep(0.002)
     following.cancel()
     assert isinstance(offers[1], NoPlan)
-
-
-def test_it_writes_nothing() -> None:
-    """What the Node was asked for is the asker's, also when another source takes over."""
-    source = AnnotationSource(lambda _: None, rounds=lambda: 0)
-    assert source.withdrawal(view_of({PLAN: SEVEN})) == Wanted()

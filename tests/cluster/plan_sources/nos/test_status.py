@@ -13,7 +13,7 @@ from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import MIB, Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
-from nodeagent.reconcile.plan_update import NoPlan, PlanText, UnreadablePlan
+from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
@@ -257,69 +257,55 @@ def test_each_mode_its_own() -> None:
 
 ASKED = spec(**{"0-7g.40gb": "1"})
 OFFERED = offer(ASKED, MIG, TWO)
-REFUSAL = Refused(digest="", problems=(Problem(code=Code.DOES_NOT_FIT, message="a test says no"),))
+assert isinstance(OFFERED, PlanText)
+NO = Problem(code=Code.DOES_NOT_FIT, message="a test says no")
+UNREADABLE = UnreadablePlan(NO)
+DEAD = NodeState("node-a", "nos", Phase.FAILED, driver_error="no driver")
 
 
-def acknowledged(known: NodeState, offered: object = OFFERED, *, judged: bool = True) -> str | None:
-    """The id that is written, None when none is."""
-    assert isinstance(offered, PlanText | NoPlan | UnreadablePlan | None)
-    return status_annotations(known, offered, annotations=ASKED, labels=MIG, judged=judged).get(
-        STATUS_PLAN
-    )
+def refused(digest: str) -> NodeState:
+    """The last good plan is in force, because that of this digest was refused."""
+    known = state(TWO, PlanText(b"last good"), Phase.REJECTED)
+    return replace(known, refusal=Refused(digest=digest, problems=(NO,)))
 
 
-@pytest.mark.parametrize("phase", [p for p in Phase if p is not Phase.WORKING])
-def test_answered(phase: Phase) -> None:
-    """What became of the plan does not matter: once all is done that can be, it is answered."""
-    assert acknowledged(state(TWO, OFFERED, phase)) == PLAN_ID
+@pytest.mark.parametrize(
+    ("known", "offered", "judged", "is_answered"),
+    [
+        *(
+            (state(TWO, OFFERED, phase), OFFERED, True, phase is not Phase.WORKING)
+            for phase in Phase
+        ),
+        (state(TWO, PlanText(b"another")), OFFERED, True, False),
+        (NodeState("node-a", "nos"), OFFERED, True, False),
+        (state(TWO), NOTHING, True, False),
+        # What is from before nos asked for this.
+        (state(TWO, OFFERED), OFFERED, False, False),
+        (state(TWO, OFFERED), UNREADABLE, False, False),
+        # What cannot even be read, was refused or meets a dead driver would hold up the cluster.
+        (NodeState("node-a", "nos"), UNREADABLE, True, True),
+        (refused(digest_of(OFFERED.text)), OFFERED, True, True),
+        (refused("sha256:earlier"), OFFERED, True, False),
+        (DEAD, OFFERED, True, True),
+        (DEAD, None, False, True),
+        (NodeState("node-a", "nos"), None, True, False),
+    ],
+)
+def test_when_a_plan_is_answered(
+    known: NodeState, offered: PlanUpdate | None, judged: bool, is_answered: bool
+) -> None:
+    """As soon as all is done for it that can be done now, well or not, and no sooner."""
+    found = status_annotations(known, offered, annotations=ASKED, labels=MIG, judged=judged)
+    assert found.get(STATUS_PLAN) == (PLAN_ID if is_answered else None)
 
 
-def test_not_answered_yet() -> None:
-    """While it is worked on, or another plan is in force, there is no answer."""
-    assert acknowledged(state(TWO, OFFERED, Phase.WORKING)) is None
-    assert acknowledged(state(TWO, PlanText(b"another"))) is None
-    assert acknowledged(NodeState("node-a", "nos")) is None
-    assert acknowledged(state(TWO), NOTHING) is None
-
-
-def test_another_plan_is_not_answered_by_this_state() -> None:
-    """A state from before nos asked for this says nothing of it, be it done or refused."""
-    cases: list[object] = [OFFERED, UnreadablePlan(REFUSAL.problems[0])]
-    for offered in cases:
-        assert acknowledged(state(TWO, OFFERED), offered, judged=False) is None
-
-
-def test_refused_is_answered() -> None:
-    """A plan that was refused is answered; the refusal of an earlier one is no answer."""
-    assert isinstance(OFFERED, PlanText)
-    refused = state(TWO, PlanText(b"last good"), Phase.REJECTED)
-    for digest, answer in ((digest_of(OFFERED.text), PLAN_ID), ("sha256:earlier", None)):
-        refusal = replace(REFUSAL, digest=digest)
-        assert acknowledged(replace(refused, refusal=refusal)) == answer
-
-
-def test_unreadable_is_answered() -> None:
-    """What cannot even be read would otherwise hold up the whole cluster."""
-    assert acknowledged(NodeState("node-a", "nos"), UnreadablePlan(REFUSAL.problems[0])) == PLAN_ID
-
-
-def test_no_driver_is_answered() -> None:
-    """A node whose driver is dead does not hold up the cluster either."""
-    dead = NodeState("node-a", "nos", Phase.FAILED, driver_error="no driver")
-    assert acknowledged(dead) == PLAN_ID
-    assert acknowledged(dead, None, judged=False) == PLAN_ID  # it never lived
-    assert acknowledged(NodeState("node-a", "nos"), None) is None
-
-
-def test_no_plan_to_answer() -> None:
-    """Without an id nothing is answered, and an earlier answer is left as it is."""
+def test_ids_without_a_plan() -> None:
+    """Without an id nothing is answered, and an earlier answer is left as it is; one from a time
+    with MIG is answered on an MPS node too, where nothing comes of it.
+    """
+    known = state(ObservedNode((gpu(0, mig=OFF),)))
     for there in ({STATUS_PLAN: "old"}, {STATUS_PLAN: "old", SPEC_PLAN: ""}):
-        known = state(ObservedNode((gpu(0, mig=OFF),)))
         assert status_annotations(known, NOTHING, annotations=there, labels=MIG) == {}
-
-
-def test_id_left_over() -> None:
-    """An id from a time with MIG is answered on an MPS node too, where nothing comes of it."""
     left = {SPEC_PLAN: PLAN_ID}
     found = status_annotations(state(TWO), NOTHING, annotations=left, labels=MPS)
     assert found == {STATUS_PLAN: PLAN_ID}

@@ -118,19 +118,6 @@ def test_refused() -> None:
         assert right in what.remedy
 
 
-def test_card_without_mig() -> None:
-    """MIG on a card that has none is refused with the key that asks for it."""
-    what = problem(offer(spec(**{"0-1g.5gb": "1"}), MIG, node(gpu(0, "t4"))))
-    assert what.code is Code.NOT_MIG_CAPABLE
-    assert "spec-gpu-0-1g.5gb" in what.path
-
-
-def test_much_nonsense() -> None:
-    """After enough faults no more are looked for."""
-    asked = spec(**{f"0-x{n}": "1" for n in range(1000)})
-    assert "and 17 more" in problem(offer(asked, MIG, TWO)).message
-
-
 def test_first_of_several() -> None:
     """Of several faults the first is reported, with where the others are."""
     asked = spec(**{f"0-x{n}": "1" for n in range(9)})
@@ -311,30 +298,6 @@ def test_what_does_not_matter(
     """Our own answers, a new id of nos' plan and strangers' keys make no new plan."""
     other = {**labels, "nvidia.com/gpu.product": "x"}
     assert deferred_plan({**ASKED, **more}, other, text) == deferred_plan(ASKED, labels, text)
-
-
-def test_a_new_key_with_the_same_text() -> None:
-    """The label's key only leads to the text; another one with the same is nothing new."""
-    labels = {**MPS, **KEYED}
-    assert deferred_plan({}, labels, TENS) == deferred_plan(
-        {}, {**labels, CONFIGURATION_LABEL: "b"}, TENS
-    )
-
-
-def test_what_matters() -> None:
-    """Another count, another key, no id any more, another mode or text is another plan."""
-    cases: list[tuple[Any, Any, Any]] = [
-        (spec(**{"0-7g.40gb": "2"}), MIG, None),
-        (spec(None, **{"0-7g.40gb": "1"}), MIG, None),
-        (spec("", **{"0-7g.40gb": "1"}), MIG, None),
-        ({**ASKED, "nos.nebuly.com/spec-gpuX-0-1g.5gb": "1"}, MIG, None),
-        (ASKED, {}, None),
-        (ASKED, MPS, None),
-        (ASKED, MPS, TENS),
-        (ASKED, HYBRID, TENS),
-    ]
-    for other in cases:
-        assert deferred_plan(*other) != deferred_plan(ASKED, MIG)
 
 
 @pytest.mark.parametrize("text", [None, TENS])
