@@ -1,14 +1,8 @@
-"""mig-manager's label, from the Node to the GPUs, and the label with the state."""
+"""What mig-manager's label asks for, and what the label with the state says."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
-from typing import Any
-
-from nodeagent.cluster.client.node_view import Wanted
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.plan_sources.mig_config.source import (
     SOURCE,
     STATE,
@@ -17,16 +11,13 @@ from nodeagent.cluster.plan_sources.mig_config.source import (
     state_of,
 )
 from nodeagent.cluster.plan_sources.mig_config.to_plan import CONFIG, DeferredMigConfig
-from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase, blocking_codes
 from nodeagent.views.shapes import Refused
-from tests.cluster.node_rig import Home, at_home, view_of
 
 TEXT = PlanText(b"the file", "mine")
 UNKNOWN = UnreadablePlan(Problem(code=Code.UNKNOWN_CONFIGURATION, message="no such"))
@@ -108,66 +99,32 @@ def test_what_is_asked_for() -> None:
         (NoPlan("no file"), DeferredMigConfig("mine", None)),
     ]
     for source.file, requested in cases:
-        assert source.requested(view_of(labels=LABELS)) == requested
-    assert isinstance(source.requested(view_of(labels={CONFIG: ""})), NoPlan)
+        assert source.requested(NodeView(labels=LABELS)) == requested
+    assert isinstance(source.requested(NodeView(labels={CONFIG: ""})), NoPlan)
 
 
-# --- on the Node --------------------------------------------------------------------------------
-
-CREATE = "nvmlDeviceCreateGpuInstance*"
-
-
-@asynccontextmanager
-async def labelled(folder: Path, **options: Any) -> AsyncIterator[Home]:
-    """A node led by its label, with the mounted file in `folder`."""
-
-    def make(offer: Offer, rounds: Callable[[], int]) -> NodeSource:
-        return MigConfigSource(
-            offer, rounds=rounds, follow=partial(PlanFile, folder / "mig-parted.yaml")
-        )
-
-    async with at_home(folder, make, name=SOURCE, **options) as home:
-        yield home
-
-
-def states(home: Home) -> list[str | None]:
-    """What the state label was, one after the other."""
-    return [write.labels[STATE] for write in home.writes]
-
-
-async def ask(home: Home, name: str | None, until: str) -> None:
-    """Set the label, and wait until the state has this word for it."""
-    before = len(home.writes)
-    home.patch(labels={CONFIG: name})
-    await home.rig.until(lambda: len(home.writes) > before and home.labels.get(STATE) == until)
-
-
-async def test_success(tmp_path: Path) -> None:
-    """pending as soon as the label is seen, success once it was read back; so again each time.
-    With the configuration's label the state goes, and the layout stays.
+def test_what_people_see() -> None:
+    """pending as soon as the label is seen, success once it was read back; what failed has failed
+    until it succeeds, however often it is retried; so again for the next name.
     """
-    async with labelled(tmp_path) as home:
-        await ask(home, "all-balanced", "success")
-        assert home.rig.layout() == "2g.20gb at 0; 1g.10gb at 2, 3; 3g.40gb at 4"
-        await ask(home, "all-1g.10gb", "success")
-        assert states(home) == ["pending", "success"] * 2
-        home.patch(labels={CONFIG: None})
-        await home.rig.round()
-        assert STATE not in home.labels
-        assert "no label" in home.rig.state.note
-        assert len(home.rig.gpu().instances) == 7
+    rounds = 0
+    offers: list[object] = []
+    source = MigConfigSource(offers.append, rounds=lambda: rounds)
+    source.file = NoPlan("no file")
 
+    def seen(view: NodeView, *phases: Phase) -> list[str | None]:
+        states = [replace(IN_SYNC, phase=phase, rounds=rounds) for phase in phases]
+        return [source.answer(view, state, TEXT).labels[STATE] for state in states]
 
-async def test_failure(tmp_path: Path) -> None:
-    """A step that fails is reported once, however often it is retried, and then the success."""
-    async with labelled(tmp_path, retry=0.02) as home:
-        home.gpus.inject(CREATE, error=999, times=2)
-        await ask(home, "all-balanced", "success")
-        assert states(home) == ["pending", "failed", "success"]
-
-
-def test_withdrawal() -> None:
-    """When another source takes over, the state goes and the configuration stays."""
-    source = MigConfigSource(lambda _: None, rounds=lambda: 0)
-    there = view_of(labels={CONFIG: "all-balanced", STATE: "success"})
-    assert source.withdrawal(there) == Wanted(labels={STATE: None})
+    for name in ("mine", "other"):
+        view = NodeView(labels={CONFIG: name})
+        for _ in range(2):
+            source.observe(view)
+        assert seen(view, Phase.IN_SYNC, Phase.FAILED) == ["pending", "pending"]  # of another one
+        rounds += 1
+        phases = (Phase.WORKING, Phase.FAILED, Phase.WORKING, Phase.IN_SYNC, Phase.WORKING)
+        assert seen(view, *phases) == ["pending", "failed", "failed", "success", "pending"]
+    assert offers == [DeferredMigConfig("mine", None), DeferredMigConfig("other", None)]
+    nameless = NodeView(labels={STATE: "success"})
+    assert source.answer(nameless, IN_SYNC, TEXT) == Wanted(labels={STATE: None})
+    assert source.withdrawal(NodeView(labels=LABELS)) == Wanted(labels={STATE: None})

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_view import ANNOTATIONS, LABELS
+from nodeagent.cluster.client.node_view import ANNOTATIONS, LABELS, NodeView
 from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, AnnotationSource, offer
-from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
+from nodeagent.cluster.plan_sources.node_source import NO_NODE
 from nodeagent.cluster.plan_sources.registry import CARRIERS, make_source
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.settings import PlanSettings
-from nodeagent.views.node_state import Phase
-from tests.cluster.node_rig import Home, at_home, view_of
-from tests.machine_load import stretched
-from tests.rig import plan_text
+from tests.cluster.client.rig import running, until
 
 
 def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> None:
@@ -39,15 +33,15 @@ def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> N
             rounds=lambda: 0,
             follow=partial(PlanFile, tmp_path / "plan.yaml"),
         )
-        source.observe(view_of())
+        source.observe(NodeView())
 
 
 def test_what_a_carrier_holds() -> None:
     """One key, or all that begin alike; an empty label is none."""
     label, specs = CARRIERS["mig-config"], CARRIERS["nos"]
-    assert label.values(view_of(labels={label.key: "all-1g.10gb"})) == ["all-1g.10gb"]
-    assert label.values(view_of(labels={label.key: ""})) == []
-    assert specs.values(view_of({"nos.nebuly.com/spec-gpu-0-1g.10gb": "7"})) == ["7"]
+    assert label.values(NodeView(labels={label.key: "all-1g.10gb"})) == ["all-1g.10gb"]
+    assert label.values(NodeView(labels={label.key: ""})) == []
+    assert specs.values(NodeView(annotations={"nos.nebuly.com/spec-gpu-0-1g.10gb": "7"})) == ["7"]
 
 
 # --- annotations to a plan ----------------------------------------------------------------------
@@ -102,73 +96,24 @@ def test_nothing() -> None:
             assert nothing.problem is None
 
 
-# --- on the Node --------------------------------------------------------------------------------
-
-FILE = """\
-version: v1
-mig-configs:
-  mine:
-  - {devices: all, mig-enabled: true, mig-devices: {"3g.40gb": 2}}
-  other:
-  - {devices: all, mig-enabled: true, mig-devices: {"7g.80gb": 1}}
-"""
-SEVEN = plan_text("{1g.10gb: 7}").decode()
-
-
-@asynccontextmanager
-async def annotated(folder: Path, **options: Any) -> AsyncIterator[Home]:
-    """A node led by its annotations, with the plan file in `folder`."""
-
-    def make(offer: Offer, rounds: Callable[[], int]) -> NodeSource:
-        return AnnotationSource(
-            offer, rounds=rounds, follow=partial(PlanFile, folder / "plan.yaml")
-        )
-
-    async with at_home(folder, make, name="annotation", **options) as home:
-        yield home
-
-
-async def settled(home: Home, phase: Phase) -> None:
-    """Wait for the end of the next round, and for this phase."""
-    before = home.rig.state.rounds
-    await home.rig.until(lambda: home.rig.state.rounds > before and home.rig.state.phase is phase)
-    await home.rig.rest()
-
-
-async def test_a_plan_and_names(tmp_path: Path) -> None:
-    """A plan, then a name in the file instead, then the file changed under it."""
-    file = tmp_path / "plan.yaml"
-    file.write_text(FILE)
-    async with annotated(tmp_path) as home:
-        home.patch({PLAN: SEVEN, PLAN_NAME: None})
-        await settled(home, Phase.IN_SYNC)
-        assert len(home.rig.gpu().instances) == 7
-        home.patch({PLAN: None, PLAN_NAME: "mine"})
-        await settled(home, Phase.IN_SYNC)
-        assert home.rig.layout() == "3g.40gb at 0, 4"
-        assert home.rig.state.configuration == "mine"
-        new = tmp_path / "new"
-        new.write_text(FILE.replace('"3g.40gb": 2', '"4g.40gb": 1'))
-        new.replace(file)
-        await settled(home, Phase.IN_SYNC)
-        assert home.rig.layout() == "4g.40gb at 0"
-        assert home.writes == []
-
-
-async def test_before_the_file_was_looked_at(tmp_path: Path) -> None:
-    """A plan does not wait for the file; a name alone does."""
+async def test_when_it_is_offered(tmp_path: Path) -> None:
+    """A plan does not wait for the file; a name alone does, and follows it. Each thing is offered
+    once, whatever else is written on the Node.
+    """
     offers: list[object] = []
-    source = AnnotationSource(
-        offers.append, rounds=lambda: 0, follow=partial(PlanFile, tmp_path / "plan.yaml")
-    )
-    source.observe(view_of({PLAN_NAME: "mine"}))
+    file = tmp_path / "plan.yaml"
+    source = AnnotationSource(offers.append, rounds=lambda: 0, follow=partial(PlanFile, file))
+    source.observe(NodeView(annotations={PLAN_NAME: "mine"}))
     assert offers == []
-    source.observe(view_of({PLAN: "x", PLAN_NAME: "mine"}))
+    source.observe(NodeView(annotations={PLAN: "x", PLAN_NAME: "mine"}))
     assert offers == [PlanText(b"x", "mine")]
-    source.observe(view_of({PLAN_NAME: "mine"}))
-    following = asyncio.create_task(source.run())
-    async with asyncio.timeout(stretched(30)):
-        while len(offers) < 2:
-            await asyncio.sleep(0.002)
-    following.cancel()
-    assert isinstance(offers[1], NoPlan)
+    source.observe(NodeView(annotations={PLAN_NAME: "mine"}))
+    async with running(source.run()):
+        await until(lambda: offers[1:])
+        assert isinstance(offers[1], NoPlan)
+        file.write_text("one")
+        await until(lambda: offers[2:] == [PlanText(b"one", "mine")])
+        source.observe(NodeView(annotations={PLAN_NAME: "mine", "other": "x"}))
+        source.observe(None)
+        source.observe(None)
+    assert offers[3:] == [NO_NODE]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_view import Wanted
-from nodeagent.cluster.plan_sources.node_source import NodeSource, Offer
+from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.plan_sources.nos.grammar import CONFIGURATION_LABEL, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.source import (
     NosConfiguration,
@@ -29,7 +26,6 @@ from nodeagent.plan.planner import plan
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase
 from tests.cluster.client.rig import running, until
-from tests.cluster.node_rig import Home, at_home, view_of
 from tests.cluster.plan_sources.nos.rig import (
     EXCHANGES,
     MIG,
@@ -59,6 +55,10 @@ def meant(asked: Any, observed: Any) -> PlanUpdate:
     return found
 
 
+def _view(annotations: Mapping[str, str], labels: Mapping[str, str]) -> NodeView:
+    return NodeView(annotations=annotations, labels=labels)
+
+
 def _more(offers: list[Any], known: int) -> bool:
     return len(offers) > known
 
@@ -85,7 +85,7 @@ async def test_exchange(mode: str, server: ApiServer, access: ClusterAccess) -> 
             if "configuration" in step:
                 key = labels[CONFIGURATION_LABEL]
                 server.put_config_map(*WHERE, {key: step["configuration"]})
-            view, known = view_of(annotations, labels), len(offers)
+            view, known = _view(annotations, labels), len(offers)
             source.observe(view)
             if "configuration" in step:
                 await until(partial(_more, offers, known))
@@ -113,55 +113,6 @@ async def test_exchange(mode: str, server: ApiServer, access: ClusterAccess) -> 
     assert annotations["example.com/other"] == "stays"
 
 
-@asynccontextmanager
-async def divided_by_nos(
-    folder: Path, access: ClusterAccess, **options: Any
-) -> AsyncIterator[Home]:
-    """A node with the label of MIG, on the loop with simulated GPUs."""
-
-    def make(offer: Offer, rounds: Callable[[], int]) -> NodeSource:
-        return NosSource(offer, access, None, rounds=rounds)
-
-    async with at_home(folder, make, name="nos", **options) as home:
-        home.patch(labels=MIG)
-        yield home
-
-
-async def ask(home: Home, plan: str, **profiles: str) -> None:
-    """Write a spec as nos does, all of it anew, and wait for its answer."""
-    gone = dict.fromkeys(k for k in home.annotations if k.startswith("nos.nebuly.com/spec-gpu"))
-    home.patch({**gone, **spec(plan, **profiles)})
-    await home.rig.until(lambda: home.annotations.get(STATUS_PLAN) == plan)
-
-
-def counts(home: Home) -> dict[str, str]:
-    """The status keys by what follows `status-gpu-`."""
-    keys = {k: v for k, v in home.annotations.items() if k.startswith(STATUS)}
-    return {key.removeprefix(f"{STATUS}-"): value for key, value in keys.items()}
-
-
-async def test_on_gpus(tmp_path: Path, access: ClusterAccess) -> None:
-    """From spec to status on two GPUs; a plan is answered in the write that counts its devices."""
-    async with divided_by_nos(tmp_path, access, boards="h100-80gb:2") as home:
-        await ask(home, "1", **{"0-7g.80gb": "1", "1-7g.80gb": "1"})
-        assert counts(home) == {"0-7g.80gb-free": "1", "1-7g.80gb-free": "1"}
-        await ask(home, "2", **{"0-3g.40gb": "1", "0-1g.10gb": "2", "1-7g.80gb": "1"})
-        assert counts(home) == {
-            "0-3g.40gb-free": "1",
-            "0-1g.10gb-free": "2",
-            "1-7g.80gb-free": "1",
-        }
-        answers = [w.annotations for w in home.writes if STATUS_PLAN in w.annotations]
-        assert [a[STATUS_PLAN] for a in answers] == ["1", "2"]
-        assert f"{STATUS}-0-3g.40gb-free" in answers[1]
-        assert answers[1][f"{STATUS}-0-7g.80gb-free"] is None
-        # The same spec once more under another id is answered without another look.
-        await home.rig.rest()
-        rounds = home.rig.state.rounds
-        await ask(home, "3", **{"0-3g.40gb": "1", "0-1g.10gb": "2", "1-7g.80gb": "1"})
-        assert home.rig.state.rounds == rounds
-
-
 # --- what is no new plan, and what is ------------------------------------------------------------
 
 
@@ -172,7 +123,7 @@ async def test_remarks(access: ClusterAccess) -> None:
     """What nos passes over in silence is reported, once for each demand."""
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
     observed = node(gpu(0), divided(gpu(1), ("7g.40gb", 0, False)))
-    view = view_of(spec(**{"0-7g.40gb": "1", "1-1g.10gb-me": "1"}), MIG)
+    view = _view(spec(**{"0-7g.40gb": "1", "1-1g.10gb-me": "1"}), MIG)
     source.observe(view)
     async with running(source.run()):
         for _ in range(3):
@@ -182,7 +133,7 @@ async def test_remarks(access: ClusterAccess) -> None:
         emptied, ignored = source.remarks
         assert "every free MIG device there is destroyed" in emptied.message
         assert "its profile has a -" in ignored.message
-        clean = view_of(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG)
+        clean = _view(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG)
         source.observe(clean)
         source.answer(clean, state(observed), None)
         await until(lambda: source.remarks == ())
@@ -197,7 +148,7 @@ async def test_nothing_is_asked_for_while_the_configuration_is_read(
     """Until it is known what the new key says, the plan of the old one stays in force."""
     offers: list[Any] = []
     source = NosSource(offers.append, access, PLACE, rounds=lambda: 0)
-    source.observe(view_of(spec(**{"0-7g.40gb": "1"}), {**MPS, CONFIGURATION_LABEL: "a"}))
+    source.observe(_view(spec(**{"0-7g.40gb": "1"}), {**MPS, CONFIGURATION_LABEL: "a"}))
     assert offers == []
     async with running(source.run()):
         await until(lambda: offers)
@@ -215,7 +166,7 @@ async def test_no_key_no_request(
     source = NosSource(offers.append, access, PLACE, rounds=lambda: 0)
     key = {} if labels.items() >= MPS.items() else {CONFIGURATION_LABEL: "shared-4"}
     async with running(source.run()):
-        source.observe(view_of(labels={**labels, **key}))
+        source.observe(_view({}, {**labels, **key}))
         await asyncio.sleep(0.02)
     assert isinstance(meant(offers[0], TWO), NoPlan)
     assert server.requests == []
@@ -226,9 +177,9 @@ async def test_a_key_without_a_config_map(access: ClusterAccess) -> None:
     offers: list[Any] = []
     source = NosSource(offers.append, access, None, rounds=lambda: 0)
     labels = {**MPS, CONFIGURATION_LABEL: "node-a-1"}
-    source.observe(view_of(labels=labels))
+    source.observe(_view({}, labels))
     assert "kubernetes.nos_config_map" in offers[0].reason
-    source.observe(view_of(spec(**{"0-10gb": "2"}), labels))
+    source.observe(_view(spec(**{"0-10gb": "2"}), labels))
     assert isinstance(meant(offers[1], TWO), PlanText)
 
 
@@ -239,7 +190,7 @@ async def test_no_node(access: ClusterAccess) -> None:
     """Without a Node there is no plan; when it is back, it is asked again."""
     offers: list[Any] = []
     source = NosSource(offers.append, access, None, rounds=lambda: 0)
-    view = view_of(spec(**{"0-7g.40gb": "1"}), MIG)
+    view = _view(spec(**{"0-7g.40gb": "1"}), MIG)
     for one in (view, None, None, view):
         source.observe(one)
     assert [type(one) for one in offers] == [DeferredNosPlan, NoPlan, DeferredNosPlan]
@@ -249,7 +200,7 @@ async def test_withdrawal(access: ClusterAccess) -> None:
     """The counts go; the plan stays answered, and what nos asked for is its own."""
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
     there = {**spec(**{"0-7g.40gb": "1"}), f"{STATUS}-0-7g.40gb-free": "1", STATUS_PLAN: "1"}
-    assert source.withdrawal(view_of(there, MIG)) == Wanted({f"{STATUS}-0-7g.40gb-free": None})
+    assert source.withdrawal(_view(there, MIG)) == Wanted({f"{STATUS}-0-7g.40gb-free": None})
 
 
 # --- the key of the ConfigMap that the label names ----------------------------------------------
