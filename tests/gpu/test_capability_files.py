@@ -18,10 +18,8 @@ from nodeagent.gpu.capability_files import (
     CapabilityHolders,
     CapabilityUsers,
     UsageProbe,
-    capabilities,
 )
-from nodeagent.gpu.users import MigDeviceRef, UsageReading, with_users
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
+from nodeagent.gpu.users import MigDeviceRef, UsageReading
 from nodeagent.plan.users import Usage, User
 from tests.fuse import can_mount, silent_file_system
 from tests.processes.real import running
@@ -253,14 +251,6 @@ def test_devices_without_a_driver_leave_it_unknown(proc: FakeProc) -> None:
     assert "has no nvidia-caps" in usage.reason
 
 
-def test_which_files_there_are_is_read_each_time(proc: FakeProc) -> None:
-    """They are others when the driver was loaded with other parameters, and parsed again then."""
-    known = capabilities(proc.root)
-    assert capabilities(proc.root) is known
-    (proc.root / "driver/nvidia-caps/mig-minors").write_text("gpu0/gi1/access 6\n")
-    assert capabilities(proc.root) == {6: (0, 1, None)}
-
-
 def test_a_gpu_whose_device_file_is_not_known_may_be_anyones(proc: FakeProc) -> None:
     """It is unknown only while a process holds something."""
     assert not proc.read().users(device(1, 0, minor=None)).in_use
@@ -322,26 +312,6 @@ def test_one_unknown_source_makes_the_whole_unknown() -> None:
     both = first.together(Usage(known=False, reason="hidden"))
     assert both.reason == "refused; hidden"
     assert first.together(first).reason == "refused"
-
-
-def test_users_of_other_sources_are_added_to_the_picture() -> None:
-    """Each to its own device of the GPU."""
-    holder = User(4711, "python", "capability")
-    reading = CapabilityHolders({(7, 1, 0): (holder,)})
-    used = ComputeInstance(0, "1g.10gb", 1, "MIG-1")
-    other = ComputeInstance(0, "1g.10gb", 1, "MIG-2")
-    gpu = Gpu(
-        index=0,
-        uuid="GPU-1",
-        minor=7,
-        instances=(
-            GpuInstance(1, 19, "1g.10gb", Placement(0, 1), (used,)),
-            GpuInstance(2, 19, "1g.10gb", Placement(1, 1), (other,)),
-        ),
-    )
-    first, second = with_users(gpu, [reading]).instances
-    assert first.compute[0].usage == Usage((holder,))
-    assert second.compute[0].usage == Usage()
 
 
 ANY_DEVICE = MigDeviceRef("GPU-1", 0, 1, 0)

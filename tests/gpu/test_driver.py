@@ -152,16 +152,6 @@ async def test_a_driver_that_is_unloaded_and_loaded_again_is_found_again(
     assert (await driver.observe()).gpus == before
 
 
-async def test_a_reboot_is_survived(driver: Driver, node: SimulatedNode) -> None:
-    """Handles have gone stale, the mode and the instances are gone on Hopper."""
-    await laid_out(driver, 0, at0="3g.40gb")
-    node.reboot()
-    gpu = (await driver.observe()).gpus[0]
-    assert gpu.access is Access.OK
-    assert gpu.mig == MigMode(current=False, pending=False)
-    assert gpu.instances == ()
-
-
 async def test_a_driver_that_never_listed_a_gpu_raises(node: SimulatedNode) -> None:
     """There is nothing to show as unknown."""
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
@@ -235,10 +225,3 @@ async def test_a_step_that_hangs_ends_at_its_deadline(hasty: Driver, node: Simul
     node.clear_faults()
     await settled(hasty)
     assert layout(await hasty.observe_gpu(gpu.uuid)) == {Placement(0, 4): ("3g.40gb",)}
-
-
-async def test_errors_name_the_gpu(driver: Driver) -> None:
-    """A node has several."""
-    gpu = await laid_out(driver, 1, at0="7g.80gb")
-    with pytest.raises(DriverError, match=r"^GPU 1: the GPU has no free room"):
-        await driver.apply(create(gpu, "1g.10gb", 0))

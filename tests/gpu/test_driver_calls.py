@@ -87,22 +87,6 @@ async def test_a_running_agent_recuts_a_gpu_with_few_calls() -> None:
             assert total(found) <= 75
 
 
-async def test_devices_never_seen_before_take_two_calls_more_each() -> None:
-    """Their GPU instance, and their size."""
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            await recut(driver, BEFORE)
-            for _ in range(2):  # the second asks again for the profiles that were denied
-                await driver.observe()
-            node.journal.clear()
-            await recut(driver, AFTER)
-            new = {
-                "nvmlDeviceGetGpuInstanceId": 2,
-                "nvmlGpuInstanceGetComputeInstanceProfileInfoV": 2,
-            }
-            assert calls(node) == WARM | new
-
-
 async def test_a_fresh_process_recuts_a_gpu_with_few_calls() -> None:
     """As `nodeagent apply` does, from starting NVML to shutting it down: at most 150."""
     with simulated("h100-80gb:1") as node:
@@ -289,18 +273,6 @@ async def test_lists_that_fail_are_read_of_each_device(rig: Rig) -> None:
     gone = await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.REMOVAL))
     assert gone.problems == ()
     assert [one.placement.start for one in gone.after.instances] == [1]
-
-
-async def test_a_slice_of_several(rig: Rig) -> None:
-    """Its size is asked for, since a part of it may be meant."""
-    node, hardware, owners, uuid = rig
-    await owners.settle(Part(uuid, made(("1g.10gb", 0)), Expected.CREATION))
-    node.journal.clear()
-    outcome = await owners.settle(Part(uuid, made(("3g.40gb", 4)), Expected.CREATION))
-    assert node.journal.total() <= MOST_CALLS
-    (whole,) = (await hardware.observe()).gpus
-    assert identities(outcome.after) == identities(whole)
-    assert [one.profile for one in whole.instances] == ["1g.10gb", "3g.40gb"]
 
 
 async def test_what_another_program_did_is_read_anew(rig: Rig) -> None:

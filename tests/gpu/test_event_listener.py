@@ -52,12 +52,6 @@ def xids(heard: tuple[Event, ...]) -> list[int]:
     return [event.xid for event in heard if isinstance(event, XidEvent)]
 
 
-async def test_nothing_happens(listener: EventListener) -> None:
-    """A timeout is no failure."""
-    assert await listener.listen() == ()
-    assert listener.failure is None
-
-
 async def test_xids(listener: EventListener, driver: Driver, node: SimulatedNode) -> None:
     """Of a GPU and of an instance, each once, with the ids that the event carries."""
     gpu = await laid_out(driver, 1, at0="1g.10gb")

@@ -172,12 +172,6 @@ def test_anything_else_is_not_known(output: str) -> None:
     assert listed_time_slice(output) is None
 
 
-def test_policies_of_another_kind_beside_it_do_not_matter() -> None:
-    """A later program may list more."""
-    more = LISTED + "|   0   Preemption      Long          |\n"
-    assert listed_time_slice(more) is TimeSlice.DEFAULT
-
-
 # --- with the stand-in ----------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import nodeagent.gpu
 from nodeagent.errors import DriverError, DriverUnavailable, GpuInUse, GpuLost
 from nodeagent.gpu import nvml
-from nodeagent.gpu.nvml_errors import about, driver_error, explain, unavailable
+from nodeagent.gpu.nvml_errors import driver_error, explain
 from nodeagent.gpu.users import device_processes
 from nodeagent.plan.observed import Placement
 from nodeagent.simulation import SimulatedNode, Switches, simulated
@@ -21,96 +20,6 @@ from nodeagent.simulation.nvml_library import SimulatedLibrary
 
 PACKAGE = Path(nodeagent.gpu.__file__).parent
 ONE_G = 19  # nvidia-smi's id of 1g.10gb on H100
-
-# What the agent counts on of each wrapper; pynvml has no types that would tell.
-PARAMETERS = {
-    "nvmlDeviceCreateGpuInstanceWithPlacement": ["device", "profileId", "placement"],
-    "nvmlDeviceGetAttributes": ["device"],
-    "nvmlDeviceGetComputeInstanceId": ["device"],
-    "nvmlDeviceGetComputeMode": ["handle"],
-    "nvmlDeviceGetComputeRunningProcesses_v2": ["handle"],
-    "nvmlDeviceGetComputeRunningProcesses_v3": ["handle"],
-    "nvmlDeviceGetCount": [],
-    "nvmlDeviceGetCudaComputeCapability": ["handle"],
-    "nvmlDeviceGetFieldValues": ["handle", "fieldIds"],
-    "nvmlDeviceGetGpuInstanceById": ["device", "gpuInstanceId"],
-    "nvmlDeviceGetGpuInstanceId": ["device"],
-    "nvmlDeviceGetGpuInstancePossiblePlacements": [
-        "device",
-        "profileId",
-        "placementsRef",
-        "countRef",
-    ],
-    "nvmlDeviceGetGpuInstanceProfileInfo": ["device", "profile", "version"],
-    "nvmlDeviceGetGpuInstances": ["device", "profileId", "gpuInstancesRef", "countRef"],
-    "nvmlDeviceGetGraphicsRunningProcesses_v2": ["handle"],
-    "nvmlDeviceGetGraphicsRunningProcesses_v3": ["handle"],
-    "nvmlDeviceGetHandleByIndex": ["index"],
-    "nvmlDeviceGetHandleByUUID": ["uuid"],
-    "nvmlDeviceGetMPSComputeRunningProcesses_v2": ["handle"],
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3": ["handle"],
-    "nvmlDeviceGetMaxMigDeviceCount": ["device"],
-    "nvmlDeviceGetMemoryAffinity": ["handle", "nodeSetSize", "scope"],
-    "nvmlDeviceGetMemoryInfo": ["handle", "version"],
-    "nvmlDeviceGetMigDeviceHandleByIndex": ["device", "index"],
-    "nvmlDeviceGetMigMode": ["device"],
-    "nvmlDeviceGetMinorNumber": ["handle"],
-    "nvmlDeviceGetName": ["handle"],
-    "nvmlDeviceGetNvLinkRemoteDeviceType": ["handle", "link"],
-    "nvmlDeviceGetNvLinkRemotePciInfo": ["device", "link"],
-    "nvmlDeviceGetNvLinkState": ["device", "link"],
-    "nvmlDeviceGetPciInfo": ["handle"],
-    "nvmlDeviceGetSupportedEventTypes": ["handle"],
-    "nvmlDeviceGetUUID": ["handle"],
-    "nvmlDeviceGetVirtualizationMode": ["handle"],
-    "nvmlDeviceGetVbiosVersion": ["handle"],
-    "nvmlDeviceReadPRMCounters_v1": ["handle", "c_info"],
-    "nvmlDeviceRegisterEvents": ["handle", "eventTypes", "eventSet"],
-    "nvmlDeviceSetComputeMode": ["handle", "mode"],
-    "nvmlDeviceSetMigMode": ["device", "mode"],
-    "nvmlComputeInstanceDestroy": ["computeInstance"],
-    "nvmlComputeInstanceGetInfo": ["computeInstance"],
-    "nvmlEventSetCreate": [],
-    "nvmlEventSetFree": ["eventSet"],
-    "nvmlEventSetWait": ["eventSet", "timeoutms"],
-    "nvmlGpuInstanceCreateComputeInstance": ["gpuInstance", "profileId"],
-    "nvmlGpuInstanceDestroy": ["gpuInstance"],
-    "nvmlGpuInstanceGetComputeInstanceById": ["gpuInstance", "computeInstanceId"],
-    "nvmlGpuInstanceGetComputeInstancePossiblePlacements": [
-        "gpuInstance",
-        "profileId",
-        "placementsRef",
-        "countRef",
-    ],
-    "nvmlGpuInstanceGetComputeInstanceProfileInfo": [
-        "device",  # so named in pynvml, though it is a GPU instance
-        "profile",
-        "engProfile",
-        "version",
-    ],
-    "nvmlGpuInstanceGetComputeInstances": [
-        "gpuInstance",
-        "profileId",
-        "computeInstancesRef",
-        "countRef",
-    ],
-    "nvmlGpuInstanceGetInfo": ["gpuInstance"],
-    "nvmlInit": [],
-    "nvmlShutdown": [],
-    "nvmlSystemEventSetCreate": ["version"],
-    "nvmlSystemEventSetFree": ["version", "setHandle"],
-    "nvmlSystemEventSetWait": [
-        "version",
-        "setHandle",
-        "timeoutMs",
-        "eventData",
-        "eventDataSize",
-    ],
-    "nvmlSystemGetCudaDriverVersion_v2": [],
-    "nvmlSystemGetDriverVersion": [],
-    "nvmlSystemGetProcessName": ["pid"],
-    "nvmlSystemRegisterEvents": ["version", "eventTypes", "setHandle"],
-}
 
 # Where the name of the C function is another than the wrapper's.
 C_NAMES = {
@@ -155,19 +64,11 @@ def test_every_name_of_pynvml_that_is_used_exists() -> None:
     assert [name for name in sorted(names_used()) if not hasattr(pynvml, name)] == []
 
 
-def test_every_wrapper_that_is_used_has_the_parameters_counted_on() -> None:
-    """A newer pynvml that changes one is noticed here."""
-    wrappers = {name for name in names_used() if name.startswith("nvml") and name[4].isupper()}
-    wrappers = {name for name in wrappers if callable(getattr(pynvml, name))}
-    assert wrappers == set(PARAMETERS)
-    for name, expected in PARAMETERS.items():
-        assert list(inspect.signature(getattr(pynvml, name)).parameters) == expected, name
-
-
 def test_every_c_function_that_is_used_exists_in_the_simulator() -> None:
     """Else the tests would take it for missing in the driver, and pass."""
     library = SimulatedLibrary(SimulatedNode("t4:1"))
-    for wrapper in PARAMETERS:
+    wrappers = {name for name in names_used() if name.startswith("nvml") and name[4].isupper()}
+    for wrapper in (name for name in wrappers if callable(getattr(pynvml, name))):
         for name in C_NAMES.get(wrapper, [wrapper]):
             assert callable(getattr(library, name)), name
 
@@ -292,19 +193,3 @@ def test_no_words_of_the_library_are_needed() -> None:
     before = dict(pynvml.NVMLError._errcode_to_string)
     str(driver_error(19, "nvmlGpuInstanceDestroy"))
     assert before == pynvml.NVMLError._errcode_to_string
-
-
-def test_errors_keep_their_kind_with_a_gpu_in_front() -> None:
-    """The GPU is named in front, code and remedy stay."""
-    error = about("GPU 3", driver_error(19, "nvmlGpuInstanceDestroy"))
-    assert isinstance(error, GpuInUse)
-    assert error.message.startswith("GPU 3: ")
-    assert error.code == 19
-    assert error.remedy
-
-
-def test_any_error_can_mean_that_nvml_is_unavailable() -> None:
-    """At start, NO_PERMISSION or a hang means that there is nothing to work with."""
-    error = unavailable(driver_error(4, "nvmlInit"))
-    assert isinstance(error, DriverUnavailable)
-    assert (error.code, error.call) == (4, "nvmlInit")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
+from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import (
     create,
@@ -28,48 +28,6 @@ async def first_gpu(boards: str, switches: Switches | None = None) -> Gpu:
 
 
 # --- the card -------------------------------------------------------------------------------------
-
-
-async def test_a_gpus_identity_is_read(driver: Driver) -> None:
-    """Name, address, ids, memory and what its generation can do."""
-    node = await driver.observe()
-    first, second = node.gpus
-    assert node.driver_version.count(".") == 2
-    assert (first.index, second.index) == (0, 1)
-    assert first.uuid.startswith("GPU-")
-    assert first.uuid != second.uuid
-    assert first.name == "NVIDIA H100 80GB HBM3"
-    assert first.pci_bus_id.count(":") == 2
-    assert first.pci_device_id == 0x233010DE
-    assert (first.minor, second.minor) == (0, 1)
-    assert 79 * GIB < first.memory < 80 * GIB
-    assert first.compute_capability == (9, 0)
-    assert first.cuda_version == (13, 2)
-    assert first.mig == MigMode(current=False, pending=False)
-    assert not first.mode_change_needs_reset
-    assert not first.no_reset
-    assert first.access is Access.OK
-
-
-async def test_profiles_are_what_the_card_says(driver: Driver) -> None:
-    """With ids, sizes, engines and placements; compute profiles are not known yet."""
-    gpu = (await driver.observe()).gpus[0]
-    assert {profile.name: (profile.id, profile.kind) for profile in gpu.profiles} == {
-        "1g.10gb": (19, 0),
-        "2g.20gb": (14, 1),
-        "3g.40gb": (9, 2),
-        "4g.40gb": (5, 3),
-        "7g.80gb": (0, 4),
-        "1g.10gb+me": (20, 7),
-        "1g.20gb": (15, 9),
-    }
-    three = gpu.profile("3g.40gb")
-    assert three is not None
-    assert (three.slices, three.max_count, three.multiprocessors) == (3, 2, 60)
-    assert three.placements == (Placement(0, 4), Placement(4, 4))
-    assert 39 * GIB < three.memory < 40 * GIB
-    assert three.engines.decoder == 3
-    assert three.compute == ()
 
 
 @pytest.mark.parametrize(("board", "needs_reset"), [("a100-40gb", True), ("b200", False)])
@@ -101,28 +59,6 @@ async def test_drivers_that_hide_profiles_while_mig_is_off_are_asked_again_when_
 
 
 # --- instances ------------------------------------------------------------------------------------
-
-
-async def test_instances_are_read_with_their_devices(driver: Driver) -> None:
-    """Ids, profile, placement, UUID, size and memory, in the order of their places."""
-    gpu = await laid_out(driver, 0, at4="3g.40gb", at0="1g.10gb", at2="1g.20gb")
-    assert layout(gpu) == {
-        Placement(0, 1): ("1g.10gb",),
-        Placement(2, 2): ("1g.20gb",),
-        Placement(4, 4): ("3g.40gb",),
-    }
-    assert [i.profile for i in gpu.instances] == ["1g.10gb", "1g.20gb", "3g.40gb"]
-    assert len({i.id for i in gpu.instances}) == 3
-    for instance in gpu.instances:
-        profile = gpu.profile(instance.profile)
-        assert profile is not None
-        assert profile.id == instance.profile_id
-        (device,) = instance.compute
-        assert device.uuid.startswith("MIG-")
-        assert device.slices == profile.slices
-        assert device.memory is not None
-        assert device.memory.total == profile.memory
-        assert not device.usage.in_use
 
 
 async def test_split_instances_are_read_part_by_part(driver: Driver) -> None:
@@ -259,22 +195,6 @@ async def test_a_refused_list_of_the_gpu_leads_to_those_of_its_devices(
     assert [u.command for u in gpu.instances[1].compute[0].usage.processes] == ["python"]
     assert not gpu.usage.known
     assert "root" in gpu.usage.reason
-
-
-@pytest.mark.parametrize("code", ["UNKNOWN", "NOT_SUPPORTED"])
-async def test_when_nothing_reports_the_users_everything_counts_as_in_use(
-    driver: Driver, node: SimulatedNode, code: str
-) -> None:
-    """The reason is reported; the rest of the picture stands."""
-    gpu = await laid_out(driver, 0, at0="3g.40gb")
-    node.inject("nvmlDeviceGetComputeRunningProcesses_v3", error=code, times=None)
-    gpu = await driver.observe_gpu(gpu.uuid)
-    assert gpu.access is Access.OK
-    usage = gpu.instances[0].compute[0].usage
-    assert not usage.known
-    assert usage.in_use
-    assert "nvmlDeviceGetComputeRunningProcesses_v3" in usage.reason
-    assert not gpu.idle
 
 
 @pytest.mark.parametrize("name", ["Graphics", "MPSCompute"])

@@ -99,14 +99,6 @@ async def test_a_gpu_that_cannot_even_be_identified_is_shown(node: SimulatedNode
     assert "UNKNOWN" in second.access_reason.upper()
 
 
-async def test_one_gpu_of_the_node_is_observed_alone(driver: Driver, node: SimulatedNode) -> None:
-    """The others are not asked anything."""
-    gpu = (await driver.observe()).gpus[1]
-    node.journal.clear()
-    assert await driver.observe_gpu(gpu.uuid) == gpu
-    assert {call.gpu for call in node.journal.calls} == {1}
-
-
 async def test_a_gpu_that_is_not_there_is_reported(driver: Driver) -> None:
     """For observing and for steps alike."""
     with pytest.raises(DriverError, match="the driver knows no GPU GPU-nowhere"):
@@ -157,7 +149,6 @@ async def test_open_capability_files_are_in_the_picture(tmp_path: Path) -> None:
 
 
 GIB = 1 << 30
-LIST = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 
 
 async def test_clients_of_a_gpu(driver: Driver, node: SimulatedNode) -> None:
@@ -185,12 +176,3 @@ async def test_a_device_that_was_never_observed_is_named(driver: Driver) -> None
     with pytest.raises(DriverError, match="knows no device MIG-none"):
         await driver.mps_memory("MIG-none")
     assert await driver.mps_memory(gpu.instances[0].compute[0].uuid) == {}
-
-
-async def test_a_failure_is_reported_of_the_gpu(driver: Driver, node: SimulatedNode) -> None:
-    """And the next time it is asked anew."""
-    gpu = (await driver.observe()).gpus[1]
-    node.inject(LIST, error="UNKNOWN")
-    with pytest.raises(DriverError, match=f"GPU 1: .*{LIST}"):
-        await driver.mps_memory(gpu.uuid)
-    assert await driver.mps_memory(gpu.uuid) == {}

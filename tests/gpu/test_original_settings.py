@@ -91,22 +91,6 @@ def test_devices_that_went_are_pruned(path: Path) -> None:
     assert OriginalSettings(path).mode(MIG) is None
 
 
-def test_nothing_is_written_where_nothing_changes(path: Path) -> None:
-    """It is called with every look at the node."""
-    remembered = OriginalSettings(path)
-    remembered.prune(())
-    remembered.forget(GPU, ComputeMode)
-    remembered.settle([Gpu(0, GPU, compute_mode=DEFAULT)])
-    assert not path.parent.exists()
-
-
-def test_without_a_file_it_is_kept_in_memory() -> None:
-    """For nodes that end with the program."""
-    remembered = OriginalSettings(None)
-    remembered.remember(GPU, DEFAULT)
-    assert remembered.mode(GPU) is DEFAULT
-
-
 def test_threads_do_not_lose_each_others_words(path: Path) -> None:
     """GPUs are changed side by side."""
     remembered = OriginalSettings(path)
@@ -262,16 +246,6 @@ async def test_a_destruction_is_done_though_it_cannot_be_noted(path: Path) -> No
             _make_unwritable(path)
             await driver.apply(destroy(before, instance))
             assert driver.original.file.problem is not None
-
-
-def test_a_value_that_is_no_word_is_not_repeated(tmp_path: Path) -> None:
-    """It may be as large as the file."""
-    path = tmp_path / FILE_NAME
-    hold(path, b'{"GPU-1": {"computeMode": {"a": [1, 2]}}}')
-    problem = OriginalSettings(path, read_only=True).file.problem
-    assert problem is not None
-    assert "computeMode is not a word" in problem.message
-    assert "[1, 2]" not in problem.message
 
 
 def _make_unwritable(path: Path) -> None:

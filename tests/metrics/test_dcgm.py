@@ -109,25 +109,6 @@ def test_every_field_there_is_can_be_printed() -> None:
     assert len(set(written)) == len(written)
 
 
-def test_a_value_of_the_whole_gpu_is_exported_once() -> None:
-    """Power is the GPU's, memory each instance's and not the GPU's too: sums are right."""
-    parts = slices(gpu(0), 2)
-    whole = Subject(WholeGpu(gpu(0)))
-    readings = SampleSet(
-        {
-            POWER: ((whole, 300.5),),
-            USED: ((whole, 9), (parts[0], 4), (parts[1], 5)),
-        },
-        slices={gpu(0).uuid: parts},
-    )
-    counters = "DCGM_FI_DEV_POWER_USAGE,gauge,p\nDCGM_FI_DEV_FB_USED,gauge,u\n"
-    power, first, second = _series(_text(readings, counters))
-    assert power.endswith(',Hostname="gpu-node-0"} 300.500000')
-    assert "GPU_I_ID" not in power
-    assert ('GPU_I_ID="7"' in first, first[-2:]) == (True, " 4")
-    assert ('GPU_I_ID="8"' in second, second[-2:]) == (True, " 5")
-
-
 def test_a_value_of_the_whole_gpu_is_repeated_where_asked() -> None:
     """As dcgm-exporter does: each instance has the GPU's power, with its own pod."""
     parts = slices(gpu(0), 2)
@@ -171,13 +152,6 @@ def test_a_field_under_both_of_its_names_is_one_family_where_they_are_renamed() 
     assert len(_series(_text(readings, counters))) == 2
     text = _text(readings, counters, renamed=True)
     assert (len(_series(text)), text.count("# TYPE")) == (1, 1)
-
-
-def test_renamed_names_can_be_had() -> None:
-    """The same file, with the names since DCGM 4.6."""
-    readings = SampleSet({POWER: ((Subject(WholeGpu(gpu(0))), 1.0),)})
-    text = _text(readings, "DCGM_FI_DEV_POWER_USAGE,gauge,p", renamed=True)
-    assert _series(text)[0].startswith("DCGM_FI_DEV_BOARD_POWER_WATTS{")
 
 
 @pytest.mark.parametrize(

@@ -52,16 +52,6 @@ def test_whether_the_plan_is_applied(digest: str, phase: Phase, reported: str | 
     ]
 
 
-def test_the_layout_and_the_room_that_it_leaves() -> None:
-    """Instances by profile, free slices, what still fits and how large."""
-    lines = _lines(GPU)
-    assert lines[f'nodeagent_mig_instances{{{WHERE},GPU_I_PROFILE="3g.40gb"}}'] == "1"
-    assert lines[f"nodeagent_mig_slots_free{{{WHERE}}}"] == "3"
-    assert lines[f'nodeagent_mig_creatable{{{WHERE},GPU_I_PROFILE="1g.10gb"}}'] == "2"
-    assert lines[f"nodeagent_mig_largest_creatable_slots{{{WHERE}}}"] == "2"
-    assert f'nodeagent_mig_creatable{{{WHERE},GPU_I_PROFILE="7g.80gb"}}' not in lines
-
-
 @pytest.mark.parametrize(
     ("there", "share", "largest"),
     [
@@ -81,18 +71,6 @@ def test_fragmentation(there: list[tuple[str, int]], share: str | None, largest:
     # Two that lie in both halves leave less room than they could.
     lost = float(lines[f"nodeagent_mig_fragmentation_ratio{{{WHERE}}}"])
     assert (lost > 0) == (len(there) == 2)
-
-
-def test_a_mig_device_can_be_joined() -> None:
-    """The info metric has the labels that DCGM's have, and those that they lack."""
-    lines = _lines(GPU)
-    (info,) = [s for s in lines if s.startswith("nodeagent_mig_device_info") and "3g" in s]
-    instance = GPU.instances[0]
-    assert info == (
-        f'nodeagent_mig_device_info{{{WHERE},GPU_I_PROFILE="3g.40gb",GPU_I_ID="{instance.id}",'
-        f'compute_instance="0",mig_uuid="{instance.compute[0].uuid}",device_profile="3g.40gb",'
-        'start="0",size="4",share="0.5"}'
-    )
 
 
 def test_a_gpu_that_does_not_answer_is_left_out() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from nodeagent.errors import UsageError
@@ -142,12 +139,3 @@ def test_wrong_overrides_are_refused(changes: dict[str, object], complaint: str)
     """The path, what was found and the nearest name are reported."""
     with pytest.raises(UsageError, match=complaint):
         load_board("b200", {"b200": changes})
-
-
-def test_board_files_are_written_by_the_tool() -> None:
-    """They are JSON that one can read: no line is longer than a screen."""
-    directory = Path(__file__).parents[2] / "nodeagent" / "simulation" / "boards"
-    for path in directory.glob("*.json"):
-        text = path.read_text()
-        assert json.loads(text)["board"] == path.stem
-        assert max(map(len, text.splitlines())) < 320

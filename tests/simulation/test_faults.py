@@ -11,7 +11,6 @@ import pytest
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation import simulated
-from nodeagent.simulation.functions import FUNCTIONS, documented_errors
 from tests.simulation import calls
 
 COUNT = "nvmlDeviceGetCount_v2"
@@ -27,83 +26,6 @@ def _outcomes(number: int, call: Any = pynvml.nvmlDeviceGetCount) -> list[int]:
         except pynvml.NVMLError as error:
             codes.append(error.value)
     return codes
-
-
-def test_an_error_so_many_times() -> None:
-    """Then the function works again; other functions always did."""
-    with calls.node_with() as node:
-        node.inject(COUNT, error="UNKNOWN", times=2)
-        assert calls.gpu() is not None
-        assert _outcomes(3) == [999, 999, 0]
-        assert node.faults == []
-
-
-def test_the_first_calls_may_be_spared() -> None:
-    """`skip` calls go well before the fault begins."""
-    with calls.node_with() as node:
-        node.inject(COUNT, error=19, skip=2)
-        assert _outcomes(4) == [0, 0, 19, 0]
-
-
-def test_a_fault_for_ever_is_cleared() -> None:
-    """It stays until it is taken back, and others stay when one is."""
-    with calls.node_with() as node:
-        fault = node.inject(COUNT, error="IN_USE", times=None)
-        node.inject("nvmlDeviceGetUUID", error="UNKNOWN", times=None)
-        assert _outcomes(3) == [19, 19, 19]
-        node.clear_faults(fault)
-        assert _outcomes(1) == [0]
-        assert len(node.faults) == 1
-
-
-def test_a_fault_of_one_gpu() -> None:
-    """The others work, and calls that are about no GPU."""
-    with calls.node_with("h100-80gb:2") as node:
-        first, second = calls.gpu(0), calls.gpu(1)
-        node.inject(error="UNKNOWN", gpu=1, times=None)
-        assert pynvml.nvmlDeviceGetUUID(first)
-        assert pynvml.nvmlDeviceGetCount() == 2
-        with pytest.raises(pynvml.NVMLError_Unknown):
-            pynvml.nvmlDeviceGetUUID(second)
-
-
-def test_one_call_of_the_whole_run() -> None:
-    """`at_call` counts all calls, whatever they are."""
-    with simulated("h100-80gb") as node:
-        node.inject(error="UNKNOWN", at_call=3)
-        pynvml.nvmlInit()
-        calls.gpu()
-        assert _outcomes(2) == [999, 0]
-        pynvml.nvmlShutdown()
-
-
-def test_a_call_may_do_its_work_and_fail_nevertheless() -> None:
-    """`applied`: the instance is there, though the caller got an error."""
-    with calls.node_with() as node:
-        node.inject("nvmlDeviceCreateGpuInstance", error="UNKNOWN", applied=True)
-        with pytest.raises(pynvml.NVMLError_Unknown):
-            calls.create(calls.gpu(), "1g")
-        assert len(calls.instances(calls.gpu(), "1g")) == 1
-
-
-def test_a_delay() -> None:
-    """One call takes that long, and another thread is not held up by it."""
-    with calls.node_with() as node:
-        overtaken = False
-        for _ in range(20):  # on a busy machine one attempt shows nothing
-            node.inject(COUNT, delay=0.5)
-            waiting = threading.Thread(target=pynvml.nvmlDeviceGetCount)
-            before = time.monotonic()
-            waiting.start()
-            while node.faults:
-                time.sleep(0.001)
-            calls.gpu()
-            overtaken = time.monotonic() - before < 0.4
-            waiting.join()
-            assert time.monotonic() - before >= 0.5
-            if overtaken:
-                break
-        assert overtaken
 
 
 def test_latency_of_every_call_or_of_some() -> None:
@@ -124,22 +46,6 @@ def test_latency_of_every_call_or_of_some() -> None:
         pynvml.nvmlInit()
         pynvml.nvmlShutdown()
         assert time.monotonic() - before >= 0.02
-
-
-def test_a_hang_lasts_until_it_is_cleared() -> None:
-    """The call is stuck, others go on, and then it does its work after all."""
-    with calls.node_with("h100-80gb:2") as node:
-        stuck_gpu = calls.gpu(0)
-        fault = node.inject("nvmlDeviceCreateGpuInstance", hang=True, gpu=0)
-        stuck = threading.Thread(target=pynvml.nvmlDeviceCreateGpuInstance, args=(stuck_gpu, 19))
-        stuck.start()
-        calls.create(calls.gpu(1), "1g")
-        stuck.join(0.05)
-        assert stuck.is_alive()
-        assert node.cards[0].state.instances == []
-        node.clear_faults(fault)
-        stuck.join(30)
-        assert len(node.cards[0].state.instances) == 1
 
 
 def test_closing_the_node_frees_what_hangs() -> None:
@@ -177,17 +83,6 @@ def test_faults_that_mean_nothing_are_refused() -> None:
             node.lose(0, error=77)
         with pytest.raises(UsageError, match="no GPU 7"):
             node.inject(COUNT, error=19, gpu=7)
-
-
-def test_documented_errors_can_be_enumerated() -> None:
-    """Every function lists which codes it may answer, for tests that try them all."""
-    for name, function in FUNCTIONS.items():
-        if not function.raw:
-            codes = documented_errors(name)
-            assert len(set(codes)) == len(codes) > 0
-    assert pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES in documented_errors(
-        "nvmlDeviceCreateGpuInstanceWithPlacement"
-    )
 
 
 def test_the_journal_records_calls_and_counts() -> None:

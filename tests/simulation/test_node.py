@@ -7,12 +7,10 @@ import sys
 import threading
 import time
 
-import msgspec
 import pynvml
 import pytest
 
 from nodeagent.errors import UsageError
-from nodeagent.simulation import SimulatedNode, Switches
 from tests.machine_load import stretched
 from tests.simulation import calls
 
@@ -33,14 +31,6 @@ def test_a_device_that_is_not_there(text: str) -> None:
     """Is refused with what could be named."""
     with calls.node_with("h100-80gb:2") as node, pytest.raises(UsageError, match="has no"):
         node.occupy(text)
-
-
-def test_processes_without_a_pid_get_one_that_no_real_process_has() -> None:
-    """So that no program looks for them in /proc and finds another process."""
-    with calls.node_with() as node:
-        pids = [node.occupy(0).pid for _ in range(3)]
-    assert len(set(pids)) == 3
-    assert min(pids) > 1 << 22
 
 
 def test_occupying_is_checked() -> None:
@@ -71,16 +61,6 @@ def test_releasing() -> None:
         assert node.release(1) == 1
         assert [p.pid for p in node.cards[0].state.processes] == [2]
         assert node.release() == 1
-
-
-def test_releasing_one_mig_device_leaves_the_others() -> None:
-    """A GPU's name means all of its devices, a MIG device's only itself."""
-    with calls.node_with() as node:
-        for start in (0, 1):
-            calls.create_device(calls.gpu(), "1g", start)
-            node.occupy(f"0/{7 + start}/0")
-        assert node.release("0/7/0") == 1
-        assert node.release(0) == 1
 
 
 def test_a_real_process_frees_the_device_by_ending() -> None:
@@ -120,33 +100,6 @@ def test_a_reboot_of_ampere_keeps_the_mode() -> None:
         modes = [pynvml.nvmlDeviceGetMigMode(calls.gpu(i)) for i in range(2)]
         assert modes == [[1, 1], [0, 0]]
         assert node.cards[0].state.instances == []
-
-
-def test_a_reboot_brings_a_lost_gpu_back_and_settings_to_their_start() -> None:
-    """Persistence and compute mode are as after boot; faults stay."""
-    switches = Switches(persistence_mode=False)
-    with calls.node_with("t4", switches=switches) as node:
-        pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 1)
-        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
-        node.lose(0)
-        fault = node.inject("nvmlDeviceGetSerial", error="UNKNOWN")
-        node.reboot()
-        assert pynvml.nvmlDeviceGetPersistenceMode(calls.gpu()) == 0
-        assert pynvml.nvmlDeviceGetComputeMode(calls.gpu()) == pynvml.NVML_COMPUTEMODE_DEFAULT
-        assert node.faults == [fault]
-
-
-def test_a_node_needs_boards() -> None:
-    """Without a state file there is nothing to open."""
-    with pytest.raises(UsageError, match="boards must be named"):
-        SimulatedNode()
-
-
-@pytest.mark.parametrize("switch", ["ampere_mode", "stale_handles", "missing_mig_index"])
-def test_switches_are_checked(switch: str) -> None:
-    """A value that means nothing is refused with those that do."""
-    with pytest.raises(UsageError, match=f"{switch} is 'x'"):
-        msgspec.convert({switch: "x"}, Switches)
 
 
 def test_many_threads_at_once() -> None:

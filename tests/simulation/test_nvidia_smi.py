@@ -104,19 +104,6 @@ def test_time_slices_are_set_and_listed(state: Path) -> None:
     )
 
 
-def test_time_slices_are_kept_in_the_state_until_a_reboot(state: Path) -> None:
-    """Of all GPUs, when none is named; a state of before there were any is read too."""
-    SimulatedNode("t4:2", state=state).close()
-    content = state.read_text()
-    assert content.count('"time_slice":0,') == 2
-    state.write_text(content.replace('"time_slice":0,', ""))
-    assert _smi(state, "compute-policy", "--set-timeslice", "2")[0] == 0
-    with SimulatedNode(state=state) as node:
-        assert [card.state.time_slice for card in node.cards] == [2, 2]
-        node.reboot()
-        assert [card.state.time_slice for card in node.cards] == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from nodeagent.errors import NodeagentError, UsageError
-from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.simulation import SimulatedNode, simulated
 from tests.simulation import calls
 
 ELSEWHERE = """
@@ -102,16 +102,6 @@ def test_the_boards_must_be_those_of_the_file(state: Path) -> None:
         pass
 
 
-def test_switches_are_part_of_the_state(state: Path) -> None:
-    """They stay as they were, until others are given."""
-    switches = Switches(ampere_mode="whenIdle", missing_functions=("nvmlShutdown",))
-    for given, found in ((switches, switches), (None, switches), (Switches(), Switches())):
-        with simulated("a30", state=state, switches=given) as node:
-            assert node.switches == found
-    with simulated(state=state) as node:
-        assert node.switches == Switches()
-
-
 def test_two_processes_share_a_node(state: Path) -> None:
     """Each sees at its next call what the other did, and neither can do what the other did."""
     with simulated("h100-80gb", state=state), Elsewhere(state) as other:
@@ -153,19 +143,6 @@ def test_processes_and_faults_reach_the_other_process(state: Path) -> None:
         assert pynvml.nvmlDeviceGetCount() == 1
         other.does("pynvml.nvmlDeviceGetCount()")
         assert other.does("node.faults") == "[]"
-
-
-def test_a_hang_is_cleared_from_another_process(state: Path) -> None:
-    """The call that was stuck here goes on."""
-    with calls.node_with("t4", state=state) as node, Elsewhere(state) as other:
-        node.inject("nvmlDeviceGetCount_v2", hang=True)
-        stuck = threading.Thread(target=pynvml.nvmlDeviceGetCount)
-        stuck.start()
-        stuck.join(0.05)
-        assert stuck.is_alive()
-        other.does("node.clear_faults()")
-        stuck.join(30)
-        assert not stuck.is_alive()
 
 
 def test_events_of_other_processes_arrive(state: Path) -> None:
@@ -247,31 +224,3 @@ def test_damaged_content_is_refused(state: Path, path: str, value: object) -> No
     state.write_text(_damage(json.loads(state.read_text()), path, value))
     with pytest.raises(NodeagentError, match="is not the state of a simulated node"):
         SimulatedNode(state=state)
-
-
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    """One sentence, with the remedy."""
-    with pytest.raises(NodeagentError, match="a folder that exists"):
-        SimulatedNode("t4", state=tmp_path / "no" / "node.json")
-
-
-def test_a_file_that_vanished_is_written_anew(state: Path) -> None:
-    """The node goes on, and its next change brings the file back."""
-    with calls.node_with("t4", state=state) as node:
-        state.unlink()
-        assert pynvml.nvmlDeviceGetCount() == 1
-        node.occupy(0, 4711)
-    with SimulatedNode(state=state) as node:
-        assert [process.pid for process in node.cards[0].state.processes] == [4711]
-
-
-def test_looking_writes_nothing(state: Path) -> None:
-    """Only changes touch the file, so that no watcher of it is woken for nothing."""
-    with calls.node_with("h100-80gb", state=state, mig=False):
-        before = state.stat()
-        calls.profiles(calls.gpu())
-        pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu())
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            pynvml.nvmlDeviceCreateGpuInstance(calls.gpu(), 19)
-        after = state.stat()
-        assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 
-from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.health.readings import GpuReading
 from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
@@ -14,11 +13,11 @@ from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import replace
 from nodeagent.telemetry.exporter import Exporter
-from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
+from nodeagent.telemetry.samples import GpuSample, SampleBatch
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.shapes import Cluster, Pod
-from tests.telemetry.nodes import GPU, MIB, divided, user, whole
+from tests.telemetry.nodes import GPU, divided, user, whole
 from tests.views.daemons import mps_daemon
 
 USED, POWER, ENERGY, UTILIZATION = 252, 155, 156, 203
@@ -96,23 +95,6 @@ def test_a_gpu_is_labelled_with_the_one_that_has_it() -> None:
     pod = ',container="main",namespace="team",pod="a"'
     assert rig.series("DCGM_FI_DEV_FB_USED") == [f"{{{pod}}} 7"]
     assert rig.series("DCGM_FI_DEV_POWER_USAGE") == [f"{{{pod}}} 300.000000"]
-
-
-def test_two_that_share_it_have_their_own_memory() -> None:
-    """It is that of their processes as last listed; the power is exported once, without owner."""
-    rig = Rig(whole(user(0, "a"), user(0, "b")))
-    rig.exporter.put_processes(
-        GPU.uuid, {None: (ProcessReading(1, 2 * MIB), ProcessReading(2, 4 * MIB))}
-    )
-    rig.exporter.put_owners({1: Owner("team", "a", "main"), 2: Owner("team", "b", "main")})
-    rig.sample({USED: ((WHOLE, 7),), POWER: ((WHOLE, 300.0),)})
-    assert rig.series("DCGM_FI_DEV_FB_USED") == [
-        '{,container="main",namespace="team",pod="a"} 2',
-        '{,container="main",namespace="team",pod="b"} 4',
-        "{} 1",
-    ]
-    assert rig.series("DCGM_FI_DEV_POWER_USAGE") == ["{} 300.000000"]
-    assert rig.exporter.unknown_pids() == {1, 2}
 
 
 def test_lists_of_processes_that_are_old_do_not_count() -> None:
@@ -225,14 +207,6 @@ def test_the_age_is_that_of_the_scrape() -> None:
     first, second = scraped(0.5, True), scraped(0.25, False)
     assert first.replace("} 0.5\n", "} 0.75\n") == second
     assert "process_cpu_seconds_total 1.5\n" in first
-
-
-def test_what_a_lost_gpu_said_ends() -> None:
-    """Its readers are dropped, and nothing of it is exported."""
-    rig = Rig(whole())
-    rig.sample({USED: ((WHOLE, 7),)})
-    rig.exporter.take(SampleBatch(gone=("fast",)))
-    assert rig.series("DCGM_FI_DEV_FB_USED") == []
 
 
 def test_what_a_gpu_does_that_is_not_sampled_is_not_known() -> None:

@@ -94,15 +94,6 @@ async def test_nothing_is_delivered_after_the_end(tmp_path: Path, writer: int) -
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  # as above
 
 
-async def test_letters_that_are_none_do_no_harm(tmp_path: Path, writer: int) -> None:
-    """A log may hold any bytes."""
-    followed = Followed(tmp_path / "kmsg")
-    async with following(followed):
-        os.write(writer, b"3,1,1,-;NVRM: Xid (PCI:0000:3b:00): 31, \xff\xfe\n")
-        await until(lambda: bool(followed.xids))
-    assert followed.xids[0].message == "\ufffd\ufffd"
-
-
 async def test_the_end_of_what_is_no_kernel_log(tmp_path: Path) -> None:
     """It is reported once, with what came before it, and nothing turns in a circle."""
     os.mkfifo(tmp_path / "kmsg")

@@ -223,18 +223,6 @@ async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
     assert succeeded(sampled) == {"0": True, "1": True}
 
 
-async def test_a_gpu_that_hangs_as_soon_as_it_is_sampled(
-    known: Driver, node: SimulatedNode
-) -> None:
-    """It was observed, so it is reported by its UUID, though no look at it ever ended."""
-    node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
-    sampled = await sampler_of(known, rows(POWER)).round()
-    node.clear_faults()
-    silences = {gpu.uuid: gpu.answer and gpu.answer.silence for gpu in sampled.gpus}
-    names = [gpu.uuid for gpu in (await known.observe()).gpus]
-    assert silences == {names[0]: Silence.HANGS, names[1]: None}
-
-
 async def test_a_gpu_that_always_hung(hasty: Driver, node: SimulatedNode) -> None:
     """Its UUID is not known, so the node has the trouble; that is over when it answers."""
     hang = node.inject("nvmlDeviceGetUUID", gpu=0, hang=True)

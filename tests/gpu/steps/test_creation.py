@@ -14,15 +14,6 @@ from nodeagent.structs import replace
 from tests.gpu.steps_of import add_compute, create, destroy, laid_out, layout
 
 
-async def test_the_double_memory_instance_gets_all_its_multiprocessors(
-    driver: Driver, node: SimulatedNode
-) -> None:
-    """On Hopper a compute profile of its own, and not that of the plain 1g."""
-    await laid_out(driver, 0, at2="1g.20gb")
-    (call,) = node.journal.named("nvmlGpuInstanceCreateComputeInstance")
-    assert call.arguments[-1] == 7
-
-
 @pytest.mark.parametrize(
     "function",
     [

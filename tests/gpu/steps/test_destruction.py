@@ -68,44 +68,6 @@ class Source:
         return Usage()
 
 
-@pytest.mark.parametrize(
-    "usage",
-    [
-        Usage((User(4711, "python", "capability"),)),
-        Usage(known=False, reason="processes are hidden"),
-    ],
-)
-async def test_users_of_other_sources_are_asked_right_before(usage: Usage) -> None:
-    """An open capability file is a user that NVML does not see yet."""
-    source = Source()
-    opened = [CapabilityUsers(source.read, deadline=30)]
-    with simulated("h100-80gb:1") as node:
-        async with Driver(observe_deadline=30, step_deadline=30, sources=opened) as driver:
-            gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
-            asked: list[MigDeviceRef] = []
-
-            def reported(device: MigDeviceRef) -> Usage:
-                asked.append(device)
-                return usage
-
-            source.reported = reported
-            looks = source.looks
-            for step in (
-                destroy(gpu, gpu.instances[0]),
-                destroy_compute(gpu, gpu.instances[0], gpu.instances[0].compute[0]),
-            ):
-                with pytest.raises(GpuInUse, match=r"pid 4711|processes are hidden"):
-                    await driver.apply(step)
-            assert source.looks == looks + 2
-            assert node.journal.total(DESTROYS) == 0
-            instance = gpu.instances[0].id
-            assert [(d.minor, d.gpu_instance, d.compute_instance) for d in asked] == [
-                (0, instance, 0),
-                (0, instance, None),
-                (0, instance, 0),
-            ]
-
-
 async def test_who_holds_a_half_made_instance_is_found() -> None:
     """Its capability file is there before its first device."""
     source = Source()
@@ -164,17 +126,6 @@ async def test_a_part_that_the_step_does_not_name_keeps_its_instance(
             await driver.apply(destroy(gpu, instance))
     assert node.journal.total(DESTROYS) == 0
     assert layout(await driver.observe_gpu(gpu.uuid)) == layout(gpu)
-
-
-async def test_a_full_instance_is_not_searched_for_other_parts(
-    driver: Driver, node: SimulatedNode
-) -> None:
-    """There is no room for any, and every call takes time."""
-    gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
-    asked = node.journal.total("nvmlGpuInstanceGetComputeInstances")
-    for instance in gpu.instances:
-        await driver.apply(destroy(gpu, instance))
-    assert node.journal.total("nvmlGpuInstanceGetComputeInstances") == asked
 
 
 async def test_a_part_without_a_device_keeps_its_instance(

@@ -119,15 +119,6 @@ async def test_a_device_that_is_gone_or_not_made_is_named(driver: Driver) -> Non
 ON, OFF = MigMode(current=True, pending=True), MigMode(current=False, pending=False)
 
 
-async def test_a_mig_mode_that_is_there_already_is_not_set_again(
-    driver: Driver, node: SimulatedNode
-) -> None:
-    """Setting it could disturb, and is not needed."""
-    gpu = await laid_out(driver, 0, at0="3g.40gb")
-    await driver.apply(enable(gpu))
-    assert node.journal.total("nvmlDeviceSetMigMode") == 1
-
-
 async def test_ampere_is_left_with_the_change_pending() -> None:
     """That is no error: the planner sees it in the next observation."""
     with simulated("a100-40gb:1"):

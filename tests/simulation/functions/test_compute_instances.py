@@ -51,17 +51,6 @@ def test_unaligned_slots_do_not_exist_on_an_aligned_tree() -> None:
             assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, 1) == fits
 
 
-def test_ids_are_the_lowest_free_numbers() -> None:
-    """A number that became free is taken again."""
-    with calls.node_with("h100-80gb"):
-        instance = calls.create(calls.gpu(), "4g")
-        made = [pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0) for _ in range(3)]
-        assert [calls.slot_of(one)[0] for one in made] == [0, 1, 2]
-        pynvml.nvmlComputeInstanceDestroy(made[1])
-        again = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-        assert calls.slot_of(again)[0] == 1
-
-
 def test_profiles_tell_what_they_share() -> None:
     """Ids equal the enumeration here; multiprocessors are the part's, engines the whole's."""
     with calls.node_with("h100-80gb"):
@@ -111,37 +100,6 @@ def test_placements_are_reported_in_two_calls() -> None:
         assert [(place.start, place.size) for place in places] == [(0, 1), (1, 1), (2, 1)]
 
 
-def test_remaining_capacity_counts_slices_and_places() -> None:
-    """What is left goes down with every compute instance, and never below nothing."""
-    with calls.node_with("a100-80gb"):
-        instance = calls.create(calls.gpu(), "4g")
-        left = pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity
-        assert [left(instance, kind) for kind in (0, 1, 3)] == [4, 2, 1]
-        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
-        assert [left(instance, kind) for kind in (0, 1, 3)] == [2, 1, 0]
-        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
-        assert [left(instance, kind) for kind in (0, 1, 3)] == [0, 0, 0]
-        with pytest.raises(pynvml.NVMLError_InsufficientResources):
-            pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-
-
-def test_a_place_must_be_valid_and_free() -> None:
-    """An unknown place is invalid, a taken one is insufficient resources."""
-    with calls.node_with("a100-80gb"):
-        instance = calls.create(calls.gpu(), "3g")
-        make = pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement
-        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-        for start, size, error in (
-            (2, 2, pynvml.NVMLError_InvalidArgument),
-            (0, 2, pynvml.NVMLError_InsufficientResources),
-        ):
-            place = pynvml.c_nvmlComputeInstancePlacement_t(start, size)
-            with pytest.raises(error):
-                make(instance, 1, byref(place))
-        place = pynvml.c_nvmlComputeInstancePlacement_t(1, 2)
-        assert calls.slot_of(make(instance, 1, byref(place))) == (1, "1:2")
-
-
 def test_a_compute_instance_with_a_process_stays() -> None:
     """IN_USE until the process is gone."""
     with calls.node_with("h100-80gb") as node:
@@ -155,20 +113,6 @@ def test_a_compute_instance_with_a_process_stays() -> None:
         pynvml.nvmlComputeInstanceDestroy(compute)
         with pytest.raises(pynvml.NVMLError_NotFound):
             pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
-
-
-def test_compute_instances_are_listed_by_profile() -> None:
-    """The list holds one profile only and leads back to GPU and GPU instance."""
-    with calls.node_with("a100-80gb"):
-        instance = calls.create(calls.gpu(), "7g")
-        for kind in (1, 0, 1):
-            pynvml.nvmlGpuInstanceCreateComputeInstance(instance, kind)
-        array, count = (pynvml.c_nvmlComputeInstance_t * 3)(), c_uint()
-        pynvml.nvmlGpuInstanceGetComputeInstances(instance, 1, array, byref(count))
-        assert [calls.slot_of(array[i]) for i in range(count.value)] == [(0, "0:2"), (2, "3:2")]
-        info = pynvml.nvmlComputeInstanceGetInfo(array[0])
-        assert calls.place_of(info.gpuInstance) == (0, "0:8")
-        assert pynvml.nvmlDeviceGetIndex(info.device) == 0
 
 
 def test_an_ordinary_user_changes_nothing() -> None:

@@ -9,30 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from nodeagent.simulation import Switches, simulated
+from nodeagent.simulation import Switches
 from tests.simulation import calls
-
-
-def test_a_node_of_the_same_boards_is_the_same_node() -> None:
-    """Identities come from board and index, and differ between cards."""
-    seen = []
-    for _ in range(2):
-        with calls.node_with("h100-80gb:2,t4"):
-            seen.append([pynvml.nvmlDeviceGetUUID(calls.gpu(i)) for i in range(3)])
-    assert seen[0] == seen[1]
-    assert len(set(seen[0])) == 3
-
-
-def test_devices_are_found_in_three_ways() -> None:
-    """By index, UUID and PCI address, in all the forms an address has."""
-    with calls.node_with("h100-80gb:2"):
-        uuid = pynvml.nvmlDeviceGetUUID(calls.gpu(1))
-        address = pynvml.nvmlDeviceGetPciInfo(calls.gpu(1)).busId
-        assert address == "00000000:27:00.0"
-        for text in (address, "0000:27:00.0", "27:00.0", address.lower()):
-            found = pynvml.nvmlDeviceGetHandleByPciBusId(text)
-            assert pynvml.nvmlDeviceGetUUID(found) == uuid
-        assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)) == 1
 
 
 def test_what_is_not_there() -> None:
@@ -44,20 +22,6 @@ def test_what_is_not_there() -> None:
             pynvml.nvmlDeviceGetHandleByUUID("GPU-00000000-0000-0000-0000-000000000000")
         with pytest.raises(pynvml.NVMLError_NotFound):
             pynvml.nvmlDeviceGetHandleByPciBusId("0000:FF:00.0")
-
-
-def test_pci_ids() -> None:
-    """Device and vendor are packed as NVML does it; every card has a bus of its own."""
-    with calls.node_with("a100-40gb,h100-80gb,t4:20"):
-        infos = [pynvml.nvmlDeviceGetPciInfo(calls.gpu(i)) for i in range(22)]
-    assert [hex(info.pciDeviceId) for info in infos[:3]] == [
-        "0x20b010de",
-        "0x233010de",
-        "0x1eb810de",
-    ]
-    assert infos[0].pciSubSystemId == 0x134F10DE
-    assert len({(info.domain, info.bus) for info in infos}) == 22
-    assert infos[0].busIdLegacy == "0000:1A:00.0"
 
 
 def test_a_lost_gpu_answers_nothing() -> None:
@@ -80,15 +44,6 @@ def test_a_lost_gpu_answers_nothing() -> None:
         assert pynvml.nvmlDeviceGetIndex(other) == 1
         node.reset(0)
         assert pynvml.nvmlDeviceGetUUID(calls.gpu(0)) == uuid
-
-
-def test_handles_are_the_same_for_the_same_device() -> None:
-    """Asking twice gives the same pointer, as NVML does within a session."""
-    with simulated("h100-80gb"):
-        pynvml.nvmlInit()
-        pointers = {bytes(calls.gpu()) for _ in range(3)}
-        pynvml.nvmlShutdown()
-    assert len(pointers) == 1
 
 
 def test_a_virtual_gpu_cannot_be_divided() -> None:
@@ -145,13 +100,6 @@ def test_how_many_there_can_be(board: str, most: int) -> None:
         assert pynvml.nvmlDeviceGetMaxMigDeviceCount(calls.gpu()) == 0
 
 
-def test_a_gpu_instance_alone_is_no_device() -> None:
-    """Without a compute instance there is nothing to enumerate."""
-    with calls.node_with("h100-80gb"):
-        calls.create(calls.gpu(), "7g")
-        assert calls.mig_devices(calls.gpu()) == []
-
-
 def test_the_uuid_is_that_of_the_place() -> None:
     """Version 5, the same after re-creation at the same place, another at any other place."""
     with calls.node_with("h100-80gb:2"):
@@ -166,16 +114,6 @@ def test_the_uuid_is_that_of_the_place() -> None:
         assert len(set(seen)) == 3
 
 
-def test_the_uuid_may_change_with_re_creation() -> None:
-    """With the switch, the same place gets another UUID each time."""
-    with calls.node_with("h100-80gb", switches=Switches(new_uuid_on_recreate=True)):
-        first = calls.create_device(calls.gpu(), "1g", 0)
-        before = pynvml.nvmlDeviceGetUUID(first)
-        _destroy(calls.gpu(), first)
-        again = calls.create_device(calls.gpu(), "1g", 0)
-        assert before != pynvml.nvmlDeviceGetUUID(again)
-
-
 def _destroy(device: Any, mig_device: Any) -> None:
     number = pynvml.nvmlDeviceGetGpuInstanceId(mig_device)
     instance = pynvml.nvmlDeviceGetGpuInstanceById(device, number)
@@ -185,17 +123,6 @@ def _destroy(device: Any, mig_device: Any) -> None:
         )
     )
     pynvml.nvmlGpuInstanceDestroy(instance)
-
-
-def test_devices_are_found_by_uuid_and_lead_to_their_gpu() -> None:
-    """A MIG device's handle is known as one, and its parent is the GPU."""
-    with calls.node_with("h100-80gb:2"):
-        made = calls.create_device(calls.gpu(1), "2g")
-        found = pynvml.nvmlDeviceGetHandleByUUID(pynvml.nvmlDeviceGetUUID(made))
-        assert pynvml.nvmlDeviceIsMigDeviceHandle(found).value == 1
-        parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(found)
-        assert pynvml.nvmlDeviceIsMigDeviceHandle(parent).value == 0
-        assert pynvml.nvmlDeviceGetIndex(parent) == 1
 
 
 def test_attributes_are_those_of_both_instances() -> None:
@@ -228,18 +155,6 @@ def test_memory_and_bar1_of_a_device(board: str, name: str, memory: int, bar1: i
         device = calls.create_device(calls.gpu(), name)
         assert pynvml.nvmlDeviceGetMemoryInfo(device).total == memory * MIB
         assert pynvml.nvmlDeviceGetBAR1MemoryInfo(device).bar1Total == bar1 * MIB
-
-
-def test_idle_devices_use_a_little_memory() -> None:
-    """37 MiB of a 3g and 49 MiB of a 4g, as on an A100 80GB; compute instances share it."""
-    with calls.node_with("a100-80gb"):
-        big = calls.create_device(calls.gpu(), "4g")
-        part = calls.create(calls.gpu(), "3g")
-        for _ in range(2):
-            pynvml.nvmlGpuInstanceCreateComputeInstance(part, 0)
-        used = [pynvml.nvmlDeviceGetMemoryInfo(d).used for d in calls.mig_devices(calls.gpu())]
-        assert sorted(used) == [37 * MIB, 37 * MIB, 49 * MIB]
-        assert pynvml.nvmlDeviceGetMemoryInfo(big, version=pynvml.nvmlMemory_v2).used == 49 * MIB
 
 
 def test_instance_ids_are_for_mig_devices_only() -> None:
@@ -284,13 +199,6 @@ def test_handles_go_stale_with_what_they_stand_for(policy: str) -> None:
         for ask in asked:
             with pytest.raises(getattr(pynvml, f"NVMLError_{error}")):
                 ask()
-
-
-def test_mirrored_cards_count_from_the_other_side() -> None:
-    """The switch is one of each GPU."""
-    with calls.node_with("h100-80gb:2", mirrored=[1]):
-        ids = [calls.place_of(calls.create(calls.gpu(i), "1g", 0))[0] for i in range(2)]
-        assert ids == [7, 11]
 
 
 def test_old_drivers_name_mig_devices_by_their_numbers() -> None:

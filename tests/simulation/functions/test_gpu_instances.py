@@ -71,15 +71,6 @@ def test_remaining_capacity_is_as_seen(seen: dict[str, Any]) -> None:
                 assert seen["free_total"][full_name] == found
 
 
-def test_a_new_driver_has_room_for_4g_beside_3g() -> None:
-    """From R510 on the same card reports 1/1 for 4g."""
-    with calls.node_with("a100-80gb"):
-        device = calls.gpu()
-        calls.create(device, "3g", 4)
-        assert calls.free(device, "4g") == 1
-        calls.create(device, "4g")
-
-
 def test_an_old_driver_refuses_4g_beside_3g() -> None:
     """With the switch for drivers before R510, either one shuts the other out."""
     with calls.node_with("a100-80gb", switches=Switches(old_driver_no_4g_with_3g=True)):
@@ -160,13 +151,6 @@ def _short(profile: GpuProfile) -> str:
     if profile.kind == pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2:
         return "1g(REV2)"
     return f"{profile.slices}g{profile.name.partition('gb')[2]}"
-
-
-def test_profile_ids_are_not_the_enumeration() -> None:
-    """The id that create calls take differs from the number that asks for the profile."""
-    with calls.node_with("h100-80gb"):
-        ids = {name: info.id for name, info in calls.profiles(calls.gpu()).items()}
-    assert ids == {"1g": 19, "1g+me": 20, "1gR2": 15, "2g": 14, "3g": 9, "4g": 5, "7g": 0}
 
 
 def test_profile_info_reports_the_board_in_both_versions() -> None:
@@ -296,31 +280,6 @@ def test_an_instance_with_compute_instances_cannot_be_destroyed() -> None:
         pynvml.nvmlComputeInstanceDestroy(compute)
         pynvml.nvmlGpuInstanceDestroy(instance)
         assert calls.place_of(calls.create(device, "3g", 0)) == (1, "0:4")
-
-
-def test_instances_are_listed_by_profile_and_found_by_id() -> None:
-    """A list holds one profile only, in the order of ids; a missing id is not found."""
-    with calls.node_with("h100-80gb"):
-        device = calls.gpu()
-        for name, start in (("1g", 6), ("1g", 0), ("2g", 2)):
-            calls.create(device, name, start)
-        assert [calls.place_of(i) for i in calls.instances(device, "1g")] == [
-            (7, "0:1"),
-            (13, "6:1"),
-        ]
-        found = pynvml.nvmlDeviceGetGpuInstanceById(device, 4)
-        assert calls.place_of(found) == (4, "2:2")
-        with pytest.raises(pynvml.NVMLError_NotFound):
-            pynvml.nvmlDeviceGetGpuInstanceById(device, 5)
-
-
-def test_instance_info_leads_back_to_the_gpu() -> None:
-    """The device in an instance's info is a handle of its GPU."""
-    with calls.node_with("h100-80gb:2"):
-        instance = calls.create(calls.gpu(1), "7g")
-        info = pynvml.nvmlGpuInstanceGetInfo(instance)
-        assert pynvml.nvmlDeviceGetIndex(info.device) == 1
-        assert info.profileId == 0
 
 
 def test_an_ordinary_user_may_only_ask_for_profiles() -> None:

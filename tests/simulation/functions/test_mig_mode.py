@@ -90,12 +90,3 @@ def test_a_reset_takes_instances_and_hopper_its_mode() -> None:
             node.reset(0)
             assert _mode() == mode
             assert node.cards[0].state.instances == []
-
-
-def test_the_driver_reports_which_cards_need_no_reset() -> None:
-    """Field value 184: 1 on Hopper, 0 on Ampere, not supported without MIG."""
-    field = pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
-    with calls.node_with("h100-80gb,a100-40gb,t4", mig=False):
-        values = [pynvml.nvmlDeviceGetFieldValues(calls.gpu(i), [field, 1])[0] for i in range(3)]
-        assert [(v.nvmlReturn, v.value.uiVal) for v in values[:2]] == [(0, 1), (0, 0)]
-        assert values[2].nvmlReturn == Code.NOT_SUPPORTED

@@ -25,16 +25,6 @@ def test_nothing_answers_before_initialisation() -> None:
             pynvml.nvmlShutdown()
 
 
-def test_initialisations_are_counted() -> None:
-    """Only the last shutdown closes the library."""
-    with simulated("h100-80gb"):
-        pynvml.nvmlInit()
-        pynvml.nvmlInit()
-        pynvml.nvmlShutdown()
-        assert pynvml.nvmlDeviceGetCount() == 1
-        pynvml.nvmlShutdown()
-
-
 def test_handles_do_not_outlive_a_shutdown() -> None:
     """A handle from before is stale after the next initialisation."""
     with simulated("h100-80gb"):
@@ -96,15 +86,6 @@ def _state() -> tuple[object, ...]:
     )
 
 
-def test_pynvml_is_as_before() -> None:
-    """Library, count, cached functions and cached error texts."""
-    before = _state()
-    with calls.node_with():
-        assert str(pynvml.NVMLError(19)) == "In use by another client"
-        assert _state() != before
-    assert _state() == before
-
-
 def test_pynvml_is_as_before_after_an_error() -> None:
     """Also when the block is left by an exception, without a shutdown."""
     before = _state()
@@ -114,14 +95,6 @@ def test_pynvml_is_as_before_after_an_error() -> None:
     assert _state() == before
 
 
-def test_one_node_within_another() -> None:
-    """The inner one answers while it is there, then the outer one again."""
-    with calls.node_with("h100-80gb:2"):
-        with calls.node_with("t4"):
-            assert pynvml.nvmlDeviceGetName(calls.gpu()) == "Tesla T4"
-        assert pynvml.nvmlDeviceGetCount() == 2
-
-
 def test_a_closed_node_answers_nothing() -> None:
     """A function kept from before is UNINITIALIZED, and holds no caller up."""
     with calls.node_with() as node:
@@ -129,23 +102,6 @@ def test_a_closed_node_answers_nothing() -> None:
         node.close()
         assert kept(calls.c_uint_reference()) == pynvml.NVML_ERROR_UNINITIALIZED
         pynvml.nvmlLib.session.initialised = 0
-
-
-def test_functions_accept_attributes() -> None:
-    """pynvml sets a result type on one of them, as ctypes allows."""
-    with simulated("t4"):
-        function = pynvml.nvmlLib.nvmlErrorString
-        function.restype = str
-        assert function.restype is str
-        assert function.__name__ == "nvmlErrorString"
-
-
-def test_unknown_functions_do_not_exist() -> None:
-    """So that pynvml says FunctionNotFound."""
-    with simulated("t4"):
-        with pytest.raises(AttributeError, match="undefined symbol"):
-            pynvml.nvmlLib.nvmlNoSuchThing  # noqa: B018
-        assert pynvml.nvmlLib is not None
 
 
 def test_thousands_of_instances_leave_nothing_behind() -> None:
@@ -172,13 +128,3 @@ def test_thousands_of_instances_leave_nothing_behind() -> None:
     assert handles.take(oldest_kept, "here").serial == 6000 - 1021
     with pytest.raises(SimulatorMisuse):
         handles.take(sorted(tokens)[3 - 1025], "here")
-
-
-def test_many_sessions_leave_room_for_the_handles_in_use() -> None:
-    """A GPU has another handle in each; those of past ones are forgotten before what is used."""
-    handles = Handles()
-    for session in range(3000):
-        gpu = handles.give(Handle(Kind.GPU, session, 0))
-        devices = [handles.give(Handle(Kind.MIG_DEVICE, session, 0, n)) for n in range(7)]
-        for token in (gpu, *devices):
-            assert handles.take(token, "a test").session == session

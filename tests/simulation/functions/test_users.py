@@ -47,13 +47,6 @@ def _with_mode(node: SimulatedNode, mode: ComputeMode) -> None:
     node.cards[0].state.compute_mode = mode
 
 
-def test_by_default_everybody_comes() -> None:
-    """Side by side."""
-    with calls.node_with("t4") as node:
-        for kind in ("compute", "compute", "mps", "graphics"):
-            node.occupy(0, kind=kind)
-
-
 def test_a_prohibited_device_takes_no_compute_process() -> None:
     """No client of MPS either; a display server is not concerned."""
     with calls.node_with("t4") as node:
@@ -86,16 +79,6 @@ def test_all_clients_of_mps_are_one_process_to_an_exclusive_device() -> None:
         for _ in range(3):
             node.occupy(0, kind="mps")
         with pytest.raises(UsageError, match="come as a client of its MPS server"):
-            node.occupy(0)
-
-
-def test_who_is_there_stays_when_the_mode_changes() -> None:
-    """The mode says who may come."""
-    with calls.node_with("t4") as node:
-        pids = [node.occupy(0).pid for _ in range(2)]
-        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
-        assert [process.pid for process in node.cards[0].processes()] == pids
-        with pytest.raises(UsageError, match="EXCLUSIVE_PROCESS"):
             node.occupy(0)
 
 
@@ -150,19 +133,3 @@ def test_persistence_mode() -> None:
             pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)
         with pytest.raises(pynvml.NVMLError_NoPermission):
             pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
-
-
-def test_compute_mode_goes_with_the_mig_device_and_with_mig_mode() -> None:
-    """What is made anew, or undivided again, is as after boot."""
-    with calls.node_with("h100-80gb", mig=False):
-        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
-        pynvml.nvmlDeviceSetMigMode(calls.gpu(), 1)
-        device = calls.create_device(calls.gpu(), "1g", 0)
-        pynvml.nvmlDeviceSetComputeMode(device, EXCLUSIVE)
-        instance = calls.instances(calls.gpu(), "1g")[0]
-        pynvml.nvmlComputeInstanceDestroy(pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
-        pynvml.nvmlGpuInstanceDestroy(instance)
-        device = calls.create_device(calls.gpu(), "1g", 0)
-        assert pynvml.nvmlDeviceGetComputeMode(device) == pynvml.NVML_COMPUTEMODE_DEFAULT
-        pynvml.nvmlDeviceSetMigMode(calls.gpu(), 0)
-        assert pynvml.nvmlDeviceGetComputeMode(calls.gpu()) == pynvml.NVML_COMPUTEMODE_DEFAULT

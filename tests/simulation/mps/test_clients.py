@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from nodeagent.simulation import SimulatedNode
-from nodeagent.simulation.mps import protocol
 from nodeagent.simulation.mps.clients import DEVICES_UNAVAILABLE, ClientError, SimulatedClient
 from tests.simulation.mps.rig import Programs, Rig, gone, until
 
@@ -74,15 +72,6 @@ def test_a_client_starts_the_server(rig: Rig, clients: Clients) -> None:
     assert "Server has started" in rig.log("server")
 
 
-def test_the_server_stays_when_its_last_client_goes(rig: Rig, clients: Clients) -> None:
-    """And serves the next one."""
-    clients.accepted().close()
-    server = rig.server()
-    until(lambda: rig.ask(f"get_client_list {server}") == "")
-    clients.accepted()
-    assert rig.server() == server
-
-
 def test_a_limit_holds(rig: Rig, clients: Clients) -> None:
     """To the byte, over all its allocations, until something is freed."""
     rig.ask("set_default_device_pinned_mem_limit 0 1500M")
@@ -106,14 +95,6 @@ def test_its_environment_only_lowers_the_limit(
     rig.ask("set_default_device_pinned_mem_limit 0 1G")
     client = clients.accepted(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=asked)
     assert client.terms["limit"] == limit
-
-
-def test_its_environment_only_lowers_the_percentage(rig: Rig, clients: Clients) -> None:
-    """In the same way."""
-    rig.ask("set_default_active_thread_percentage 50")
-    low = clients.accepted(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25")
-    high = clients.accepted(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="75")
-    assert (low.terms["percentage"], high.terms["percentage"]) == (25.0, 50.0)
 
 
 def test_defaults_reach_the_next_server_only(rig: Rig, clients: Clients) -> None:
@@ -210,48 +191,6 @@ def test_terminating_a_client(rig: Rig, clients: Clients) -> None:
         ended.next_answer()
     assert caught.value.code == TERMINATED
     other.allocate(1)
-
-
-def test_an_orderly_shutdown_waits_for_clients(rig: Rig, clients: Clients) -> None:
-    """With a line in the log for every try."""
-    client = clients.accepted()
-    server = rig.server()
-    rig.ask(f"shutdown_server {server}")
-    until(lambda: "has 1 active worker threads. Server will not shutdown." in rig.log())
-    assert not gone(server)
-    client.close()
-    until(lambda: gone(server))
-
-
-def test_an_orphaned_server_serves_on(rig: Rig, clients: Clients) -> None:
-    """Its clients do not notice that the daemon died."""
-    client = clients.accepted()
-    server, daemon = rig.server(), rig.daemon()
-    os.kill(daemon, signal.SIGKILL)
-    until(lambda: gone(daemon))
-    client.allocate(1)
-    assert not gone(server)
-
-
-def test_there_is_a_most_of_clients(rig: Rig, clients: Clients) -> None:
-    """Here 48; the next one is refused."""
-    clients.accepted()
-    with ExitStack() as stack:
-        answers = []
-        for _ in range(48):
-            connection = stack.enter_context(closing(protocol.connect(f"{rig.pipes}/control")))
-            protocol.send(connection, {"hello": "client"})
-            answers.append(protocol.receive(connection))
-    assert all(answer and "accepted" in answer for answer in answers[:47])
-    assert answers[47] == {"error": 808}
-    assert "Maximum number of clients (48) reached." in rig.log("server")
-
-
-def test_without_a_daemon_there_is_no_mps(rig: Rig) -> None:
-    """And no error either."""
-    with SimulatedClient(rig.pipes) as client:
-        assert client.wait_until_accepted() == {"mps": False}
-        client.allocate(1 << 40)
 
 
 def test_on_a_simulated_node(rig: Rig, clients: Clients, tmp_path: Path) -> None:

@@ -13,11 +13,9 @@ import pytest
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation.mps import settings
-from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install
 from nodeagent.simulation.mps.knobs import KNOBS, Knobs, Watched
-from tests.machine_load import stretched
-from tests.simulation.mps.rig import Answer, Programs, Rig, gone, until
+from tests.simulation.mps.rig import Programs, Rig, gone, until
 
 US = os.geteuid()
 
@@ -71,92 +69,6 @@ def test_what_acts_now_acts_once(tmp_path: Path) -> None:
     assert KNOBS["die"].startswith("now")
 
 
-def test_die(rig: Rig, server: int) -> None:
-    """The daemon is gone with its files left, and its server is an orphan."""
-    daemon, files = rig.daemon(), rig.modes()
-    rig.knobs.turn("die")
-    until(lambda: gone(daemon))
-    assert rig.modes() == files
-    assert not gone(server)
-    rig.start()
-    assert rig.ask("get_server_list") == ""
-
-
-def test_die_after(rig: Rig) -> None:
-    """Every daemon dies so long after its start."""
-    rig.knobs.turn("die_after", 0.1)
-    for _ in range(2):
-        child = rig.foreground(wait=False)
-        assert child.wait(stretched(30)) == -signal.SIGKILL
-
-
-def test_hang(rig: Rig) -> None:
-    """A front-end waits in vain, until the knob is cleared."""
-    rig.start()
-    rig.knobs.turn("hang")
-    with pytest.raises(subprocess.TimeoutExpired):
-        rig.run(stdin="get_server_list", timeout=0.5)
-    rig.knobs.clear("hang")
-    until(lambda: rig.run(stdin="get_default_client_priority").stdout == "0\n")
-
-
-def test_deaf(rig: Rig) -> None:
-    """Only SIGKILL ends it."""
-    rig.knobs.turn("deaf")
-    child = rig.foreground()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        child.send_signal(number)
-    assert rig.ask("get_default_client_priority") == "0\n"
-    assert child.poll() is None
-    child.kill()
-    assert child.wait(stretched(30)) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize(
-    ("how", "answer"),
-    [
-        ("error", Answer("", "Cannot send command to MPS control daemon process\n", 1)),
-        ("empty", Answer("", "", 0)),
-    ],
-)
-def test_busy(rig: Rig, how: str, answer: Answer) -> None:
-    """In both ways in which the real one is."""
-    rig.start()
-    rig.knobs.turn("busy", how)
-    until(lambda: rig.run(stdin="get_default_client_priority") == answer)
-    rig.knobs.clear()
-    until(lambda: rig.run(stdin="get_default_client_priority").stdout == "0\n")
-
-
-@pytest.mark.parametrize(("text", "reported"), [("Cannot do it", "Cannot do it\n"), ("", "")])
-def test_start_error(rig: Rig, text: str, reported: str) -> None:
-    """With a word or without."""
-    rig.knobs.turn("start_error", text)
-    assert rig.run("-d") == Answer(reported, "", 1)
-    rig.knobs.clear()
-    rig.start()
-
-
-def test_slow_start(rig: Rig) -> None:
-    """Commands find no daemon until it listens."""
-    rig.knobs.turn("slow_start", 600)
-    child = rig.foreground(wait=False)
-    assert rig.run(stdin="get_server_list").status == 1
-    rig.knobs.turn("slow_start", 0)
-    until(lambda: rig.run(stdin="get_server_list").status == 0)
-    assert child.poll() is None
-
-
-def test_slow_sockets(rig: Rig) -> None:
-    """A daemon ends that does not find the socket which it is making."""
-    rig.knobs.turn("slow_sockets", 0.2)
-    child = rig.foreground(wait=False)
-    made = rig.pipes / "control_privileged"
-    until(made.exists)
-    made.unlink()
-    assert child.wait(stretched(30)) == 1
-
-
 def test_forget_limits(rig: Rig) -> None:
     """What was set is not there any more."""
     rig.start()
@@ -164,16 +76,6 @@ def test_forget_limits(rig: Rig) -> None:
     rig.knobs.turn("forget_limits")
     until(lambda: rig.ask("get_default_device_pinned_mem_limit 0") == "")
     assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
-
-
-def test_ignore_settings(rig: Rig) -> None:
-    """Replies are as if they had been taken; only reading back shows it."""
-    rig.knobs.turn("ignore_settings")
-    rig.start()
-    assert rig.ask("set_default_active_thread_percentage 5") == "5.0\n"
-    assert rig.ask("set_default_device_pinned_mem_limit 0 2G") == ""
-    assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
-    assert rig.ask("get_default_device_pinned_mem_limit 0") == ""
 
 
 def test_lose_pipes(rig: Rig) -> None:
@@ -194,16 +96,6 @@ def test_lose_logs(rig: Rig) -> None:
     assert rig.ask("get_default_client_priority") == "0\n"
 
 
-def test_stray_client(rig: Rig, server: int) -> None:
-    """A client of another user is in the log; no process is needed for it."""
-    with SimulatedClient(rig.pipes) as client:
-        client.wait_until_accepted()
-        rig.knobs.turn("stray_client", {"pid": 4711, "uid": US + 4})
-        line = f"NEW CLIENT 4711 from user {US + 4}: Server is not ready, push client to pending "
-        until(lambda: f"{line}list" in rig.log())
-        assert rig.ask("get_server_list") == f"{server}\n"
-
-
 def test_server_slow(rig: Rig) -> None:
     """It is INITIALIZING, and per-server commands get no reply."""
     rig.knobs.turn("server_slow", 600)
@@ -218,29 +110,6 @@ def test_server_slow(rig: Rig) -> None:
     assert rig.ask(f"get_active_thread_percentage {pid}") == "100.0\n"
 
 
-@pytest.mark.parametrize(("knob", "value", "status"), [("server_exit", 5, 5), ("no_gpu", True, 1)])
-def test_a_server_that_fails(rig: Rig, knob: str, value: object, status: int) -> None:
-    """Its status is the daemon's in the end."""
-    rig.knobs.turn(knob, value)
-    child = rig.foreground()
-    rig.ask(f"start_server -uid {US}")
-    until(lambda: rig.ask("get_server_list") == "")
-    rig.run(stdin="quit")
-    assert child.wait(stretched(30)) == status
-
-
-@pytest.mark.skipif(US != 0, reason="only root can be another user")
-def test_server_uid(rig: Rig) -> None:
-    """The daemon says one user, the process is another's."""
-    rig.knobs.turn("server_uid", 1234)
-    rig.start()
-    rig.ask("start_server -uid 1000")
-    pid = rig.server()
-    until(lambda: rig.ask(f"get_server_status {pid}") == "ACTIVE\n")
-    assert f"Starting new server {pid} for user 1000" in rig.log()
-    assert Path(f"/proc/{pid}").stat().st_uid == 1234
-
-
 def test_server_deaf(rig: Rig, server: int) -> None:
     """Forcing does nothing, nor does SIGTERM."""
     rig.knobs.turn("server_deaf")
@@ -249,62 +118,6 @@ def test_server_deaf(rig: Rig, server: int) -> None:
     os.kill(server, signal.SIGTERM)
     assert rig.ask(f"get_server_status {server}") == "ACTIVE\n"
     assert not gone(server)
-
-
-def test_server_die(rig: Rig, server: int) -> None:
-    """The daemon notes it; clients lose their connection."""
-    with SimulatedClient(rig.pipes) as client:
-        client.wait_until_accepted()
-        rig.knobs.turn("server_die")
-        with pytest.raises(ClientError) as caught:
-            client.next_answer()
-        assert caught.value.code == 806
-    until(lambda: f"Server {server} exited with status 0" in rig.log())
-
-
-def test_server_busy(rig: Rig, server: int) -> None:
-    """No reply, and the log says why."""
-    rig.knobs.turn("server_busy")
-    until(lambda: rig.ask(f"get_active_thread_percentage {server}") == "")
-    assert f"Server {server} is <busy>" in rig.log()
-
-
-def test_server_hang(rig: Rig, server: int) -> None:
-    """A client waits for ever, and the daemon knows nothing."""
-    rig.knobs.turn("server_hang")
-    until(lambda: _waits(rig))
-    assert rig.ask(f"get_server_status {server}") == "ACTIVE\n"
-
-
-def test_fault(rig: Rig, server: int) -> None:
-    """Held, it stays without any client; cleared, the server recovers by itself."""
-    rig.knobs.turn("fault", "hold")
-    until(lambda: rig.ask(f"get_server_status {server}") == "FAULT\n")
-    with SimulatedClient(rig.pipes) as client, pytest.raises(ClientError) as caught:
-        client.wait_until_accepted()
-    assert caught.value.code == 807
-    rig.knobs.clear("fault")
-    until(lambda: rig.ask(f"get_server_status {server}") == "ACTIVE\n")
-
-
-def test_terminate_code(rig: Rig, server: int) -> None:
-    """A client that cannot be terminated stays; with -1 there is no answer, ever."""
-    with SimulatedClient(rig.pipes) as client:
-        client.wait_until_accepted()
-        command = f"terminate_client {server} {client.pid}"
-        rig.knobs.turn("terminate_code", 700)
-        until(lambda: rig.ask(f"get_client_list {server}") == f"{client.pid}\n")
-        assert rig.ask(command) == "700\n"
-        client.allocate(1)
-        rig.knobs.turn("terminate_code", -1)
-        with pytest.raises(subprocess.TimeoutExpired):
-            rig.run(stdin=command, timeout=0.5)
-
-
-def test_every_knob_has_its_test() -> None:
-    """Here, by name."""
-    named = Path(__file__).read_text()
-    assert [knob for knob in KNOBS if f'"{knob}"' not in named] == []
 
 
 def test_the_programs_start_without_slow_modules(installed: Callable[[str], Programs]) -> None:
@@ -327,15 +140,6 @@ def _ignores(pid: int, number: signal.Signals) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     mask = int(status.partition("SigIgn:\t")[2].split()[0], 16)
     return bool(mask >> (number - 1) & 1)
-
-
-def _waits(rig: Rig) -> bool:
-    with SimulatedClient(rig.pipes) as client:
-        try:
-            client.wait_until_accepted(0.3)
-        except TimeoutError:
-            return True
-    return False
 
 
 def test_only_known_versions_can_be_installed(tmp_path: Path) -> None:
