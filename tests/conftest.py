@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from _pytest.terminal import TerminalReporter
 
+    from tests.simulated_cluster.real_api_server import RealApiServer
+
 # A deadline for each example would make a rule depend on how busy the machine is.
 settings.register_profile("nodeagent", deadline=None)
 settings.load_profile("nodeagent")
@@ -301,6 +303,21 @@ def _no_network() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect)
         yield
+
+
+# --- tests that need a real API server ----------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer | None]:
+    """With its etcd, one for all tests of a run; None where there is none. It takes seconds."""
+    from tests.simulated_cluster.real_api_server import RealApiServer, why_not
+
+    if why_not():
+        yield None
+        return
+    with RealApiServer(tmp_path_factory.mktemp("cluster")).running() as server:
+        yield server
 
 
 # --- tests that need a driver -------------------------------------------------------------------

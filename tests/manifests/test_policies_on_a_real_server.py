@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer]:
-    """A server of these tests' own."""
-    with RealApiServer(tmp_path_factory.mktemp("policies")).running() as server:
-        yield server
+def server(real_server: RealApiServer | None) -> RealApiServer:
+    """It is there, or these tests are skipped."""
+    assert real_server
+    return real_server
 
 
 def _kubectl(server: RealApiServer, *arguments: str) -> None:
@@ -126,22 +126,33 @@ class Admin:
         return self._tokens[node]
 
 
-@pytest.fixture
-async def admin(server: RealApiServer, tmp_path: Path) -> AsyncIterator[Admin]:
+@pytest.fixture(scope="module")
+def guarded(server: RealApiServer, tmp_path_factory: pytest.TempPathFactory) -> RealApiServer:
     """With all that is shipped in force, and the Nodes gpu-0 and gpu-1."""
-    with_components(tmp_path, "gpu-operator", TOGETHER[0])  # all that have policies
-    _kubectl(server, "apply", "--server-side", "-k", str(tmp_path))
+    folder = tmp_path_factory.mktemp("all")
+    with_components(folder, "gpu-operator", TOGETHER[0])  # all that have policies
+    _kubectl(server, "apply", "--server-side", "-k", str(folder))
+    asyncio.run(_until_in_force(server))
+    return server
+
+
+async def _until_in_force(server: RealApiServer) -> None:
+    """New policies take their time; the probe is of the last one."""
     async with aiohttp.ClientSession() as session:
         admin = Admin(server, session)
         for name in ("gpu-0", "gpu-1"):
             await admin.node(name)
         probe = f"{await admin.pod('probe', 'gpu-1')}?dryRun=All"
-        async with asyncio.timeout(
-            stretched(30)
-        ):  # new policies take their time; this is of the last one
+        async with asyncio.timeout(stretched(30)):
             while not await admin.may("DELETE", probe):
                 await asyncio.sleep(0.2)
-        yield admin
+
+
+@pytest.fixture
+async def admin(guarded: RealApiServer) -> AsyncIterator[Admin]:
+    """The administrator of that server."""
+    async with aiohttp.ClientSession() as session:
+        yield Admin(guarded, session)
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,16 +34,6 @@ class Cluster:
             await asyncio.to_thread(self.server.restart)
         else:
             await self.server.restart()
-
-
-@pytest.fixture(scope="session", autouse=True)  # runs before any test looks at what runs already
-def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer | None]:
-    """A real API server for all tests that want one, None where there is none."""
-    if why_not():
-        yield None
-        return
-    with RealApiServer(tmp_path_factory.mktemp("cluster")).running() as server:
-        yield server
 
 
 @pytest.fixture(params=["ours", "real"])
