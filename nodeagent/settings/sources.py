@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.documents.findings import Findings
 from nodeagent.documents.grammar import DocumentValue, Given, JsonSchema, Key, Rule, form, read_with
 from nodeagent.errors import DocumentError, UsageError
-from nodeagent.settings.group import Group, fields
 from nodeagent.settings.model import Settings
-from nodeagent.settings.values import rule_of
+from nodeagent.settings.values import Group, rule_of
 from nodeagent.text import listed, nearest
 
 if TYPE_CHECKING:
@@ -95,19 +94,17 @@ def _form(group: Group, prefix: str = "") -> Rule[Values]:
     """How a group is written in a file; what is read is by the full names of the settings."""
     keys: list[Key] = []
     properties: JsonSchema = {}
-    for name, field in fields(group).items():
-        value = getattr(group, name)
+    for name, kind in type(group).__annotations__.items():
+        value, description = getattr(group, name), ""
         if isinstance(value, Group):
             rule: Rule[Any] = _form(value, f"{name}.")
             properties[name] = rule.schema
-        elif field.description:
-            rule = rule_of(field.kind)
-            properties[name] = {"description": field.description, **rule.schema}
+        else:
+            rule, description = rule_of(kind), kind.__metadata__[-1]
+            properties[name] = {"description": description, **rule.schema}
             if name != "node_name":  # which is each node's own
                 properties[name]["default"] = rule.written(value)
-        else:
-            continue
-        keys.append(Key(name, _or_nothing(rule), field.description))
+        keys.append(Key(name, _or_nothing(rule), description))
 
     def named(_: DocumentValue, given: Given) -> Values:
         found: Values = {}
@@ -141,14 +138,13 @@ def _unflattened(name: str) -> str:
 
 @cache
 def _rules() -> Mapping[str, Rule[Any]]:
-    found = {}
-    for name, field in fields(Settings).items():
-        if isinstance(field.default, Group):
-            for inner in fields(field.default).values():
-                if inner.description:
-                    found[f"{name}.{inner.name}"] = rule_of(inner.kind)
-        elif field.description:
-            found[name] = rule_of(field.kind)
+    found: dict[str, Rule[Any]] = {}
+    for name, kind in Settings.__annotations__.items():
+        if isinstance(kind, type) and issubclass(kind, Group):
+            inner = kind.__annotations__.items()
+            found |= {f"{name}.{key}": rule_of(of_key) for key, of_key in inner}
+        else:
+            found[name] = rule_of(kind)
     return found
 
 

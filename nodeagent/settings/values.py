@@ -1,4 +1,4 @@
-"""The rules for the values of settings, of the grammar that reads documents.
+"""What a group of settings is, and the rules for values, of the grammar that reads documents.
 
 Every value may come as text (environment, flags) or as what YAML makes of it.
 """
@@ -11,7 +11,19 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 from nodeagent.documents.grammar import DocumentValue, JsonSchema, Rule, word
 
@@ -21,6 +33,43 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?"
 _MAX_COMMAND = 4096  # characters; splitting takes as long as their square
 _MEMORY = r"([1-9][0-9]{0,6})(Mi|Gi)"
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class _Fields:
+    """What type checkers take for a frozen dataclass. It does without `dataclasses` and msgspec:
+    every command makes all groups, and importing either takes longer than all the rest.
+    """
+
+
+class Group(_Fields):
+    """A part of the settings. `given`: the names in it that some source has set.
+
+    A field annotated with a description is a setting; others are groups. Defaults are of the class.
+    """
+
+    given: frozenset[str] = frozenset()
+
+    if not TYPE_CHECKING:  # mypy knows the fields of each group, and that they are frozen
+
+        def __init__(self, **values: Any) -> None:
+            if unknown := values.keys() - {"given", *type(self).__annotations__}:
+                raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+            vars(self).update(values)
+
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(f"cannot assign to field {name!r}")
+
+    def __replace__(self, **changes: Any) -> Self:
+        return type(self)(**{**vars(self), **changes})
+
+    def __eq__(self, other: object) -> bool:
+        """Equal settings are equal, wherever they come from."""
+        return type(self) is type(other) and all(
+            getattr(self, name) == getattr(other, name) for name in type(self).__annotations__
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # as Python has it for whoever defines __eq__
 
 
 def rule_of(annotation: object) -> Rule[Any]:
@@ -37,7 +86,7 @@ def rule_of(annotation: object) -> Rule[Any]:
             {"anyOf": [rule.schema, {"type": "null"}]},
             lambda value: None if value is None else rule.written(value),
         )
-    return next(part for part in parts if isinstance(part, Rule))
+    return next((part for part in parts if isinstance(part, Rule)), None) or rule_of(parts[0])
 
 
 def _rule(

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from nodeagent.errors import UsageError
 from nodeagent.settings import Address, load_settings
 from nodeagent.settings.cluster import DraSettings
-from nodeagent.settings.sources import setting_names, settings_schema, variable_of, written
+from nodeagent.settings.sources import (
+    schema_of,
+    setting_names,
+    settings_schema,
+    variable_of,
+    written,
+)
 
 NOTHING = Path("/dev/null")
 
@@ -38,26 +42,6 @@ def _refused(
 
 
 # --- sources ------------------------------------------------------------------------------------
-
-
-def test_defaults_are_those_of_the_documentation() -> None:
-    """Without any source every setting has its promised default."""
-    settings = load_settings(None, {}, {})
-    assert settings.node_name == platform.node().lower()
-    assert settings.api.listen == ("127.0.0.1", 9470)
-    assert (settings.run.dir, settings.state.dir) == (
-        Path("/run/nodeagent"),
-        Path("/var/lib/nodeagent"),
-    )
-    assert settings.plan.source == "auto"
-    assert settings.plan.file == Path("/etc/nodeagent/plan.yaml")
-    assert settings.plan.name is None
-    assert settings.resync.interval == 60.0
-    assert (settings.drift, settings.reset) == ("mend", "never")
-    assert settings.nvidia_smi == ("nvidia-smi",)
-    assert settings.gpu.parallel is None
-    assert (settings.driver.observe_deadline, settings.driver.step_deadline) == (10.0, 60.0)
-    assert (settings.log.format, settings.log.level) == ("auto", "info")
 
 
 def test_later_sources_win(tmp_path: Path) -> None:
@@ -84,101 +68,39 @@ def test_node_name_has_a_chain_of_defaults(
     assert load_settings(_file(tmp_path, file), environment, {}).node_name == expected
 
 
+def _another(schema: dict[str, Any], default: object) -> tuple[str, object]:
+    """A value that is not the default: as a variable has it, and as a file would."""
+    match schema:
+        case {"enum": words}:
+            word = next(word for word in words if word != default)
+            return word, word
+        case {"type": "boolean"}:
+            return "yes", True
+        case {"type": "integer"}:
+            return "7", 7
+        case {"anyOf": [{"type": "number"}, _]}:
+            return "7m", 420.0
+        case {"anyOf": [{"type": "string"}, {"type": "array"}]}:
+            return "x  y", "x y"
+        case {"anyOf": [inner, {"type": "null"}]}:
+            return _another(inner, default)
+        case {"pattern": pattern}:
+            text = "8Gi" if "Gi" in pattern else "[::1]:7"
+            return text, text
+        case {"type": "string"}:
+            return "/x", "/x"
+    raise AssertionError(schema)
+
+
 def test_each_setting_can_be_set_by_its_variable() -> None:
-    """The rule NODEAGENT_SECTION_KEY holds for every setting there is."""
-    values = {
-        "node_name": "n1",
-        "api.listen": "[::1]:1",
-        "run.dir": "/a",
-        "state.dir": "/b",
-        "plan.source": "file",
-        "plan.file": "/c",
-        "plan.name": "all-1g",
-        "resync.interval": "2m",
-        "drift": "report",
-        "reset": "whenIdle",
-        "nvidia_smi": "chroot '/the host' nvidia-smi",
-        "gpu.parallel": "2",
-        "driver.observe_deadline": "500ms",
-        "driver.step_deadline": "1.5",
-        "mps.user": "alice",
-        "mps.control": "chroot /host mps",
-        "mps.path": "/opt/bin:/bin",
-        "mps.library_path": "/opt/lib",
-        "mps.launch": "systemd",
-        "mps.shm": "host",
-        "mps.compute_mode": "leave",
-        "mps.start_deadline": "1s",
-        "mps.limit_deadline": "2s",
-        "mps.initialize_deadline": "3s",
-        "mps.quit_deadline": "4s",
-        "mps.kill_deadline": "5s",
-        "mps.answer_deadline": "6s",
-        "mps.most_silences": "7",
-        "mps.check_interval": "8s",
-        "mps.first_delay": "100ms",
-        "mps.longest_delay": "9s",
-        "mps.steady": "10s",
-        "mps.most_failures": "11",
-        "mps.most_attempts": "12",
-        "mps.terminate_deadline": "12s",
-        "mps.grace": "13s",
-        "mps.log_size": "14",
-        "cdi.dir": "/d",
-        "kubernetes.use": "never",
-        "kubernetes.kubeconfig": "/k",
-        "kubernetes.context": "east",
-        "kubernetes.tolerate": "nos hami",
-        "kubernetes.clients": "deletePods",
-        "kubernetes.plugin_pods": "app=a,b=c app=d",
-        "kubernetes.plugin_configs": "/l",
-        "kubernetes.cordon": "true",
-        "kubernetes.taints": "true",
-        "kubernetes.pods_deadline": "1s",
-        "kubernetes.allocatable_deadline": "2s",
-        "kubernetes.nos_config_map": "n/m",
-        "kubernetes.layout_labels": "true",
-        "kubelet.use": "never",
-        "kubelet.socket": "/m",
-        "kubelet.dir": "/k",
-        "kubelet.deadline": "3s",
-        "dra.mode": "dynamic",
-        "dra.share": "8Gi",
-        "dra.nvidia_configs": "true",
-        "sample.interval": "1s",
-        "sample.slow_interval": "10m",
-        "sample.deadline": "2s",
-        "metrics.listen": ":9400",
-        "metrics.web_config": "/etc/nodeagent/web.yaml",
-        "metrics.counters": "/etc/dcgm-exporter/default-counters.csv",
-        "metrics.names": "renamed",
-        "metrics.host_label": "none",
-        "metrics.repeat_whole": "true",
-        "health.kernel_log": "/n",
-        "health.xids": "/o",
-        "log.format": "json",
-        "log.level": "debug",
-    }
-    assert list(values) == setting_names()
-    settings = load_settings(
-        NOTHING, {variable_of(name): value for name, value in values.items()}, {}
-    )
-    read = {
-        "resync.interval": 120.0,
-        "gpu.parallel": 2,
-        "driver.observe_deadline": 0.5,
-        "driver.step_deadline": 1.5,
-        "mps.first_delay": 0.1,
-        "sample.slow_interval": 600.0,
-    }
-    for name, text in values.items():
-        value = written(settings, name)
-        if isinstance(value, float) and name not in read:
-            assert value == float(text.removesuffix("s")), name
-        else:
-            expected = {**values, **read}[name]
-            assert str(value).lower() == str(expected).lower(), name
-    assert settings.nvidia_smi == ("chroot", "/the host", "nvidia-smi")
+    """The rule NODEAGENT_SECTION_KEY holds for every setting there is, and for it alone."""
+    before = load_settings(NOTHING, {}, {})
+    defaults = {name: written(before, name) for name in setting_names()}
+    for name, default in defaults.items():
+        text, value = _another(schema_of(name), default)
+        settings = load_settings(NOTHING, {variable_of(name): text}, {})
+        assert {one: written(settings, one) for one in defaults} == {**defaults, name: value}
+        assert value != default
 
 
 def test_nothing_said_is_nothing_set(tmp_path: Path) -> None:
@@ -186,13 +108,6 @@ def test_nothing_said_is_nothing_set(tmp_path: Path) -> None:
     path = _file(tmp_path, "plan:\nlog: {level: }\n")
     settings = load_settings(path, {"NODEAGENT_PLAN_NAME": ""}, {"plan.name": None})
     assert settings == load_settings(None, {}, {})
-
-
-def test_groups_cannot_be_changed() -> None:
-    """A part that was handed its group cannot change it for others."""
-    group = load_settings(NOTHING, {}, {}).plan
-    with pytest.raises(AttributeError):
-        group.name = "x"  # type: ignore[misc]  # that is the point
 
 
 @pytest.mark.parametrize(
@@ -222,26 +137,19 @@ def test_claims_that_are_set_up_in_vain_are_a_problem(
 WRONG: tuple[tuple[str, str], ...] = (
     ("plan:\n  fiel: x", 'plan.fiel: unknown key "fiel"; here belong source, file, name (line 2,'),
     ("drifft: mend", 'drifft: unknown key "drifft"; here belong node_name, api, run,'),
-    ("drifft: mend", "(did you mean drift?)"),
     ("plan.file: x", "(write plan: {file: ...})"),
     ("plan: x", 'plan: found "x", expected a map with the keys source, file, name (line 1,'),
     ("- plan", "found a list, expected a map with the keys node_name, api,"),
-    ("plan: {file: a, file: b}", 'the key "file" is given twice'),
-    ("a: &x [*x]", "anchor &x is not allowed"),
     ("plan: {", "this is neither YAML nor JSON"),
     ("plan: {source: fil}", 'plan.source: found "fil", expected auto or file or annotation'),
     ("kubernetes: {tolerate: 3}", "kubernetes.tolerate: found 3, expected a list of texts"),
     ("plan: {name: 3}", "plan.name: found 3, expected a text (numbers and the like in"),
     ("gpu: {parallel: true}", "gpu.parallel: found true, expected a whole number"),
     (f"gpu: {{parallel: '{'9' * 5000}'}}", "gpu.parallel: found"),
-    ("gpu: {parallel: 0}", "gpu.parallel: found 0, expected a whole number"),
     ("resync: {interval: -1}", "resync.interval: found -1, expected a number of seconds"),
-    ("resync: {interval: .inf}", "resync.interval: found"),
     ("resync: {interval: 5 parsecs}", 'resync.interval: found "5 parsecs", expected'),
     ("api: {listen: 9470}", "api.listen: found 9470, expected HOST:PORT"),
-    ("metrics: {listen: 'gpu..node:9400'}", "metrics.listen: found"),
     (f"api: {{listen: '{'a' * 64}:9470'}}", "api.listen: found"),
-    ("api: {listen: '::1:9470'}", 'api.listen: found "::1:9470", expected HOST:PORT'),
     ("api: {listen: 'localhost:70000'}", "api.listen: found"),
     ("nvidia_smi: 'a \"b'", "nvidia_smi: found"),
     ("nvidia_smi: []", "nvidia_smi: found a list, expected a command"),
@@ -307,14 +215,11 @@ def test_a_named_file_must_be_there(tmp_path: Path) -> None:
 # --- values -------------------------------------------------------------------------------------
 
 
-@given(
-    st.integers(min_value=1, max_value=10**6),
-    st.sampled_from([("ms", 1e-3), ("s", 1), ("m", 60), ("h", 3600), ("", 1)]),
-)
-def test_durations_are_seconds(number: int, unit: tuple[str, float]) -> None:
+def test_durations_are_seconds() -> None:
     """Each unit means what it says, and a bare number means seconds."""
-    environment = {"NODEAGENT_RESYNC_INTERVAL": f"{number}{unit[0]}"}
-    assert load_settings(NOTHING, environment, {}).resync.interval == number * unit[1]
+    for unit, seconds in {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}.items():
+        environment = {"NODEAGENT_RESYNC_INTERVAL": f"2.5{unit}"}
+        assert load_settings(NOTHING, environment, {}).resync.interval == 2.5 * seconds
 
 
 @pytest.mark.parametrize(
