@@ -106,16 +106,7 @@ def test_device_plugin_config() -> None:
     assert document.entries == ()
 
 
-@pytest.mark.parametrize("name", ["", "-x", "a b", "x" * 64, "a/b", "ä"])
-def test_no_device_plugin_config(name: str) -> None:
-    """What could not be a label's value is refused."""
-    plan = {"version": "v1", "gpus": [], "devicePluginConfig": name}
-    assert faults(plan)[0].path == "devicePluginConfig"
-
-
-@pytest.mark.parametrize(
-    "count", [0, -1, 10**9, MAX_INSTANCES + 1, "two", "1", True, 1.5, None, [1]]
-)
+@pytest.mark.parametrize("count", [0, MAX_INSTANCES + 1, "1", True, 1.5, None])
 def test_counts(count: object) -> None:
     """A count is a whole number of instances that a GPU could hold."""
     problem = fault_of(devices="all", mig={"1g.10gb": count})
@@ -135,11 +126,8 @@ def test_counts_add_up() -> None:
     ("written", "likely"),
     [
         ("3g.40bg", "3g.40gb"),
-        ("1G.10GB", "1g.10gb"),
-        ("1g10gb", "1g.10gb"),
-        (" 1g.10gb", "1g.10gb"),
+        (" 1G.10GB", "1g.10gb"),
         ("1g.10gb.me", "1g.10gb+me"),
-        ("1g.10", "1g.10gb"),
         ("1c3g40gb", "1c.3g.40gb"),
     ],
 )
@@ -167,9 +155,6 @@ def test_no_profiles(written: str) -> None:
         ("ALL", "write all"),
         ("bogus", ""),
         ([], ""),
-        (None, ""),
-        (True, ""),
-        ({}, ""),
     ],
 )
 def test_devices_form(devices: object, remedy: str) -> None:
@@ -194,12 +179,6 @@ def test_same_device_twice(devices: list[object]) -> None:
     assert '"0"' not in problem.message  # an index is shown as it is written
 
 
-def test_same_device_in_two_entries() -> None:
-    """Several entries may name a device; which wins is decided later."""
-    plan = {"version": "v1", "gpus": [{"devices": [0], "mig": {}}] * 2}
-    assert len(read_document(json.dumps(plan)).entries) == 2
-
-
 @pytest.mark.parametrize(
     ("mig", "remedy"),
     [
@@ -214,12 +193,6 @@ def test_mig_form(mig: object, remedy: str) -> None:
     """What is none of the forms of `mig` is refused with the form that was meant."""
     problem = fault_of(devices="all", mig=mig)
     assert (problem.path, problem.remedy) == ("gpus[0].mig", remedy)
-
-
-def test_bare_off() -> None:
-    """YAML's `off` is explained, not taken for a word."""
-    [problem] = faults("version: v1\ngpus: [{devices: all, mig: off}]")
-    assert problem.remedy == "write mig: disabled"
 
 
 @pytest.mark.parametrize(
@@ -245,15 +218,11 @@ def test_start(item: dict[str, object], fits: bool) -> None:
     ("keys", "path", "words"),
     [
         ({}, "gpus[0]", "says nothing"),
-        ({"model": "*"}, "gpus[0]", "says nothing"),
-        ({"whenInUse": "evict"}, "gpus[0]", "says nothing"),
         ({"mps": {"replicas": 2}, "timeSlice": "long"}, "gpus[0].timeSlice", "mps and timeSlice"),
         ({"timeSlice": "longer"}, "gpus[0].timeSlice", "default or short or medium or long"),
-        ({"mig": {}, "whenInUse": "kill"}, "gpus[0].whenInUse", "wait or evict"),
         ({"dra": False}, "gpus[0]", "says nothing"),
         ({"mig": {}, "dra": "no"}, "gpus[0].dra", "true or false"),
         ({"mig": {}, "model": ""}, "gpus[0].model", "a glob"),
-        ({"mig": {}, "model": 100}, "gpus[0].model", "a glob"),
         ({"mig": None}, "gpus[0].mig", "found nothing"),
     ],
 )
@@ -270,9 +239,7 @@ def test_entry_as_a_whole(keys: dict[str, object], path: str, words: str) -> Non
         ({"gpus": []}, "", "version is missing"),
         ({"version": "v1"}, "", "gpus is missing"),
         ({"version": "v2", "gpus": []}, "version", 'found "v2", expected v1'),
-        ({"version": 1, "gpus": []}, "version", "found 1, expected v1"),
         ({"version": "v1", "gpus": {}}, "gpus", "expected a list"),
-        ({"version": "v1", "gpus": None}, "gpus", "found nothing"),
         ({"version": "v1", "gpus": ["x"]}, "gpus[0]", "expected a map with the keys devices"),
     ],
 )
@@ -281,19 +248,6 @@ def test_document_as_a_whole(plan: dict[str, Any], path: str, words: str) -> Non
     [problem] = faults(plan)
     assert problem.path == path
     assert words in problem.message
-
-
-def test_unknown_keys() -> None:
-    """An unknown key is named with its line, the known ones and the nearest spelling."""
-    plan = "version: v1\ngpus:\n  - devices: [0]\n    migs: {}\n    mig: {}\n"
-    [problem] = faults(plan)
-    assert problem == Problem(
-        code=Code.UNKNOWN_KEY,
-        message='unknown key "migs"; here belong devices, model, mig, mps, timeSlice, whenInUse, '
-        "dra (line 4, column 5)",
-        remedy="did you mean mig?",
-        path="gpus[0].migs",
-    )
 
 
 def test_all_faults_at_once() -> None:
@@ -317,6 +271,12 @@ extra: 1
         ("InvalidValue", "gpus[1].mig[1]"),
         ("UnknownKey", "extra"),
     ]
+    unknown = faults(plan)[4]
+    assert unknown.message == (
+        'unknown key "device"; here belong devices, model, mig, mps, timeSlice, whenInUse, dra '
+        "(line 5, column 5)"
+    )
+    assert unknown.remedy == "did you mean devices?"
 
 
 # --- spellings of devices, and of mig-parted's filters ------------------------------------------
@@ -348,8 +308,6 @@ def test_no_device() -> None:
         (-1, "from 0 to"),
         (10**9, "from 0 to"),
         (True, "an index such as 0"),
-        (1.5, "an index such as 0"),
-        (None, "an index such as 0"),
         ([0], "an index such as 0"),
         ("all", "stands alone"),
         ("0", "without quotes: 0"),
@@ -357,9 +315,7 @@ def test_no_device() -> None:
         (UUID[:-1], "8-4-4-4-12"),
         ("GPU-0", "8-4-4-4-12"),
         ("1a:20.0", "an index such as 0"),
-        ("1a:00.8", "an index such as 0"),
         ("00000:1a:00.0", "an index such as 0"),
-        ("nvidia0", "an index such as 0"),
         ("", "an index such as 0"),
         (UUID + "\n", "8-4-4-4-12"),
     ]
@@ -380,7 +336,6 @@ def test_no_filter() -> None:
         ("0x10DE2330", "did you mean 0x233010DE"),
         ("0x12341234", "NVIDIA's are 10DE"),
         ("0x2330", "8 hexadecimal digits"),
-        ("2330", "8 hexadecimal digits"),
         ("MODEL", "8 hexadecimal digits"),
         ("0x233010DE:", "8 hexadecimal digits"),
         (" 0x233010DE", "8 hexadecimal digits"),
