@@ -17,6 +17,7 @@ from referencing.jsonschema import DRAFT7
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, RecordPhase, Result
 from nodeagent.claims.records import UnreadableRecord
 from nodeagent.claims.serving.cdi import (
+    ClaimFiles,
     ContainerDevice,
     claim_document,
     claim_of,
@@ -29,11 +30,14 @@ from nodeagent.claims.serving.cdi import (
     stale,
     withdraw,
 )
-from nodeagent.claims.serving.daemons import MpsEdits
+from nodeagent.claims.serving.daemons import ClaimDaemons, MpsEdits
 from nodeagent.claims.serving.toolkit import TOOLKIT_DIRS, NoToolkitEdits, ToolkitEdits
+from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import Edits
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.shares import Share
-from tests.claims.samples import UID, mig_device, mig_result, record
+from tests.claims.machine import no_daemons
+from tests.claims.samples import GPU, MIG_DEVICE, UID, mig_device, mig_result, record
 from tests.mps.plans import spec_of, wanted
 
 SCHEMA = Path(__file__).parents[1] / "data/cdi"
@@ -295,3 +299,21 @@ def test_files_that_are_not_opened(tmp_path: Path) -> None:
         os.chown(tmp_path / "d.yaml", 1000, 1000)
         with pytest.raises(NoToolkitEdits, match="it belongs to uid 1000"):
             ToolkitEdits([tmp_path]).read()
+
+
+# --- when there is one ----------------------------------------------------------------------------
+
+
+def test_no_file_for_a_device_that_is_not_there(tmp_path: Path) -> None:
+    """The card's own device file alone would be all of a card outside MIG mode."""
+    node = ObservedNode((Gpu(0, GPU, minor=0),))
+    daemons = ClaimDaemons("1000", tmp_path, False, no_daemons)
+    files = ClaimFiles(tmp_path, lambda: {3: (0, 7, None), 4: (0, 7, 0)}, Edits, daemons)
+    lost = record(mig_device())
+    with pytest.raises(NodeagentError, match=f"{MIG_DEVICE} does not exist"):
+        files.publish(lost, node)
+    assert file_names(tmp_path) == ()
+    made = record(mig_device(instance=7, compute=0, uuid="MIG-7"))
+    files.publish(made, node)
+    assert files.states([made], node) == {UID: FileState.SAME}
+    assert files.states([lost], node) == {UID: FileState.DIFFERS}

@@ -1,12 +1,15 @@
 """Killed anywhere: at every change of a file or the hardware, and, in the long test, at every call.
 
-After each cut a new agent finds what the files and the hardware say. Then the claim is prepared,
-or gone without a trace, whatever kubelet and API server want by then; its neighbour stays.
+After each cut a new agent finds what the files, the hardware and the processes say. Then the claim
+is prepared, with its one daemon where it has MPS, or gone without a trace, whatever kubelet and API
+server want by then; its neighbour stays.
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from copy import deepcopy
@@ -22,6 +25,7 @@ from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched
 from tests.claims.machine import UIDS, laid_out, pool_of
+from tests.claims.mps_cuts import SCENARIOS
 
 Places = tuple[list[tuple[int, int]], ...]
 
@@ -186,7 +190,7 @@ async def rebooted(world: World) -> None:
     world.reboot()
 
 
-SCENARIOS = (
+CLAIM_SCENARIOS = (
     Scenario("first", on_two_empty_cards, prepare, ([(2, 1)], [(4, 4)]), ([], [])),
     Scenario("whole", in_mig_mode, prepare, ([],), ([],)),
     Scenario("beside", beside_a_neighbour, prepare),
@@ -276,7 +280,9 @@ async def cuts(
 
 
 ENDINGS = goes_on, vanishes, is_released
-each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+each_scenario = pytest.mark.parametrize(
+    "scenario", CLAIM_SCENARIOS, ids=lambda scenario: scenario.name
+)
 
 
 async def test_a_running_pod_needs_no_call_of_the_kubelets(folder: Path) -> None:
@@ -298,3 +304,32 @@ async def test_cut_at_every_change(scenario: Scenario, folder: Path) -> None:
 async def test_cut_at_every_call(scenario: Scenario, ending: Ending, folder: Path) -> None:
     """Of NVML, of the API server and of the kubelet, too."""
     assert await cuts(scenario, [ending], folder, reads=True) > 20
+
+
+# --- claims with MPS ------------------------------------------------------------------------------
+
+
+def cuts_of_mps(*arguments: str, seconds: float) -> int:
+    """How many there were in a scenario, each put right by the next agent."""
+    program = [sys.executable, "-m", "tests.claims.mps_cuts", *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(done.stdout.splitlines()[-1])  # logs are above
+
+
+def test_killed_around_the_start_of_the_daemon() -> None:
+    """When all is made and recorded but the daemon, and when it runs and was not asked yet."""
+    assert cuts_of_mps("slice", "start", "ask", seconds=200) == 2
+
+
+def test_killed_while_the_daemon_goes() -> None:
+    """When it has ended, and its directories are gone but for its record."""
+    assert cuts_of_mps("whole released", "remove record.json", seconds=200) == 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_killed_at_every_change(scenario: str) -> None:
+    """Of a file, the hardware or the daemon; the endings take turns."""
+    assert cuts_of_mps(scenario, seconds=1100) > 20

@@ -1,17 +1,40 @@
-"""What a configuration makes of a claim's MPS daemon, and what cannot be made."""
+"""MPS daemons of claims: what a configuration makes of one, and the one daemon of a GPU whose
+shares claims have: its limits, its life, and who uses it.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.model import ClaimReference, ClaimRefused
+from nodeagent.claims.model import ClaimRecord, ClaimReference, ClaimRefused, ClaimState, FileState
+from nodeagent.claims.names import GpuShare
+from nodeagent.claims.offering.planned import beside_claims
+from nodeagent.claims.parts import (
+    daemon_of_shares,
+    require_lasting_unused,
+    reserved_on,
+    to_release,
+)
+from nodeagent.claims.serving.cdi import ContainerDevice, claim_document
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
+from nodeagent.claims.upkeep.reconciliation import ClaimAction
+from nodeagent.errors import StillInUse
+from nodeagent.files.cdi import Edits
+from nodeagent.plan.desired import DesiredGpu, MigDisabled, MpsEntry, Replicas, ShareEntry, Shares
+from nodeagent.plan.observed import DeviceDaemon, Gpu
+from nodeagent.plan.plan import Verdict
+from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.users import Usage, User
+from nodeagent.structs import replace
 from tests.claims.machine import no_daemons
+from tests.claims.samples import GPU, mig_device, record, whole_device
+from tests.claims.snapshots import decide, gpu, snapshot
 from tests.plan.cards import card
+from tests.plan.daemons import CLIENT, EXCLUSIVE, OFF, A, daemon, without_mig
 
 H100 = card("h100-80gb")
 SLICE = H100.profile("1g.10gb")
@@ -66,3 +89,177 @@ def test_what_cannot_be(entry: MpsEntry, message: str) -> None:
     assert refused.value.message.startswith("claim team/a: config[0].mps")
     assert message in refused.value.message
     assert "`kubectl get resourceclaim -n team a -o yaml`" in refused.value.remedy
+
+
+# --- limits of a share ----------------------------------------------------------------------------
+
+
+L40S = card("l40s")  # 46068 MiB
+SHARE = GpuShare(8 * GIB, 2)
+
+
+def share_clients(memory: int | None, threads: float | None) -> MpsEntry:
+    """As a claim or class has it."""
+    share = ShareEntry("clients", None, memory, threads, "config[0].mps.clients")
+    return MpsEntry("config[0].mps", Shares((share,), share.path))
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+def test_the_limits_of_a_share() -> None:
+    """Its memory, and as large a part of the threads, cut down; or what is written and lower."""
+    found = DAEMONS.wanted_share(None, L40S, SHARE, TRAINER)
+    share = Share("mps-8gi-2", None, 8192, 17.78)
+    assert found == WantedMps(Sharing((share,), "report"), Account(3999999999, 7))
+    assert found.path == str(TRAINER)
+    lower = DAEMONS.wanted_share(share_clients(4 * GIB, 10.5), L40S, SHARE, TRAINER)
+    assert lower.sharing.shares == (replace(share, memory=4096, threads=10.5),)
+    fewer = DAEMONS.wanted_share(share_clients(None, 5), L40S, SHARE, TRAINER)
+    assert fewer.sharing.shares == (replace(share, threads=5),)
+    tiny = DAEMONS.wanted_share(None, L40S, GpuShare(1 << 20, 0), TRAINER)
+    assert tiny.sharing.shares[0].threads == 0.1  # the least that a daemon can express
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (share_clients(9 * GIB, None), "clients.memory: found 9Gi, but the device has 8Gi"),
+        (
+            share_clients(None, 25),
+            "found 25% of the threads, but mps-8gi-2 of GPU 0 (NVIDIA L40S) has 17.78%",
+        ),
+        (
+            MpsEntry("config[0].mps", Replicas(2, "config[0].mps.replicas")),
+            "replicas: mps-8gi-2 of GPU 0 (NVIDIA L40S) is already one share",
+        ),
+    ],
+)
+def test_never_more_than_the_share(entry: MpsEntry, message: str) -> None:
+    """The claim, the place in its configuration and a remedy are named."""
+    with pytest.raises(ClaimRefused) as refused:
+        DAEMONS.wanted_share(entry, L40S, SHARE, TRAINER)
+    assert refused.value.message.startswith(f"{TRAINER}: config[0].mps.")
+    assert message in refused.value.message
+    where = "in spec.devices.config of the claim or its template, or in its DeviceClass"
+    assert f"{where} ({TRAINER.show}" in refused.value.remedy
+
+
+def test_what_its_containers_get() -> None:
+    """The GPU, the daemon's directory, and limits and slot that are the claim's own."""
+    wanted = DAEMONS.wanted_share(None, L40S, SHARE, TRAINER)
+    device = ContainerDevice(mig_device(), 3, mps=DAEMONS.client(L40S.uuid, wanted))
+    [found] = json.loads(claim_document([device], Edits()))["devices"]
+    edits, top = found["containerEdits"], f"/run/nodeagent/mps/{L40S.uuid}"
+    assert edits["deviceNodes"] == [{"path": "/dev/nvidia3"}]
+    assert dict(text.split("=", 1) for text in edits["env"]) == {
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "17.78",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
+        "CUDA_MPS_PIPE_DIRECTORY": f"{top}/pipe",
+        "CUDA_VISIBLE_DEVICES": L40S.uuid,
+        "NODEAGENT_MPS_SLOT": f"{L40S.uuid}/mps-8gi-2-0",
+    }
+    assert [mount["hostPath"] for mount in edits["mounts"]] == [f"{top}/pipe", f"{top}/shm"]
+
+
+# --- its life -------------------------------------------------------------------------------------
+
+
+def wanted(number: int) -> WantedMps:
+    """What the share with this number makes of the daemon."""
+    share = Share(f"mps-8gi-{number}", None, 8192 - number, 17.78)
+    return WantedMps(Sharing((share,), "report"), Account(1000, 1000))
+
+
+def holder(number: int, uuid: str = L40S.uuid) -> ClaimRecord:
+    """The claim that has it."""
+    device = whole_device(uuid, wanted(number), device=f"mps-8gi-{number}")
+    return record(device, uid=f"{number}", name=f"c{number}")
+
+
+ONE, TWO = holder(1), holder(2)
+BARE = without_mig(L40S)
+
+
+def serving(*records: ClaimRecord, users: Usage = CLIENT, card: Gpu = BARE) -> Gpu:
+    """The GPU with the daemon of these."""
+    runs = daemon_of_shares(card.uuid, records)
+    assert runs
+    return replace(card, mps=daemon(runs, users), compute_mode=EXCLUSIVE)
+
+
+def test_it_is_for_all_claims_on_the_gpu() -> None:
+    """Whichever came first; other GPUs have their own."""
+    found = daemon_of_shares(L40S.uuid, [TWO, ONE, holder(3, "GPU-2")])
+    assert found == daemon_of_shares(L40S.uuid, [ONE, TWO])
+    assert found
+    assert [(s.name, s.memory) for s in found.sharing.shares] == [
+        ("mps-8gi-1", 8191),
+        ("mps-8gi-2", 8190),
+    ]
+    assert daemon_of_shares("GPU-3", [ONE, TWO]) is None
+
+
+def test_no_release_waits_for_a_daemon_of_others() -> None:
+    """One that does not come is left as it is."""
+    both = serving(ONE, TWO)
+    assert both.mps
+    for mps in (None, replace(both.mps, state="Backoff")):
+        there = replace(both, mps=mps)
+        assert plan_gpu(to_release(TWO, there, [ONE]), there).verdict is Verdict.IN_SYNC
+
+
+def test_a_plan_beside_shares() -> None:
+    """It is in sync as long as it leaves the GPU to them; else it waits, and names all of them."""
+    records = [holder(number, "GPU-h100-80gb") for number in (1, 2)]
+    there = serving(*records, card=without_mig(card("h100-80gb")))
+    held = tuple(reserved_on(there.uuid, records))
+    disabled = DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]")
+    assert plan_gpu(beside_claims(disabled, there, held, records), there).steps == ()
+    shared = beside_claims(replace(disabled, mps=A), there, held, records)
+    blocked = plan_gpu(shared, there)
+    assert blocked.verdict is Verdict.BLOCKED
+    assert "claim team/c1" in blocked.problems[0].message
+    assert "claim team/c2" in blocked.problems[0].message
+
+
+# --- who uses a share -----------------------------------------------------------------------------
+
+
+def test_users_of_a_share() -> None:
+    """A process in a pod of other claims is theirs; any other may be this one's, and so may anybody
+    while the driver does not say.
+    """
+    theirs, mine = (User(5, "train", "mps", namespace="team", pod=pod) for pod in ("its", "own"))
+    stray = User(7, "train")
+    others = {("team", "its")}
+    require_lasting_unused(ONE, replace(BARE, usage=Usage((theirs,))), others)
+    for user in (mine, stray):
+        with pytest.raises(StillInUse) as used:
+            require_lasting_unused(ONE, replace(BARE, usage=Usage((theirs, user))), others)
+        assert used.value.message.endswith(f"mps-8gi-1 of GPU 0 (NVIDIA L40S) is in use by {user}")
+        remedy = used.value.remedy
+        assert remedy.startswith(
+            "end it if it is this claim's"
+        )  # by no command: it may be another's
+        assert f"`cat /proc/{user.pid}/cgroup`" in remedy
+    unknown = replace(BARE, usage=Usage(known=False, reason="it hangs"))
+    with pytest.raises(StillInUse, match="unknown users"):
+        require_lasting_unused(ONE, unknown, others)
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 2), (1, 2, 3)])
+def test_upkeep_of_the_daemon(numbers: tuple[int, ...]) -> None:
+    """It has to be for the claims that there are, no more and no less."""
+    records = (holder(1, GPU), holder(2, GPU))
+    served = daemon_of_shares(GPU, [holder(number, GPU) for number in numbers])
+    assert served
+    there = snapshot(
+        gpu(mig=OFF, mps=DeviceDaemon(served, "Ready")),
+        records=records,
+        claims={one.uid: ClaimState.SAME for one in records},
+        files={one.uid: FileState.SAME for one in records},
+    )
+    for one in records:
+        expected = ClaimAction.LEAVE if numbers == (1, 2) else ClaimAction.REPAIR
+        assert decide(there, one.uid).action is expected

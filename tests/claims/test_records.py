@@ -1,4 +1,6 @@
-"""Records on disk: what one agent writes is what the next one reads, and nothing else counts."""
+"""Records: what one agent writes is what the next one reads, and nothing else counts; what claims
+have stays where none are served, and where a later release has written their records.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,26 @@ from nodeagent.claims.model import (
     Result,
 )
 from nodeagent.claims.records import (
+    LeftRecords,
     RecordNotKept,
     UnreadableRecord,
     read_records,
     remove_record,
     write_record,
 )
+from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, write_state
+from nodeagent.gpu.kernel import boot_id
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.observed import Placement
+from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import Account, Share, Sharing, TimeSlice, WantedMps
+from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
+from nodeagent.views.node_state import Phase
+from tests.claims.machine import UIDS, Home, laid_out, pool_of
 from tests.claims.samples import GPU, UID, mig_device, mig_result, record
+from tests.rig import Rig, running
 
 
 @pytest.fixture
@@ -160,3 +170,113 @@ def test_a_claim_that_is_asked_for_again() -> None:
         (results[0], replace(results[1], share_id="1")),
     ):
         assert not kept.is_of(replace(same, results=other))
+
+
+# --- where none are served ------------------------------------------------------------------------
+
+
+SLICE = "mig-1g-10gb-2"
+
+
+async def prepared(node: SimulatedNode, home: Home, *, boot: str) -> None:
+    """An agent of that start of the machine has made a slice; nothing runs on it."""
+    home.boot_id = boot
+    async with home.core() as (claims, _):
+        await claims.prepare(*home.claim(0, (pool_of(node), SLICE)))
+
+
+async def test_an_agent_that_serves_no_claims(node: SimulatedNode, home: Home) -> None:
+    """A plan that needs the place waits and names the claim; one that fits beside it is done."""
+    await prepared(node, home, boot=boot_id())
+    kept = LeftRecords.read(home.records_dir)
+    [problem] = kept.problems
+    assert (problem.code, problem.message) == (
+        Code.IN_USE,
+        "claims are not served (dra.mode), and what these have is kept: claim team/trainer-0",
+    )
+    rig = Rig(home.folder, beside=kept.beside)
+    async with running(rig):
+        rig.offer("{7g.80gb: 1}")
+        await rig.settle(Phase.BLOCKED)
+        assert "claim team/trainer-0" in rig.state.problems[0].message
+        assert [laid_out(node, gpu) for gpu in range(2)] == [[(2, 1)], [(0, 8)]]
+        rig.offer("{3g.40gb: 1}")
+        await rig.settle(Phase.IN_SYNC)
+        assert laid_out(node) == [(2, 1), (4, 4)]
+
+
+@pytest.mark.parametrize("content", [None, "{}", "newer"])
+async def test_records_of_another_start_and_unreadable_ones(
+    node: SimulatedNode, home: Home, content: str | None
+) -> None:
+    """What was made before a reboot is gone; a record that cannot be used holds back its GPUs."""
+    await prepared(node, home, boot="first")
+    if content:
+        (home.records_dir / f"{UIDS[0]}.json").write_text(content)
+    left = LeftRecords.read(home.records_dir)
+    assert [problem.code for problem in left.problems] == [Code.STATE_FILE] * bool(content)
+    rig = Rig(home.folder, beside=left.beside)
+    async with running(rig):
+        rig.offer("{7g.80gb: 1}")
+        await rig.settle(Phase.BLOCKED if content else Phase.IN_SYNC)
+        assert laid_out(node) == ([(2, 1)] if content else [(0, 8)])
+
+
+# --- of a later release ---------------------------------------------------------------------------
+
+
+FIRST = 4711  # the pod's process
+
+
+def claims_of(home: Home, node: SimulatedNode) -> list[tuple[str, str, str]]:
+    """A slice of the first card, and all of the second; both have pods that run."""
+    keys = (pool_of(node), "mig-1g-10gb-2"), (pool_of(node, 1), "gpu")
+    names = [home.claim(number, key) for number, key in enumerate(keys)]
+    for name, key in zip(names, keys, strict=True):
+        home.run_pod(name, key)
+    return names
+
+
+async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
+    """Of a claim that a newer agent recorded, nothing is touched until that release is back: who
+    asks for it, or for a place beside it, reads why. Other cards go on.
+    """
+    names = claims_of(home, node)
+    async with home.core() as (claims, _):
+        devices = [await claims.prepare(*name) for name in names]
+    node.occupy(devices[0][0].uuid, pid=FIRST, command="train")
+    path = home.records_dir / f"{UIDS[0]}.json"
+    content, gpu = path.read_bytes(), devices[0][0].gpu
+    later = f'{{"gpus": ["{gpu}"], "record": {{"of": "the future"}}}}'.encode()
+    newer: StateFormat[Any] = StateFormat("claim", 2, 1 << 20, lambda _: later, lambda _: None)
+    write_state(path, newer, None)
+    files = home.files()
+    message = (
+        f"the record of a claim, {path}, cannot be used: a newer nodeagent wrote it (version 2; "
+        f"this one reads 1); nothing new is created for claims on {gpu}"
+    )
+    home.pods = []
+    async with home.core() as (claims, _):
+        [problem] = claims.store.problems
+        assert problem.message == message
+        assert problem.remedy == (
+            "start the release that wrote it; or check with nvidia-smi mig -lgi that the claim's "
+            "instances are gone, and with nodeagent mps status that its MPS daemon is (nodeagent "
+            f"mps drain DEVICE ends it), and rm {path}"
+        )
+        for asked in (claims.prepare(*names[0]), claims.release(UIDS[0])):
+            with pytest.raises(NodeagentError) as refused:
+                await asked
+            assert refused.value.message == message
+        with pytest.raises(NodeagentError, match="a newer nodeagent wrote it"):
+            await claims.prepare(*home.claim(2, (pool_of(node), "mig-1g-10gb-5")))
+        await home.upkeep(claims).round()
+        assert (laid_out(node), home.files()) == ([(2, 1)], files)
+        assert [process.pid for process in node.card(0).state.processes] == [FIRST]
+        assert await claims.prepare(*names[1]) == devices[1]
+        await claims.release(UIDS[1])
+        assert home.records() == [path.name]
+    path.write_bytes(content)
+    async with home.core() as (claims, _):
+        assert claims.store.problems == ()
+        assert await claims.prepare(*names[0]) == devices[0]

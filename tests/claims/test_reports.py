@@ -1,0 +1,430 @@
+"""What people, pods and the API server get to know of claims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent.claims.model import Allocated, ClaimRecord, RecordPhase
+from nodeagent.claims.records import UnreadableRecord
+from nodeagent.claims.reporting.claim_news import ClaimHistory
+from nodeagent.claims.reporting.device_reports import DeviceHealth, Status, device_health
+from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
+from nodeagent.claims.serving.attempts import Attempt, Operation
+from nodeagent.claims.serving.claim_object import ReservedFor
+from nodeagent.claims.serving.claim_pods import RECENT, ClaimPods
+from nodeagent.health.findings import Finding, Location, Moment
+from nodeagent.health.state import GpuHistory, HealthState
+from nodeagent.health.table import new_finding
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode, Placement
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import replace
+from nodeagent.views.claims import Claim
+from nodeagent.views.shapes import Pod, as_json
+from tests.claims.samples import (
+    GPU,
+    MIG_DEVICE,
+    POOL,
+    UID,
+    claim_object,
+    mig_device,
+    record,
+    whole_device,
+)
+from tests.claims.snapshots import instance
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+REFUSAL = Problem(code="InUse", message="pid 4711 uses it", remedy="end it")
+MADE = mig_device(instance=7, compute=0, uuid="MIG-1")
+
+
+def facts(*gpus: Gpu, **known: Any) -> ClaimFacts:
+    """Of one start of the machine."""
+    given = {"node": ObservedNode(gpus or (Gpu(3, GPU),)), "boot_id": "boot-1", "pods": ClaimPods()}
+    return ClaimFacts(**{**given, **known})
+
+
+def only(**known: Any) -> Claim:
+    """The only claim there is then."""
+    (claim,) = served_claims(facts(**known))
+    return claim
+
+
+def attempt(operation: Operation = Operation.PREPARE, **known: Any) -> Attempt:
+    """The newest one at team/trainer."""
+    return Attempt("team", "trainer", operation, **known)
+
+
+def test_a_claim_that_is_ready() -> None:
+    """Each key of the JSON."""
+    pods = ClaimPods()
+    pods.reserve(("team", "trainer"), ReservedFor("uid", (("pod-1", "uid-1"),)))
+    ready = record(MADE, since=1893553445.5)
+    assert as_json(only(records=(ready,), pods=pods)) == {
+        "namespace": "team",
+        "name": "trainer",
+        "uid": UID,
+        "phase": "Ready",
+        "since": "2030-01-02T03:04:05.500Z",
+        "pods": [{"namespace": "team", "name": "pod-1", "container": ""}],
+        "devices": [
+            {
+                "request": "gpu",
+                "pool": POOL,
+                "device": "mig-1g-10gb-4",
+                "gpu": GPU,
+                "index": 3,
+                "profile": "1g.10gb",
+                "start": 4,
+                "size": 1,
+                "gi": 7,
+                "ci": 0,
+                "uuid": "MIG-1",
+            }
+        ],
+        "problems": [],
+    }
+
+
+PREPARING: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": True}
+REFUSED: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": False, "refusal": REFUSAL}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "last", "phase", "second"),
+    [
+        (None, attempt(**PREPARING), "Preparing", "05"),
+        (None, attempt(**REFUSED), "Waiting", "05"),
+        (None, attempt(**{**REFUSED, "running": True}), "Waiting", "05"),
+        (None, attempt(Operation.RELEASE, **REFUSED), "Releasing", "05"),
+        (RecordPhase.INTENT, None, "Waiting", "03"),
+        (RecordPhase.INTENT, attempt(**PREPARING), "Preparing", "05"),
+        (RecordPhase.MADE, attempt(**REFUSED), "Waiting", "05"),
+        (RecordPhase.READY, None, "Ready", "03"),
+        (RecordPhase.READY, attempt(**REFUSED), "Ready", "03"),
+        (RecordPhase.RELEASING, None, "Releasing", "03"),
+        (RecordPhase.RELEASING, attempt(Operation.RELEASE, **REFUSED), "Releasing", "03"),
+        (RecordPhase.RELEASING, attempt(**PREPARING), "Releasing", "03"),
+    ],
+)
+def test_how_far_it_is(
+    recorded: RecordPhase | None, last: Attempt | None, phase: str, second: str
+) -> None:
+    """A record counts more than an attempt, but for what waits: since its first attempt."""
+    records = (record(phase=recorded, since=3.0),) if recorded else ()
+    claim = only(records=records, attempts={UID: last} if last else {})
+    assert (claim.phase, claim.since) == (phase, f"1970-01-01T00:00:{second}.000Z")
+    assert claim.refusal == (last.refusal if last else None)
+
+
+def test_ids_of_an_earlier_start_are_not_shown() -> None:
+    """They are used again, for others."""
+    (device,) = only(records=(record(MADE, boot_id="boot-0"),)).devices
+    assert (device.gi, device.ci, device.uuid) == (None, None, "")
+
+
+def test_what_is_wrong_with_it() -> None:
+    """What upkeep found, and how well its devices are, where they are not well."""
+    found = {
+        UID: Problem(
+            code=Code.IN_USE, message="claim team/trainer: the claim is gone, but it is used"
+        )
+    }
+    states: tuple[tuple[Status, list[str]], ...] = (
+        ("healthy", ["InUse"]),
+        ("unhealthy", ["InUse", "GpuUnhealthy"]),
+        ("unknown", ["InUse", "GpuUnknown"]),
+    )
+    for state, codes in states:
+        one = DeviceHealth(POOL, "mig-1g-10gb-4", state, 1.0, "it has errors.")
+        claim = only(
+            records=(record(MADE),), upkeep_problems=found, health={(POOL, "mig-1g-10gb-4"): one}
+        )
+        assert [problem.code for problem in claim.problems] == codes
+        for problem in claim.problems[1:]:
+            assert (problem.message, problem.gpu) == ("mig-1g-10gb-4: it has errors.", GPU)
+
+
+def test_a_record_that_cannot_be_read_is_a_claim_too() -> None:
+    """Its name is known where the kubelet asks for it."""
+    broken = UnreadableRecord(Path("/claims/x.json"), UID, "it is damaged")
+    unread = only(unreadable=(broken,))
+    assert (unread.name, unread.uid, unread.phase) == ("", UID, "Unreadable")
+    assert "x.json" in unread.problems[0].message
+    assert only(unreadable=(broken,), attempts={UID: attempt(**REFUSED)}).name == "trainer"
+
+
+def test_they_are_in_the_order_of_their_names() -> None:
+    """So that the same state is the same text."""
+    attempts = {
+        uid: Attempt("team", name, Operation.PREPARE, 1.0, 1.0)
+        for uid, name in (("3", "b"), ("2", "c"), ("1", "a"))
+    }
+    assert [claim.name for claim in served_claims(facts(attempts=attempts))] == ["a", "b", "c"]
+
+
+# --- whose a claim is -----------------------------------------------------------------------------
+
+
+TRAINER = ("team", "trainer")
+KEY_OF_DEVICE = ("node/gpu", "mig-1g-10gb-4", "")
+
+
+def reserved(*names: str) -> ReservedFor:
+    """The pods with these names."""
+    return ReservedFor("uid", tuple((name, f"uid-{name}") for name in names))
+
+
+def pod(name: str, container: str = "") -> Pod:
+    """Of the claim's namespace."""
+    return Pod(namespace="team", name=name, container=container)
+
+
+def listed_in(pod: str, container: str, claim: str = "trainer") -> Allocated:
+    """As the kubelet says of a container."""
+    return Allocated("team", claim, pod, KEY_OF_DEVICE, container)
+
+
+def test_the_pods_that_a_claim_is_reserved_for() -> None:
+    """Known before anything is made; a claim that is gone has none."""
+    pods = ClaimPods()
+    pods.reserve(TRAINER, reserved("a", "b"))
+    assert pods.of(TRAINER) == [pod("a"), pod("b")]
+    pods.reserve(TRAINER, None)
+    assert pods.of(TRAINER) == []
+
+
+def test_what_was_read_of_a_claim_is_its_present_state_for_a_moment() -> None:
+    """Other pods may come to share it, and one of its name may be made anew."""
+    now = 100.0
+    pods = ClaimPods(lambda: now)
+    assert pods.recent(TRAINER) is None
+    pods.reserve(TRAINER, reserved("a"))
+    assert pods.recent(TRAINER) == reserved("a")
+    now += RECENT
+    assert pods.recent(TRAINER) is None
+    assert pods.of(TRAINER) == [pod("a")]
+
+
+def test_the_object_names_its_pods() -> None:
+    """With the uids by which Kubernetes knows them."""
+    consumers = [
+        {"resource": "pods", "name": "a", "uid": "uid-a"},
+        {"resource": "podgroups", "name": "group", "uid": "uid-group"},
+        {"apiGroup": "", "resource": "pods", "name": "b", "uid": "uid-b"},
+    ]
+    claim = {"metadata": {"uid": "uid"}, "status": {"reservedFor": consumers}}
+    assert claim_object(claim).reserved_for == reserved("a", "b")
+
+
+def test_the_kubelet_adds_the_container() -> None:
+    """Where one container has it; a pod is there once."""
+    pods = ClaimPods()
+    pods.reserve(TRAINER, reserved("a", "b"))
+    listed = [listed_in("a", "main"), listed_in("b", "one"), listed_in("b", "two")]
+    assert pods.observe(listed, {TRAINER})
+    assert pods.of(TRAINER) == [pod("a", "main"), pod("b")]
+    assert not pods.observe(listed, {TRAINER})
+    assert pods.observe([], {TRAINER})
+    assert pods.of(TRAINER) == [pod("a"), pod("b")]
+
+
+def test_claims_that_are_over_are_forgotten() -> None:
+    """Else a node would remember every claim that it ever had."""
+    pods = ClaimPods()
+    pods.reserve(TRAINER, reserved("a"))
+    pods.observe([], ())
+    assert pods.of(TRAINER) == []
+
+
+# --- news -----------------------------------------------------------------------------------------
+
+
+READY = record(mig_device(uuid="MIG-1"))
+SICK = DeviceHealth(POOL, MIG_DEVICE, "unhealthy", 1.0, "GPU 0 fell off the bus. Reboot.")
+WELL = DeviceHealth(POOL, MIG_DEVICE, "healthy", 1.0)
+
+
+def failed(at: float, operation: Operation = Operation.PREPARE, code: str = "InUse") -> Attempt:
+    """An attempt at the claim that ended then."""
+    why = Problem(code=code, message="pid 7 uses it", remedy="wait")
+    return Attempt("team", "trainer", operation, 0.0, at, running=False, refusal=why)
+
+
+def said(
+    history: ClaimHistory,
+    records: tuple[ClaimRecord, ...],
+    attempts: dict[str, Attempt],
+    health: tuple[DeviceHealth, ...],
+) -> list[tuple[str, str, bool]]:
+    """Reasons, messages, and whether it is a warning."""
+    news = history.news(records, attempts, health)
+    assert {(one.namespace, one.name, one.uid) for one in news} <= {("team", "trainer", UID)}
+    return [(one.reason, one.message, one.is_warning) for one in news]
+
+
+def test_a_claim_comes_and_goes() -> None:
+    """Ready and released, each once, with its devices; being made or released is none of it."""
+    history = ClaimHistory()
+    assert said(history, (), {}, ()) == []
+    making, releasing = (
+        record(phase=phase) for phase in (RecordPhase.INTENT, RecordPhase.RELEASING)
+    )
+    what = f"{MIG_DEVICE} of {GPU} (MIG-1)"
+    assert said(history, (making,), {}, ()) == []
+    assert said(history, (READY,), {}, (WELL,)) == [("ClaimPrepared", f"ready: {what}", False)]
+    assert said(history, (READY,), {}, (WELL,)) == []
+    assert said(history, (releasing,), {}, (WELL,)) == []
+    (released,) = said(history, (), {}, ())
+    assert released[0] == "ClaimReleased"
+
+
+def test_what_is_there_at_the_start_is_no_news() -> None:
+    """Nor that it is sick already, or was refused."""
+    assert said(ClaimHistory(), (READY,), {UID: failed(1.0)}, (SICK,)) == []
+
+
+def test_each_failed_attempt_is_news() -> None:
+    """Refused, or only waiting; a release that does not succeed has a word of its own."""
+    history = ClaimHistory()
+    said(history, (), {}, ())
+    why = "pid 7 uses it; wait"
+    refused = {UID: failed(2.0, code="ClaimRefused")}
+    assert said(history, (), {UID: failed(1.0)}, ()) == [("ClaimWaiting", why, True)]
+    assert said(history, (), refused, ()) == [("ClaimRefused", why, True)]
+    assert said(history, (), refused, ()) == []
+    release = {UID: failed(3.0, Operation.RELEASE)}
+    assert said(history, (), release, ()) == [("ClaimNotReleased", why, True)]
+
+
+def test_health_is_news_when_it_changes() -> None:
+    """With the cause, and when it is over."""
+    history = ClaimHistory()
+    said(history, (READY,), {}, (WELL,))
+    message = f"{MIG_DEVICE}: {SICK.message}"
+    assert said(history, (READY,), {}, (SICK,)) == [("ClaimUnhealthy", message, True)]
+    assert said(history, (READY,), {}, (SICK,)) == []
+    over = f"{MIG_DEVICE} is not unhealthy any more"
+    assert said(history, (READY,), {}, (WELL,)) == [("ClaimHealthy", over, False)]
+
+
+# --- health of devices ----------------------------------------------------------------------------
+
+
+HERE = Gpu(3, GPU, "H100", mig=MigMode(current=True, pending=True), instances=(instance(),))
+NODE = ObservedNode((HERE,))
+NOW = 1_700_000_000.0
+
+
+def finding(cause: str, placement: Placement | None = None, gpu: str = GPU) -> Finding:
+    """Of a GPU, or of its instance 5, which lies there."""
+    place = Location(gpu, 5 if placement else None, placement=placement)
+    return new_finding(cause, place, "so it is", Moment(1.0, NOW))
+
+
+def judged(
+    *findings: Finding,
+    node: ObservedNode = NODE,
+    claim: ClaimRecord | None = None,
+    unread: str = "",
+) -> DeviceHealth:
+    """The one device of the claim, which lies at memory slice 4."""
+    health = HealthState(findings=findings, gpus={GPU: GpuHistory(index=3)})
+    (found,) = device_health(
+        [claim or record(mig_device(instance=7))],
+        node,
+        health,
+        node_name="gpu-node-0",
+        unread=unread,
+        now=NOW,
+    )
+    return found
+
+
+def test_a_device_is_healthy_while_nothing_is_wrong_with_its_part() -> None:
+    """A sick sibling is no reason, nor another GPU, nor what is only degraded."""
+    sibling = finding("eccUncorrected", Placement(0, 4))
+    other = finding("fallenOffBus", gpu="GPU-4712")
+    degraded = finding("xidHardware")
+    found = judged(sibling, other, degraded)
+    assert found == DeviceHealth(POOL, MIG_DEVICE, "healthy", 0.0)
+    assert found.at == NOW
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (
+            finding("eccUncorrected", Placement(4, 2)),
+            "GPU 3 has uncorrected memory errors in slices 4-5. Reset GPU 3: `kubectl drain",
+        ),
+        (finding("xidReboot"), "GPU 3 reported an error that needs a reboot (XID -1). Drain and"),
+    ],
+    ids=["its slices", "its GPU"],
+)
+def test_its_part_is_sick(one: Finding, message: str) -> None:
+    """The message names the cause, the slices and what helps."""
+    found = judged(one)
+    assert found.health == "unhealthy"
+    assert found.message.startswith(message)
+
+
+def test_a_whole_gpu_is_as_well_as_its_sickest_part() -> None:
+    """A claim that has all of it has the sick slices, too."""
+    whole = record(whole_device())
+    assert judged(finding("eccUncorrected", Placement(0, 1)), claim=whole).health == "unhealthy"
+
+
+def test_a_device_that_is_gone() -> None:
+    """Of a claim that is ready: its slice, or the GPU that is in MIG mode now. One that is not
+    there yet is not in the list, from which the kubelet makes that it is not known.
+    """
+    whole = whole_device()
+    empty = ObservedNode((replace(HERE, instances=(instance(8),)),))
+    for device, node in ((mig_device(instance=7), empty), (whole, NODE)):
+        found = judged(claim=record(device), node=node)
+        assert found.health == "unhealthy"
+        assert found.message.startswith(f"{device.result.device} of GPU 3 (H100) is gone; ")
+        for phase in (RecordPhase.INTENT, RecordPhase.RELEASING):
+            claim = record(device, phase=phase)
+            assert device_health([claim], node, node_name="n", now=NOW) == ()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "health", "message"),
+    [
+        (
+            {"access": Access.LOST, "access_reason": "gone"},
+            "unhealthy",
+            "GPU 3 (H100) is lost: gone",
+        ),
+        ({"access": Access.UNKNOWN, "access_reason": "slow"}, "unknown", "does not answer: slow"),
+        ({"uuid": "GPU-4712"}, "unknown", f"the driver does not list {GPU}"),
+    ],
+    ids=["lost", "silent", "not listed"],
+)
+def test_what_the_driver_does_not_answer_for(
+    gpu: dict[str, object], health: str, message: str
+) -> None:
+    """Not knowing is not healthy."""
+    changed = Gpu(**{"index": 3, "uuid": GPU, "name": "H100", **gpu})  # type: ignore[arg-type]
+    found = judged(node=ObservedNode((changed,)))
+    assert found.health == health
+    assert message in found.message
+
+
+def test_a_finding_of_a_gpu_that_is_not_listed() -> None:
+    """It says more than that the GPU is missing."""
+    found = judged(finding("fallenOffBus"), node=ObservedNode())
+    assert found.health == "unhealthy"
+    assert found.message.startswith("GPU 3 fell off the bus")
+
+
+def test_a_driver_that_is_away() -> None:
+    """Nothing is known, but for what was found before."""
+    assert judged(unread="not loaded").health == "unknown"
+    assert judged(finding("fallenOffBus"), unread="not loaded").health == "unhealthy"
