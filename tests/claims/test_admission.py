@@ -16,8 +16,7 @@ from nodeagent.claims.model import (
     Result,
 )
 from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned
-from nodeagent.claims.offering.refusals import admit
-from nodeagent.claims.serving.admission import require_admission
+from nodeagent.claims.serving.admission import admit, require_admission
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.shares import Account, TimeSlice, WantedMps

@@ -1,4 +1,4 @@
-"""Which devices a GPU offers to claims, by the mode, the plan and the card.
+"""Which devices a GPU offers to claims, by the mode, the plan and the card; and why not others.
 
 - A GPU that no plan names is for claims as a whole and, in mode `dynamic`, in parts. Where changing
   MIG mode needs a reset (Ampere) it is so only in the mode it is in.
@@ -35,9 +35,11 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import idle_reset_remedy
 from nodeagent.plan.resolve_mps import VOLTA
+from nodeagent.plan.shares import written_bytes
 
 # Clients that one MPS daemon serves at once; 60 from CUDA 13.1 on, which is not known here.
 MAX_SHARES: Final = 48
+_NOTHING_MADE: Final = "with dra.mode static nothing is made"
 
 
 class Mode(StrEnum):
@@ -114,19 +116,24 @@ class GpuRules:
         by_plan = self.planned is not None and self.planned.fixes(device)
         return self.mode is Mode.STATIC or by_plan
 
-    def has_shares(self, gpu: Gpu) -> bool:
-        """Whether the GPU is offered in MPS shares: nothing else is made of it, and MPS can limit
-        its clients.
+    def why_no_shares(self, gpu: Gpu) -> str:
+        """Why the GPU is not offered in MPS shares; "": it is. Else something is made of it, or MPS
+        cannot limit its clients.
         """
-        if self.is_off or self.mode is not Mode.DYNAMIC or not 0 < self.share <= gpu.memory:
-            return False
-        if gpu.in_mig_mode or gpu.compute_capability < VOLTA:
-            return False
         planned = self.planned
-        if planned is None:
-            return gpu.mig is None
-        alone = not (planned.mps or planned.time_slice)
-        return isinstance(planned.mig, MigDisabled) and planned.room and alone
+        if self.mode is not Mode.DYNAMIC or self.is_off:
+            return self.closed or _NOTHING_MADE
+        if gpu.in_mig_mode:
+            return f"{gpu.title} is in MIG mode"
+        if not 0 < self.share <= gpu.memory or gpu.compute_capability < VOLTA:
+            return f"{gpu.title} has no room for it, or cannot limit MPS clients"
+        if not (isinstance(planned.mig, MigDisabled) if planned else gpu.mig is None):
+            return f"{gpu.title} is for MIG devices, as long as no plan says mig: disabled"
+        if planned and not planned.room:
+            return f"{planned.path} of the plan says dra: false"
+        if planned and (planned.mps or planned.time_slice):
+            return f"{planned.path} of the plan says how the GPU is shared"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +184,8 @@ def offered_names(
     if counted and (difference := mismatch(gpu, frozenset(pinned))):
         counted, reason = False, _inexact(gpu, difference)
     makes = counted and (gpu.in_mig_mode or not gpu.mode_change_needs_reset)
-    whole, parts = _whole_and_parts(gpu, rules.planned, makes=makes)
+    whole = not _why_no_whole(gpu, rules.planned, makes=makes)
+    parts = not _why_no_parts(gpu, rules.planned)
     known = places(gpu)
     names = [i.device for i in fixed if not i.kept_back and i.device in known]
     if parts and makes:
@@ -186,11 +194,38 @@ def offered_names(
         reason = _reset_required(gpu)
     if whole and not pinned:
         names.append(WHOLE_GPU)
-    shares = rules.has_shares(gpu)
+    shares = not rules.why_no_shares(gpu)
     # What is held and does not take memory, excludes shares without a scheduler knowing it.
     if shares and all(MEMORY in device.consumes for device in held.values()):
         names += _shares(gpu, rules.share, held_shares)
     return OfferedNames(tuple(names), counted, shares or bool(held_shares), reason)
+
+
+def refusal(rules: GpuRules, gpu: Gpu, device: str) -> str:
+    """Why no claim may have the device, which is one of the GPU's; "" where one may."""
+    if rules.closed:
+        return rules.closed
+    offered = offered_names(gpu, rules)
+    if device in offered.names:
+        return ""
+    if offered.reason:
+        return offered.reason.message
+    if share := share_named(device):
+        if share.memory == rules.share:
+            return rules.why_no_shares(gpu) or f"{gpu.title} has no room for it"
+        return (
+            f"the setting dra.share is {written_bytes(rules.share) if rules.share else 'not set'}"
+        )
+    if device == WHOLE_GPU:
+        why = _why_no_whole(gpu, rules.planned, makes=False)
+    else:
+        kept_back = (one.kept_back for one in rules.plan_instances if one.device == device)
+        why = next(kept_back, "") or _why_no_parts(gpu, rules.planned)
+    if not why and rules.mode is Mode.STATIC:
+        return f"no plan has it, and {_NOTHING_MADE}"
+    if not why and rules.planned is None:
+        return _reset_required(gpu).message
+    return why or "there is no room for it beside the plan's instances"
 
 
 def _inexact(gpu: Gpu, difference: str) -> Problem:
@@ -201,17 +236,39 @@ def _reset_required(gpu: Gpu) -> Problem:
     return gpu.problem(Code.RESET_REQUIRED, "forClaims", reset=idle_reset_remedy(gpu))
 
 
-def _whole_and_parts(gpu: Gpu, planned: Planned | None, *, makes: bool) -> tuple[bool, bool]:
-    """Whether the GPU is offered as a whole, and whether in the parts that can be made of it."""
+def _why_no_whole(gpu: Gpu, planned: Planned | None, *, makes: bool) -> str:
+    """Why the GPU is not offered as a whole; "": it is. `makes`: its MIG devices come and go."""
     if planned is None:
-        return not gpu.in_mig_mode or (makes and not gpu.mode_change_needs_reset), True
+        free = not gpu.in_mig_mode or (makes and not gpu.mode_change_needs_reset)
+        return "" if free else f"{gpu.title} is in MIG mode"
+    entry = f"{planned.path} of the plan"
+    match planned.mig:
+        case None | MigDisabled() if planned.mps:
+            return f"{entry} shares the GPU by MPS"
+        case None if gpu.in_mig_mode:
+            return f"{entry} leaves MIG on {gpu.title} as it is"
+        case None | MigDisabled():
+            return ""
+        case MigEnabled() | Layout():
+            return f"{entry} has MIG enabled"
+        case _:
+            assert_never(planned.mig)
+
+
+def _why_no_parts(gpu: Gpu, planned: Planned | None) -> str:
+    """Why nothing is made of the GPU beside what the plan fixes; "": whatever can be is."""
+    if planned is None:
+        return ""
+    entry = f"{planned.path} of the plan"
     match planned.mig:
         case None:
-            return not (gpu.in_mig_mode or planned.mps), False
+            return f"{entry} leaves MIG on {gpu.title} as it is"
         case MigDisabled():
-            return not planned.mps, False
+            return f"{entry} has MIG disabled"
+        case Layout() if not planned.is_there:
+            return f"the layout of {entry} is not there yet"
         case MigEnabled() | Layout():
-            return False, planned.room and planned.is_there
+            return "" if planned.room else f"{entry} says dra: false"
         case _:
             assert_never(planned.mig)
 

@@ -119,7 +119,7 @@ def _held_devices(
     """As they were published; those that are not any more, as the mode has them."""
     rules = context.rules
     counted = rules.mode is Mode.DYNAMIC and not rules.is_off
-    form = OfferedNames(counted=counted, shared=rules.has_shares(gpu))
+    form = OfferedNames(counted=counted, shared=not rules.why_no_shares(gpu))
     return {
         name: before.get(name) or form.device(gpu, name, context.facts)
         for name in sorted(context.held)

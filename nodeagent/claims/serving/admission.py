@@ -1,8 +1,9 @@
 """What a claim's allocation comes to on this node's GPUs, and whether it may have that beside the
 other claims of a GPU.
 
-The scheduler says what a claim gets. That is not taken at its word: schedulers race, and a
-force-deleted pod frees a device before its containers have stopped.
+The scheduler says what a claim gets. That is not taken at its word: it may have allocated what was
+offered a moment ago and is not any more, schedulers race, and a force-deleted pod frees a device
+before its containers have stopped.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from nodeagent.claims.model import (
     Result,
 )
 from nodeagent.claims.names import DevicePlace, GpuShare, locate
-from nodeagent.claims.offering.gpu_rules import GpuRules
-from nodeagent.claims.offering.refusals import admit
+from nodeagent.claims.offering.gpu_rules import GpuRules, refusal
 from nodeagent.claims.serving.cdi import device_id
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError, Transient, UnknownDevice
@@ -81,6 +81,29 @@ def intended(
 
     devices = tuple(map(device, allocation.results))
     return ClaimRecord(uid, namespace, name, RecordPhase.INTENT, boot_id, devices)
+
+
+def admit(rules: GpuRules, result: Result, gpu: Gpu, claim: ClaimReference) -> bool:
+    """Whether the claim has a device that is fixed. Raises ClaimRefused where it may not have
+    it; an administrator may look at any.
+    """
+    if result.admin_access:
+        return False
+    if why := refusal(rules, gpu, result.device):
+        raise ClaimRefused(
+            f"{claim} does not get {result.device} of {gpu.title}, which is not offered any "
+            f"more: {why}",
+            remedy=f"have its pods scheduled again: {claim.schedule_anew}",
+        )
+    fixed = rules.is_fixed(result.device)
+    if fixed and result.configuration is not None:
+        raise ClaimRefused(
+            f"{claim} says how {result.device} of {gpu.title} is shared, which the plan does",
+            remedy="drop the configuration from spec.devices.config of the claim or its "
+            "template, or from its DeviceClass, or share the device by the plan; "
+            f"{claim.show} has it, with its source, in status.allocation.devices.config",
+        )
+    return fixed
 
 
 def require_admission(
