@@ -128,13 +128,6 @@ def test_a_sick_device_that_the_plan_has_is_as_planned() -> None:
         assert plan_gpu(wanted(gpu, [("3g.40gb", 2)]), one).verdict is Verdict.IN_SYNC
 
 
-def test_a_sick_device_may_go() -> None:
-    """The plan has it no more: it is destroyed, and nothing comes in its place."""
-    gpu = sick(with_instances(card("h100-80gb"), [("3g.40gb", 0), ("3g.40gb", 4)]), 0xF0)
-    result = plan_gpu(devices(gpu, ("3g.40gb", 3, 0)), gpu)
-    assert [type(step) for step in result.steps] == [DestroyGpuInstance]
-
-
 def test_no_new_device_in_a_sick_gpu_instance() -> None:
     """A GPU instance with a sick slice gets no compute instance, but may lose one."""
     gpu = divided(card("h100-80gb", reported=True), "3g.40gb", 4, 1, 1)

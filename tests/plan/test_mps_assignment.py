@@ -1,4 +1,4 @@
-"""Who gets which daemon, against brute force."""
+"""Who gets which daemon, against brute force, and what makes two wishes for one the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.plan.desired import WantedInstance
 from nodeagent.plan.search import START, STOP, Seat, assign, cost_of
-from nodeagent.plan.shares import WantedMps
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from tests.plan.daemons import A, B, C, D
 
 DAEMONS = st.sampled_from([None, A, B, C, D])
@@ -63,3 +63,23 @@ def test_no_way() -> None:
             [wanted(A, 7), wanted(None)],
             lambda *_: 0,
         )
+
+
+def small(*, threads: float = 25.0, path: str = "") -> WantedMps:
+    """A daemon with one share, both written at `path`."""
+    share = Share("small", 2, 1024, threads, path)
+    return WantedMps(Sharing((share,), "report"), Account(1000, 1000), path)
+
+
+def test_where_it_is_written_does_not_count() -> None:
+    """A plan with other entries before it asks for the same daemon."""
+    here, there = small(path="gpus[0].mps"), small(path="gpus[1].mps")
+    assert here == there
+    assert not here != there  # noqa: SIM202 - that operator, too
+    assert len({here, there}) == 1
+
+
+def test_limits_count() -> None:
+    """Other limits are another daemon."""
+    assert small(threads=25.0) != small(threads=50.0)
+    assert len({small(threads=25.0), small(threads=50.0)}) == 2

@@ -20,8 +20,6 @@ from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.search import STOP, cost_of
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
     DestroyComputeInstance,
     DestroyGpuInstance,
     SetComputeMode,
@@ -378,13 +376,3 @@ def _fewest(here: list[WantedMps | None], wanted: list[WantedMps | None]) -> tup
         return min(prices)
 
     return divmod(best(tuple(here), tuple(wanted)), STOP)
-
-
-def test_instances_made_and_completed() -> None:
-    """Steps of every kind of creation are among what the properties above meet."""
-    gpu = divided(card("h100-80gb"), "3g.40gb", 0, 1)
-    parts = tuple(WantedInstance("3g.40gb", 1, None, "m", A) for _ in range(5))
-    result = plan_gpu(DesiredGpu(Layout(parts, "m"), "gpus[0]"), gpu)
-    kinds = {type(step) for step in result.steps}
-    assert {CreateGpuInstance, CreateComputeInstance, StartMps} <= kinds
-    assert daemons_of(result.after) == [A] * 5

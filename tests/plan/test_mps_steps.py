@@ -1,22 +1,35 @@
-"""The rules of MPS and time slices of whole GPUs one by one, as a person would state them."""
+"""The rules of MPS and time slices one by one: whole GPUs, MIG devices, changes of MIG mode."""
 
 from __future__ import annotations
 
 import pytest
 
-from nodeagent.plan.observed import DeviceDaemon, Gpu
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, WantedInstance
+from nodeagent.plan.observed import DeviceDaemon
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import TimeSlice, WantedMps
-from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, StopMps
+from nodeagent.plan.steps import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstance,
+    DestroyGpuInstance,
+    ResetGpu,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    StartMps,
+    StopMps,
+)
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
-from tests.plan.cards import IN_USE, NOT_KNOWN
+from tests.plan.cards import IN_USE, NOT_KNOWN, card, divided, with_instances
 from tests.plan.daemons import (
     CLIENT,
     DEFAULT,
     EXCLUSIVE,
+    H100,
     T4,
     A,
     B,
@@ -24,8 +37,10 @@ from tests.plan.daemons import (
     D,
     daemon,
     daemons_of,
+    give,
     kinds,
     running,
+    shared,
     whole,
     without_mig,
 )
@@ -101,20 +116,6 @@ def test_a_daemon_with_clients_is_never_stopped(wanted: WantedMps | None) -> Non
     assert "pid 815 (train) of pod ml/trainer" in problem.message
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        running(A, clients=NOT_KNOWN),
-        running(A, usage=NOT_KNOWN),
-        running(A, usage=Usage((User(4, "x", "mps"),))),
-        running(A, usage=IN_USE),
-    ],
-)
-def test_not_knowing_is_in_use(found: Gpu) -> None:
-    """Unknown clients, unknown users and users of any kind all keep the daemon."""
-    assert plan_gpu(whole(), found).verdict is Verdict.BLOCKED
-
-
 def test_its_own_servers_are_no_users() -> None:
     """The driver lists a daemon's server as a process; it goes with the daemon."""
     found = running(A, mps=daemon(A, servers=(7,)), usage=Usage((User(7, "nvidia-cuda-mps"),)))
@@ -185,20 +186,132 @@ def test_time_slice_of_others_is_left_alone() -> None:
     assert plan_gpu(whole(), without_mig(T4, time_slice=TimeSlice.LONG)).steps == ()
 
 
-def test_from_mps_to_time_slices_and_back() -> None:
-    """The daemon goes before, the interval comes back before."""
-    sliced = plan_gpu(whole(time_slice=TimeSlice.LONG), running(A, time_slice=TimeSlice.SHORT))
-    assert [StopMps, SetTimeSlice, SetComputeMode] == kinds(sliced)
-    again = plan_gpu(whole(A), sliced.after)
-    assert [SetTimeSlice, SetComputeMode, StartMps] == kinds(again)
-    assert TimeSlice.SHORT is again.after.time_slice
-
-
-# --- MIG devices ------------------------------------------------------------------------------
-
-
 def test_a_client_is_named_once() -> None:
     """The driver and the daemon both know of it."""
     seen = Usage((User(815, "train", "process", 1 << 30),))
     (problem,) = plan_gpu(whole(), running(A, clients=CLIENT, usage=seen)).problems
     assert problem.message.count("pid 815") == 1
+
+
+# --- MIG devices ------------------------------------------------------------------------------
+
+
+def test_new_devices_get_daemons_after_they_are_made() -> None:
+    """Named by their place, for they have no UUID yet; the mode of each before its daemon."""
+    desired = shared(H100, ("3g.40gb", 4, A), ("1g.10gb", 0, None), ("1g.10gb", 1, B))
+    result = plan_gpu(desired, H100)
+    assert [CreateGpuInstance] * 3 + [SetComputeMode, StartMps] * 2 == kinds(result)
+    started = {
+        (s.profile, s.placement.start if s.placement else None, s.device, s.wanted)
+        for s in result.steps
+        if isinstance(s, StartMps)
+    }
+    assert started == {("3g.40gb", 4, "", A), ("1g.10gb", 1, "", B)}
+    assert daemons_of(result.after) == [None, B, A]
+    assert plan_gpu(desired, result.after).verdict is Verdict.IN_SYNC
+
+
+def test_mps_goes_to_the_device_that_is_not_in_use() -> None:
+    """One in use outside MPS cannot have it; the plan does not insist on that one."""
+    gpu = give(with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1)], used=[0]))
+    result = plan_gpu(shared(H100, ("1g.10gb", None, A), ("1g.10gb", None, None)), gpu)
+    assert Verdict.APPLICABLE is result.verdict
+    assert daemons_of(result.after) == [None, A]
+    both = plan_gpu(shared(H100, ("1g.10gb", None, A), ("1g.10gb", None, A)), gpu)
+    assert Verdict.BLOCKED is both.verdict
+    assert "1g.10gb at slice 0 of GPU 0" in both.problems[0].message
+
+
+def test_a_process_of_unknown_instance_may_be_on_any() -> None:
+    """No daemon can be started or stopped beside it; a client that a daemon knows is placed."""
+    gpu = with_instances(H100, [("1g.10gb", 0)])
+    asked = shared(H100, ("1g.10gb", 0, A))
+    assert plan_gpu(asked, replace(give(gpu), usage=IN_USE)).verdict is Verdict.BLOCKED
+    served = replace(give(gpu, daemon(A)), usage=IN_USE)
+    assert plan_gpu(shared(H100, ("1g.10gb", 0, D)), served).verdict is Verdict.BLOCKED
+    two = with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1)])
+    placed = replace(give(two, daemon(A, CLIENT), daemon(A)), usage=CLIENT)
+    result = plan_gpu(shared(H100, ("1g.10gb", 0, A), ("1g.10gb", 1, None)), placed)
+    assert [StopMps, SetComputeMode] == kinds(result)
+
+
+def test_parts_of_one_instance() -> None:
+    """Compute instances share a placement; each has a daemon of its own."""
+    gpu = divided(H100, "3g.40gb", 0, 1, 1)
+    parts = tuple(WantedInstance("3g.40gb", 1, 0, "gpus[0].mig[0]", m) for m in (A, B, None))
+    desired = DesiredGpu(Layout(parts, "gpus[0].mig"), "gpus[0]")
+    result = plan_gpu(desired, give(gpu))
+    assert [CreateComputeInstance] + [SetComputeMode, StartMps] * 2 == kinds(result)
+    assert daemons_of(result.after) == [A, B, None]
+
+
+def test_by_device_where_instances_are_left() -> None:
+    """`mig: enabled`: the devices named get theirs, the others none."""
+    gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), None)
+    desired = DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]", mps_by_device={"MIG-1": B})
+    result = plan_gpu(desired, gpu)
+    assert [StopMps, SetComputeMode, SetComputeMode, StartMps] == kinds(result)
+    assert daemons_of(result.after) == [None, B]
+
+
+def test_of_two_daemons_the_idle_one_is_restarted() -> None:
+    """Which of them gets something else is free, so it is not the one that serves a client."""
+    gpu = give(with_instances(H100, [("1g.10gb", 0), ("1g.10gb", 1)]), daemon(D, CLIENT), daemon(D))
+    result = plan_gpu(shared(H100, ("1g.10gb", None, A), ("1g.10gb", None, D)), gpu)
+    assert Verdict.APPLICABLE is result.verdict
+    assert daemons_of(result.after) == [D, A]
+
+
+def test_of_parts_the_one_without_a_daemon_goes() -> None:
+    """Where a GPU instance has one part too many."""
+    gpu = give(divided(H100, "3g.40gb", 0, 1, 1, 1), None, None, daemon(A))
+    parts = tuple(WantedInstance("3g.40gb", 1, 0, "gpus[0].mig[0]", m) for m in (A, None))
+    result = plan_gpu(DesiredGpu(Layout(parts, "gpus[0].mig"), "gpus[0]"), gpu)
+    assert [DestroyComputeInstance] == kinds(result)
+    assert daemons_of(result.after) == [None, A]
+
+
+# --- MIG mode ---------------------------------------------------------------------------------
+
+
+def test_into_mig_mode() -> None:
+    """The GPU's daemon and what was set for it go before the mode, new daemons come last."""
+    gpu = running(A, H100, time_slice=TimeSlice.DEFAULT)
+    result = plan_gpu(shared(H100, ("7g.80gb", 0, A)), gpu)
+    assert [
+        StopMps,
+        SetComputeMode,
+        SetMigMode,
+        CreateGpuInstance,
+        SetComputeMode,
+        StartMps,
+    ] == kinds(result)
+    assert result.after.mps is None
+    busy = plan_gpu(shared(H100, ("7g.80gb", 0, A)), running(A, H100, CLIENT))
+    assert Verdict.BLOCKED is busy.verdict
+    assert "pid 815" in busy.problems[0].message
+
+
+def test_out_of_mig_mode() -> None:
+    """Daemons of instances stop first; the GPU's own comes after the mode, and after a reset."""
+    off = MigDisabled("gpus[0].mig")
+    gpu = give(with_instances(H100, [("7g.80gb", 0)]), daemon(A))
+    result = plan_gpu(DesiredGpu(off, "gpus[0]", mps=B), gpu)
+    assert [StopMps, DestroyGpuInstance, SetMigMode, SetComputeMode, StartMps] == kinds(result)
+    a100 = card("a100-40gb")
+    gpu = give(with_instances(a100, [("7g.40gb", 0)]), daemon(A))
+    desired = DesiredGpu(off, "gpus[0]", mps=B)
+    reset = plan_gpu(desired, gpu, Policy(reset_when_idle=True))
+    assert ResetGpu in kinds(reset)
+    assert daemons_of(reset.after) == [B]
+    assert plan_gpu(desired, gpu).verdict is Verdict.BLOCKED
+
+
+def test_a_daemon_left_behind_by_a_change_of_mode() -> None:
+    """Another program switched MIG on beside the agent: the GPU's own daemon is stopped."""
+    found = replace(H100, mps=daemon(A))
+    result = plan_gpu(DesiredGpu(MigEnabled("p"), "gpus[0]"), found)
+    assert [StopMps] == kinds(result)
+
+
+# --- the way back -----------------------------------------------------------------------------

@@ -1,6 +1,9 @@
-"""The planner's rules one by one, as a person would tell them."""
+"""The planner's rules one by one, and every combination of known, unknown and no users."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
 
 import pytest
 
@@ -11,9 +14,9 @@ from nodeagent.plan.desired import (
     MigEnabled,
     WhenInUse,
 )
-from nodeagent.plan.observed import Access, MigMode, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
-from nodeagent.plan.planner import layout_of, once_free, plan, plan_gpu
+from nodeagent.plan.planner import once_free, plan, plan_gpu
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import (
     CreateComputeInstance,
@@ -23,15 +26,17 @@ from nodeagent.plan.steps import (
     ResetGpu,
     SetMigMode,
 )
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.structs import replace
 from tests.plan.cards import (
+    IN_USE,
     NOT_KNOWN,
+    Multiset,
     card,
     devices,
     divided,
+    layouts,
     places,
-    present,
     wanted,
     with_instances,
 )
@@ -45,25 +50,6 @@ def kinds(steps: object) -> list[type]:
     """The types of the steps, in order."""
     assert isinstance(steps, tuple)
     return [type(step) for step in steps]
-
-
-def test_keeps_what_fits_and_creates_largest_first() -> None:
-    """Two of seven 1g stay; five go before the 3g and then the 2g are created."""
-    gpu = with_instances(card("h100-80gb"), [("1g.10gb", s) for s in range(7)])
-    result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("2g.20gb", 1), ("1g.10gb", 2)]), gpu)
-    assert [DestroyGpuInstance] * 5 + [CreateGpuInstance] * 2 == kinds(result.steps)
-    assert [s.profile for s in result.steps if isinstance(s, CreateGpuInstance)] == [
-        "3g.40gb",
-        "2g.20gb",
-    ]
-
-
-def test_a_device_in_use_is_a_fixed_point() -> None:
-    """A 1g in use at slice 1 stays there, and the 3g goes to the other half."""
-    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 1), ("1g.10gb", 4)], used=[0])
-    result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 2)]), gpu)
-    assert Verdict.APPLICABLE is result.verdict
-    assert {("1g.10gb", 1), ("3g.40gb", 4)} <= places(result.after)
 
 
 def test_blocked_names_blocker_and_purpose() -> None:
@@ -86,14 +72,6 @@ def test_eviction_is_promised_only_in_a_cluster() -> None:
     assert "in a cluster" in plan_gpu(desired, gpu).problems[0].remedy
 
 
-def test_not_in_the_plan_but_in_use() -> None:
-    """A device in use that the plan does not contain blocks, and is named."""
-    gpu = with_instances(card("h100-80gb"), [("2g.20gb", 0)], used=[0])
-    result = plan_gpu(wanted(gpu, [("1g.10gb", 1)]), gpu)
-    assert Verdict.BLOCKED is result.verdict
-    assert "2g.20gb at slice 0" in result.problems[0].message
-
-
 def test_never_on_this_card() -> None:
     """What no empty card could hold is unsatisfiable; the device too much is named."""
     gpu = card("h100-80gb")
@@ -101,42 +79,6 @@ def test_never_on_this_card() -> None:
     assert Verdict.UNSATISFIABLE is result.verdict
     assert "beside 2x 3g.40gb there is no room for 1g.10gb" in result.problems[0].message
     assert "takes 1 of 8 memory slices" in result.problems[0].remedy
-
-
-@pytest.mark.parametrize(
-    ("board", "counts"),
-    [
-        ("h100-80gb", [("1g.10gb+me", 2)]),
-        ("a30", [("1g.6gb+me", 1), ("2g.12gb+me", 1)]),
-        ("rtx-pro-6000", [("1g.24gb+me.all", 1), ("1g.24gb", 1)]),
-        ("rtx-pro-6000", [("4g.96gb+gfx", 1), ("1g.24gb-me", 1)]),
-        ("h100-80gb", [("7g.80gb", 1), ("1g.10gb", 1)]),
-        ("h100-80gb", [("4g.40gb", 1), ("1g.10gb", 4)]),
-    ],
-)
-def test_coexistence(board: str, counts: list[tuple[str, int]]) -> None:
-    """Instances that exclude each other by slices or media engines are never planned."""
-    gpu = card(board)
-    assert Verdict.UNSATISFIABLE is plan_gpu(wanted(gpu, counts), gpu).verdict
-
-
-@pytest.mark.parametrize(
-    ("board", "counts"),
-    [
-        ("rtx-pro-6000", [("1g.24gb+me.all", 1), ("1g.24gb-me", 3)]),
-        ("rtx-pro-6000", [("2g.48gb+gfx", 1), ("1g.24gb+gfx", 2)]),
-        ("h100-80gb", [("1g.20gb", 4)]),
-        ("h100-80gb", [("1g.10gb+me", 1), ("1g.10gb", 6)]),
-        ("a30", [("2g.12gb+me", 1), ("2g.12gb", 1)]),
-        ("a100-40gb", [("4g.20gb", 1), ("3g.20gb", 1)]),
-    ],
-)
-def test_attributes_and_double_memory(board: str, counts: list[tuple[str, int]]) -> None:
-    """Media, graphics and double-memory profiles are planned where they can be together."""
-    gpu = card(board)
-    result = plan_gpu(wanted(gpu, counts), gpu)
-    assert Verdict.APPLICABLE is result.verdict
-    assert dict(counts) == present(result.after)
 
 
 def test_explicit_start() -> None:
@@ -182,13 +124,6 @@ def test_takes_only_the_compute_instance() -> None:
     assert step.compute == 1
 
 
-def test_division_of_one_in_use_blocks() -> None:
-    """A whole 3g in use is not divided."""
-    gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0), ("4g.40gb", 0)][:1], used=[0])
-    result = plan_gpu(devices(gpu, ("3g.40gb", 1, 0)), gpu)
-    assert Verdict.BLOCKED is result.verdict
-
-
 def test_half_made_is_completed() -> None:
     """A GPU instance without compute instance that the plan can use is completed, not replaced."""
     gpu = with_instances(card("h100-80gb"), [("3g.40gb", 4)])
@@ -197,23 +132,7 @@ def test_half_made_is_completed() -> None:
     assert [CreateComputeInstance] == kinds(result.steps)
 
 
-def test_half_made_elsewhere_goes() -> None:
-    """A GPU instance without compute instance that the plan cannot use goes."""
-    gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0)])
-    gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=()),))
-    result = plan_gpu(wanted(gpu, [("4g.40gb", 1)]), gpu)
-    assert [DestroyGpuInstance, CreateGpuInstance] == kinds(result.steps)
-    assert "half-made" in result.steps[0].reason
-
-
 # --- mode -------------------------------------------------------------------------------------
-
-
-def test_resetless_mode_then_layout() -> None:
-    """On Hopper the mode goes on at once, and the layout follows in the same plan."""
-    gpu = replace(card("h100-80gb"), mig=MODE_OFF)
-    result = plan_gpu(wanted(gpu, [("7g.80gb", 1)]), gpu)
-    assert [SetMigMode, CreateGpuInstance] == kinds(result.steps)
 
 
 def test_ampere_without_permission_to_reset() -> None:
@@ -245,14 +164,6 @@ def test_mode_stays_while_in_use(board: str, usage: Usage) -> None:
     assert str(usage) in result.problems[0].message
 
 
-def test_disable() -> None:
-    """Instances go, then the mode."""
-    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("2g.20gb", 2)])
-    result = plan_gpu(OFF, gpu)
-    assert [DestroyGpuInstance, DestroyGpuInstance, SetMigMode] == kinds(result.steps)
-    assert result.after.mig == MODE_OFF
-
-
 def test_disable_on_ampere_keeps_instances_without_reset() -> None:
     """Without the reset the mode would stay on and the instances be gone for nothing."""
     gpu = with_instances(card("a100-40gb"), [("1g.5gb", 0)])
@@ -280,14 +191,6 @@ def test_enabled_leaves_instances() -> None:
     assert Verdict.IN_SYNC is plan_gpu(ON, gpu).verdict
 
 
-def test_creation_waits_for_a_client_of_the_whole_gpu() -> None:
-    """A process that holds the GPU outside any instance makes the driver refuse new ones."""
-    gpu = replace(card("h100-80gb"), usage=Usage((User(7, "nsys"),)))
-    result = plan_gpu(wanted(gpu, [("1g.10gb", 1)]), gpu)
-    assert Verdict.BLOCKED is result.verdict
-    assert "nsys" in result.problems[0].message
-
-
 # --- the node ---------------------------------------------------------------------------------
 
 
@@ -308,17 +211,6 @@ def test_vanished_gpu() -> None:
     result = plan(DesiredNode({"GPU-gone": OFF}), ObservedNode())
     assert Verdict.BLOCKED is result.verdict
     assert "GPU-gone" in result.problems[0].message
-
-
-def test_layout_of_restores() -> None:
-    """What a GPU was can be asked for again and brings every device back to its place."""
-    before = divided(
-        with_instances(card("h100-80gb"), [("1g.10gb", 0), ("2g.20gb", 2)]), "3g.40gb", 4, 1, 2
-    )
-    result = plan_gpu(layout_of(before), replace(before, instances=before.instances[:1]))
-    assert places(before) == places(result.after)
-    assert present(before) == present(result.after)
-    assert Verdict.IN_SYNC is plan_gpu(layout_of(before), before).verdict
 
 
 @pytest.mark.parametrize(
@@ -350,3 +242,84 @@ def test_nothing_is_shown_for_later_of_a_plan_that_users_do_not_block(access: Ac
     blocked = plan_gpu(wanted(gpu, [("7g.80gb", 1)]), gpu)
     assert once_free(replace(blocked, before=replace(gpu, access=access))) is None
     assert once_free(plan_gpu(wanted(gpu, [("1g.10gb", 1)]), gpu)) is None
+
+
+USES = (IDLE, IN_USE, NOT_KNOWN)
+RESETTING = Policy(reset_when_idle=True)
+
+
+def used_by(gpu: Gpu, on_gpu: Usage, on_devices: tuple[Usage, ...]) -> Gpu:
+    """The GPU with these users outside its instances, and on one device after the other."""
+    return replace(
+        gpu,
+        usage=on_gpu,
+        instances=tuple(
+            replace(i, compute=(replace(i.compute[0], usage=usage),))
+            for i, usage in zip(gpu.instances, on_devices, strict=True)
+        ),
+    )
+
+
+def of_three(board: str) -> list[frozenset[tuple[str, int]]]:
+    """Layouts of three instances, of which a plan may keep some."""
+    ways = [way for ways in layouts(board).values() for way in ways if len(way) == 3]
+    return ways[:: max(1, len(ways) // 8)]
+
+
+@pytest.mark.parametrize("board", [pytest.param("h100-80gb", marks=pytest.mark.full), "a30"])
+def test_nothing_goes_that_is_not_proven_idle(board: str) -> None:
+    """Every combination of users on layouts of three, to every layout of one or two."""
+    goals = [key for key in layouts(board) if 1 <= sum(n for _, n in key) <= 2]
+    verdicts = {
+        judged(with_instances(card(board), sorted(start)), goal, on_gpu, on_devices)
+        for start in of_three(board)
+        for goal in goals[:: max(1, len(goals) // 3)]
+        for on_gpu, *on_devices in product(USES, repeat=4)
+    }
+    assert verdicts == {Verdict.APPLICABLE, Verdict.BLOCKED}
+
+
+@pytest.mark.parametrize("unknown_or_used", [IN_USE, NOT_KNOWN])
+def test_a_full_card_is_recut_only_where_it_is_proven_idle(unknown_or_used: Usage) -> None:
+    """Seven instances, each with or without users, and the GPU with any."""
+    full = with_instances(card("h100-80gb"), [("1g.10gb", start) for start in range(7)])
+    goal = (("1g.10gb", 2), ("2g.20gb", 1), ("3g.40gb", 1))
+    verdicts = {
+        judged(full, goal, on_gpu, on_devices)
+        for on_gpu in USES
+        for on_devices in product((IDLE, unknown_or_used), repeat=7)
+    }
+    assert verdicts == {Verdict.APPLICABLE, Verdict.BLOCKED}
+
+
+def judged(gpu: Gpu, goal: Multiset, on_gpu: Usage, on_devices: Iterable[Usage]) -> Verdict:
+    """Plan for these users; fails the test if anything goes that is not proven idle."""
+    now = used_by(gpu, on_gpu, tuple(on_devices))
+    result = plan_gpu(wanted(now, goal), now)
+    gone = {s.instance for s in result.steps if isinstance(s, DestroyGpuInstance)}
+    assert not any(i.in_use for i in now.instances if i.id in gone)
+    assert not any(isinstance(s, DestroyComputeInstance) for s in result.steps)
+    if on_gpu.in_use:
+        assert not gone
+        assert not any(isinstance(s, CreateGpuInstance) for s in result.steps)
+    if result.verdict is Verdict.BLOCKED:
+        assert {p.code for p in result.problems} == {Code.IN_USE}
+    if now.idle:
+        assert result.verdict is Verdict.APPLICABLE
+    return result.verdict
+
+
+@pytest.mark.parametrize("board", ["h100-80gb", "a30"])
+@pytest.mark.parametrize("on_gpu", USES)
+@pytest.mark.parametrize("on_device", USES)
+def test_the_mode_changes_only_on_what_is_proven_idle(
+    board: str, on_gpu: Usage, on_device: Usage
+) -> None:
+    """Switching MIG off destroys every instance, so all must be idle."""
+    smallest = max(card(board).profiles, key=lambda p: len(p.placements)).name
+    gpu = used_by(with_instances(card(board), [(smallest, 0)]), on_gpu, (on_device,))
+    result = plan_gpu(DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]"), gpu, RESETTING)
+    idle = not (on_gpu.in_use or on_device.in_use)
+    acts = any(isinstance(s, SetMigMode | ResetGpu | DestroyGpuInstance) for s in result.steps)
+    assert acts is idle
+    assert result.verdict is (Verdict.APPLICABLE if idle else Verdict.BLOCKED)

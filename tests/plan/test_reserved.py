@@ -172,14 +172,6 @@ def test_what_was_there_leaves_out_what_is_reserved() -> None:
     assert places(plan_gpu(back, own_gone).after) == {mine, *others}
 
 
-def test_an_instance_elsewhere_is_not_taken_for_the_reserved_one() -> None:
-    """Of the same profile at another slice: the plan may take it away."""
-    gpu = card("h100-80gb")
-    here = with_instances(gpu, [("1g.10gb", 0), ("1g.10gb", 6)])
-    nothing = replace(wanted(gpu, []), reserved=reserved(gpu, {("1g.10gb", 6)}))
-    assert places(plan_gpu(nothing, here).after) == {("1g.10gb", 6)}
-
-
 def test_how_a_gpu_held_as_a_whole_is_shared_is_its_owners() -> None:
     """Its daemon, compute mode and time slice stay; a goal that shares it otherwise is refused."""
     served = without_mig(

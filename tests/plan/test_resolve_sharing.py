@@ -15,7 +15,7 @@ from nodeagent.plan.desired import (
     PlanEntry,
     Replicas,
 )
-from nodeagent.plan.observed import Access, Gpu, Memory, ObservedNode
+from nodeagent.plan.observed import Access, Memory, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import resolve, verdict_of
@@ -94,13 +94,6 @@ def test_each_instance_of_a_layout() -> None:
     assert first.mps.path == "gpus[0].mps"
     assert len(rest) == 3
     assert {w.mps.path if w.mps else None for w in rest} == {"gpus[0].mig[1].mps"}
-
-
-def test_the_short_form_too() -> None:
-    """A map of profile to count has instances as well."""
-    gpu = resolved("devices: [0], mig: {1g.10gb: 2}, mps: {replicas: 2}")
-    assert isinstance(gpu.mig, Layout)
-    assert all(w.mps for w in gpu.mig.instances)
 
 
 @pytest.mark.parametrize("mig", ["", "mig: enabled, "])
@@ -283,19 +276,3 @@ def test_mps_and_time_slice_exclude_each_other() -> None:
     with pytest.raises(DocumentError) as caught:
         resolve(PlanDocument((entry,), "d"), ObservedNode((BARE,)))
     assert caught.value.problems[0].path == "gpus[0].timeSlice"
-
-
-def test_an_old_call_without_a_host() -> None:
-    """A caller that has no host gets uid 1000."""
-    document = read_document(b"version: v1\ngpus: [{devices: [1], mps: {replicas: 2}}]")
-    found = resolve(document, NODE)
-    mps = found.gpus["GPU-b"].mps
-    assert mps is not None
-    assert mps.account.uid == 1000
-
-
-def test_without_mps_there_is_none() -> None:
-    """A plan that says nothing of MPS wants none."""
-    gpu: Gpu = BARE
-    found = resolved("devices: [1], mig: disabled", node=ObservedNode((gpu,)))
-    assert (found.mps, dict(found.mps_by_device), found.time_slice) == (None, {}, None)
