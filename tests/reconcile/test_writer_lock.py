@@ -77,14 +77,6 @@ def test_a_full_disk_lets_the_writer_in(tmp_path: Path) -> None:
     assert (ended.stdout, path.read_bytes()) == (b"held\n", b"")
 
 
-def test_released_at_the_end(tmp_path: Path) -> None:
-    """After an orderly end the next writer gets it."""
-    path = tmp_path / "writer.lock"
-    for _ in range(2):
-        with writer_lock(path):
-            pass
-
-
 def test_users_can_pass_its_directory(tmp_path: Path) -> None:
     """The lock makes the run directory where it is missing, also under UMask=0077."""
     path = tmp_path / "run" / "writer.lock"

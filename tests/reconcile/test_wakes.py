@@ -1,4 +1,4 @@
-"""Tenants start and end processes as fast as they like; the loop looks and reports now and then."""
+"""What wakes the loop: tenants now and then, claims together, nobody but a stop while it looks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
-from nodeagent.reconcile.loop_control import SETTLE_INTERVAL, LoopControl
+from nodeagent.reconcile.loop_control import SETTLE_INTERVAL, Abandoned, Heartbeats, LoopControl
 from nodeagent.simulation import simulated
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
@@ -120,3 +120,28 @@ async def test_a_tenant_cannot_keep_the_loop_busy(tmp_path: Path) -> None:
                 for child in children:
                     child.kill()
                     child.wait()
+
+
+async def test_only_a_stop_abandons_a_look() -> None:
+    """Any other timeout is an error of its own."""
+    control = LoopControl()
+    with pytest.raises(TimeoutError):
+        async with control.abandoned_at_stop():
+            raise TimeoutError
+    control.stop()
+    with pytest.raises(Abandoned):
+        async with control.abandoned_at_stop():
+            raise TimeoutError
+
+
+def test_a_loop_is_overdue_only_after_its_own_time() -> None:
+    """A loop that said it would be busy has until then; the sentence names it."""
+    now = 0.0
+    heartbeats = Heartbeats(lambda: now)
+    heartbeats.beat("reconciler", within=60)
+    heartbeats.beat("plan file", within=5)
+    assert heartbeats.overdue() == ()
+    now = 7.0
+    assert [sentence.split(" has")[0] for sentence in heartbeats.overdue()] == ["the plan file"]
+    heartbeats.beat("plan file", within=5)
+    assert heartbeats.overdue() == ()

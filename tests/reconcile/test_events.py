@@ -1,10 +1,16 @@
-"""The event log: what is kept, who hears of it, and who is dropped."""
+"""The event log and what is reported to it: what is kept, who hears of it, who is dropped."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import structlog
+
+from nodeagent.mps.lifecycle.model import Report, ReportSubject
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_reporter import EventReporter, event_of
 from nodeagent.views.shapes import as_json
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -64,15 +70,6 @@ def test_what_is_routine_makes_room_first() -> None:
     assert [event.message for event in log.events] == ["two", "three"]
 
 
-async def test_a_follower_hears_of_new_events_only() -> None:
-    """Without a starting point, what happened before is not delivered."""
-    log = make_log()
-    log.add(EventType.STARTED, "before")
-    with log.following() as follower:
-        event = log.add(EventType.APPLIED, "after")
-        assert await follower.next() == event
-
-
 async def test_a_follower_goes_on_where_it_left_off() -> None:
     """After a cut connection nothing is missed that is still kept."""
     log = make_log()
@@ -111,3 +108,38 @@ async def test_closing_ends_all_followers() -> None:
     with log.following() as follower:
         log.close()
         assert await follower.next() is None
+
+
+def test_the_log_explains_an_end() -> None:
+    """Its last line is often the only reason there is."""
+    report = Report(ReportSubject.EXITED, "it ended: status 1", ("first", "no device"))
+    assert event_of(report) == (
+        EventType.MPS_ENDED,
+        "it ended: status 1; its last message: no device",
+    )
+
+
+def test_what_is_bad() -> None:
+    """All but a start, being ready and a drain that is over are for a person to look at."""
+    kinds = {event_of(Report(subject, ""))[0] for subject in ReportSubject}
+    well = {EventType.MPS_STARTED, EventType.MPS_READY, EventType.MPS_DRAINED}
+    assert {kind for kind in kinds if not kind.is_warning} == well
+
+
+def test_what_blocks_the_plan_is_a_warning_in_the_log() -> None:
+    """Somebody waits for it; it is logged once, with its remedy."""
+    blocked = Problem(
+        code=Code.OWNED, message="another program splits the GPUs", remedy="switch it off"
+    )
+    reporter = EventReporter(EventLog())
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            reporter.obstacles(PlanEvaluation(), (blocked,))
+    assert logs == [
+        {
+            "event": "another program splits the GPUs",
+            "log_level": "warning",
+            "event_type": "Blocked",
+            "remedy": "switch it off",
+        }
+    ]
