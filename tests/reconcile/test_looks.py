@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 
-from nodeagent.plan.problems import Code
+from nodeagent.plan.plan import NodePlan
+from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.owner import Part
 from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.simulation import SimulatedNode, simulated
@@ -130,3 +133,56 @@ async def test_users_that_came_after_such_a_look_keep_their_device(tmp_path: Pat
             node.clear_faults()
             await rig.until(lambda: rig.layout() == "7g.80gb at 0")
             assert kept == [(frozenset({Code.IN_USE}), layout)]
+
+
+async def test_what_was_left_half_way_for_a_claim_is_looked_at(tmp_path: Path) -> None:
+    """Nothing was read back of it."""
+    with simulated("h100-80gb:1") as node:
+        async with running(Rig(tmp_path, step_deadline=60)) as rig:
+            rig.plan.offer(NoPlan("no plan"))
+            await rig.settle(Phase.NO_PLAN)
+            await rig.rest()
+            hang = node.inject(CREATE, hang=True)
+            part = Part(rig.gpu().uuid, made(("1g.10gb", 0)))
+            change = asyncio.create_task(rig.owners.settle(part))
+            await rig.until(lambda: not hang.times)
+            change.cancel()
+            await asyncio.sleep(0)
+            node.clear_faults()
+            await rig.until(lambda: rig.layout() == "1g.10gb at 0")
+            assert change.cancelled()
+
+
+async def test_while_the_driver_fails_nothing_older_is_reported(tmp_path: Path) -> None:
+    """It starts again and does not list its GPUs: what was known of them does not count."""
+    with simulated("h100-80gb:1") as node:
+        async with running(Rig(tmp_path)) as rig:
+            rig.offer(ONE)
+            await rig.settle(Phase.IN_SYNC)
+            node.unload_driver()
+            await rig.round()
+            node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN", times=None)
+            node.load_driver()
+            ended = rig.control.ended
+            rig.control.report("a claim's")
+            await rig.until(lambda: rig.control.ended > ended)
+            assert rig.state.phase is Phase.FAILED
+
+
+async def test_what_a_claim_leaves_to_do_is_looked_at_before(tmp_path: Path) -> None:
+    """Nobody is asked to leave a GPU for what was read some time ago."""
+    with simulated("h100-80gb:2") as node:
+        prepared: list[int] = []
+
+        class Asked(ChangeHooks):
+            async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
+                prepared.append(looks(node)[1])
+                return ()
+
+        async with running(Rig(tmp_path, hooks=Asked())) as rig:
+            rig.offer(plan_text(ONE, "[0]"))
+            await rig.settle(Phase.IN_SYNC)
+            before, asked = looks(node)[1], len(prepared)
+            await rig.owners.settle(Part(rig.gpu().uuid, made(("1g.10gb", 0), ("1g.10gb", 6))))
+            await rig.until(lambda: len(prepared) > asked)
+            assert prepared[asked] > before

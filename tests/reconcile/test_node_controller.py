@@ -300,6 +300,9 @@ async def test_what_is_sick_is_reported_to_planner_and_daemons(
         assert (await agent.node.observe()).gpus[0].health_limits == HEALTHY
         assert status(agent.fleet, sick).trouble == ""
         assert ill.seen[-1].gpus[0].uuid == gpu.uuid
+        ill.say(gpu.uuid, left.placement)
+        await agent.node.observe_gpu(gpu.uuid)
+        assert status(agent.fleet, sick).trouble, "a daemon may be new on it"
 
 
 async def test_health_hears_of_each_step(rig: NodeRig, node: SimulatedNode) -> None:

@@ -356,5 +356,11 @@ async def test_a_driver_that_only_starts_has_not_returned(tmp_path: Path) -> Non
             await rig.until(lambda: node.journal.total("nvmlInitWithFlags") > 4)
             assert rig.reported() == [EventType.DRIVER_UNAVAILABLE]
             node.clear_faults(failing)
+            failing = node.inject("nvmlDeviceGetCount_v2", error="TIMEOUT", times=None)
+            await rig.until(lambda: len(rig.reported()) == 2)
+            facts = rig.events.events[-1].facts
+            assert facts
+            assert facts["attempt"] > 1  # by which it pauses
+            node.clear_faults(failing)
             await rig.settle(Phase.IN_SYNC)
             assert rig.reported().count(EventType.DRIVER_RETURNED) == 1
