@@ -23,7 +23,7 @@ from nodeagent.cluster.client.faults import ClusterFault, from_status
 from nodeagent.cluster.client.node_view import is_newer, read_node
 from nodeagent.cluster.drain.owners import claims, other_allocator
 from nodeagent.cluster.drain.pods import read_pod
-from nodeagent.cluster.plan_sources.annotation import offer
+from nodeagent.cluster.plan_sources.node_source import offer
 from nodeagent.cluster.plan_sources.nos.grammar import (
     mode_of,
     read_spec,

@@ -112,9 +112,9 @@ def node_finding(
     carrier = CARRIERS[source]
     without = ok("plan", f"{FOR_CLAIMS} (dra.mode)") if for_claims else None
     if source == "annotation":
-        from nodeagent.cluster.plan_sources import annotation
+        from nodeagent.cluster.plan_sources import node_source
 
-        update = annotation.offer(node.annotations, _file_update(plan))
+        update = node_source.offer(node.annotations, _file_update(plan))
         if without and isinstance(update, NoPlan) and update.problem is None:
             return without, None
         where = f"what the annotations of Node {node.name} ask for"

@@ -74,8 +74,8 @@ def make_source(
     `config_map` is where nos' configuration of the device plugin is; `follow` makes the plan file,
     for a source that reads it.
     """
-    from nodeagent.cluster.plan_sources.annotation import AnnotationSource
     from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
+    from nodeagent.cluster.plan_sources.node_source import AnnotationSource
     from nodeagent.cluster.plan_sources.nos.source import NosSource
 
     if name == "nos":

@@ -8,8 +8,13 @@ from typing import get_args, get_type_hints
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import ANNOTATIONS, LABELS, NodeView
-from nodeagent.cluster.plan_sources.annotation import PLAN, PLAN_NAME, AnnotationSource, offer
-from nodeagent.cluster.plan_sources.node_source import NO_NODE
+from nodeagent.cluster.plan_sources.node_source import (
+    NO_NODE,
+    PLAN,
+    PLAN_NAME,
+    AnnotationSource,
+    offer,
+)
 from nodeagent.cluster.plan_sources.registry import CARRIERS, make_source
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_file import PlanFile

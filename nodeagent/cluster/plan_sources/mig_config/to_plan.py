@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -157,6 +157,11 @@ class GeneratedEntry:
     counts: Mapping[str, int] = field(default_factory=dict)
     filters: tuple[str, ...] = ()
 
+    def written(self) -> dict[str, object]:
+        chosen = {"device-filter": self.filters} if self.filters else {}
+        counts = {"mig-devices": self.counts} if self.enabled else {}
+        return {**chosen, "devices": "all", "mig-enabled": self.enabled, **counts}
+
 
 Configurations = Mapping[str, tuple[GeneratedEntry, ...]]
 
@@ -190,7 +195,9 @@ def generate(observed: ObservedNode) -> Configurations:
 
 def file_of(configurations: Configurations) -> bytes:
     """A mig-parted file with these configurations; the same bytes for the same ones."""
-    return "".join(f"{line}\n" for line in _lines(configurations)).encode()
+    written = {name: [one.written() for one in entries] for name, entries in configurations.items()}
+    document = {"version": "v1", _MIG_CONFIGS: written}
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def label_of(profile: str) -> str:
@@ -258,23 +265,3 @@ def _balanced(card: Card) -> dict[str, int]:
 
 def _filters(kinds: list[int], *, several: bool) -> tuple[str, ...]:
     return tuple(f"0x{kind:08X}" for kind in sorted(kinds)) if several else ()
-
-
-# --- as text --------------------------------------------------------------------------------------
-
-
-def _lines(configurations: Configurations) -> Iterator[str]:
-    yield "# Made for this node's cards."
-    yield "version: v1"
-    yield "mig-configs:"
-    for name, entries in configurations.items():
-        yield f"  {name}:"
-        for entry in entries:
-            if entry.filters:
-                yield f"    - device-filter: {json.dumps(entry.filters)}"
-                yield "      devices: all"
-            else:
-                yield "    - devices: all"
-            yield f"      mig-enabled: {'true' if entry.enabled else 'false'}"
-            if entry.enabled:
-                yield f"      mig-devices: {json.dumps(entry.counts)}"
