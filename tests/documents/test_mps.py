@@ -14,6 +14,7 @@ from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.problems import Problem
+from tests.documents.test_schema import VALIDATOR
 
 GIB = 1024**3
 
@@ -25,10 +26,12 @@ def mps(**keys: object) -> MpsEntry | None:
 
 
 def fault_of(**keys: object) -> Problem:
-    """The one fault of such an `mps`."""
+    """The one fault of such an `mps`; the schema refuses it as well, but for fractions of bytes."""
     with pytest.raises(DocumentError) as caught:
         mps(**keys)
     [problem] = caught.value.problems
+    plan = {"version": "v1", "gpus": [{"devices": [0], "mps": keys}]}
+    assert "whole number of bytes" in problem.message or not VALIDATOR.is_valid(plan)
     return problem
 
 

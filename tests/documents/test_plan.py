@@ -22,6 +22,7 @@ from nodeagent.plan.desired import (
     WhenInUse,
 )
 from nodeagent.plan.problems import Code, Problem
+from tests.documents.test_schema import VALIDATOR
 
 
 def entry(**keys: object) -> PlanEntry:
@@ -37,9 +38,11 @@ def faults(plan: str | dict[str, Any]) -> tuple[Problem, ...]:
     return caught.value.problems
 
 
-def fault_of(**keys: object) -> Problem:
-    """The one problem of a plan whose only entry has these keys."""
-    [problem] = faults({"version": "v1", "gpus": [keys]})
+def fault_of(by_schema: bool = True, /, **keys: object) -> Problem:
+    """The one problem of a plan whose only entry has these keys; its schema refuses it as well."""
+    plan = {"version": "v1", "gpus": [keys]}
+    [problem] = faults(plan)
+    assert not (by_schema and VALIDATOR.is_valid(plan))
     return problem
 
 
@@ -118,8 +121,8 @@ def test_counts(count: object) -> None:
 
 def test_counts_add_up() -> None:
     """Neither may all counts together be more than a GPU could hold."""
-    assert fault_of(devices="all", mig={"1g.10gb": 9, "1g.20gb": 8}).path == "gpus[0].mig"
-    assert fault_of(devices="all", mig=[{"profile": "1g.10gb"}] * 17).path == "gpus[0].mig"
+    for mig in ({"1g.10gb": 9, "1g.20gb": 8}, [{"profile": "1g.10gb"}] * 17):
+        assert fault_of(False, devices="all", mig=mig).path == "gpus[0].mig"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,7 @@ def test_misspelt_profiles(written: str, likely: str) -> None:
 @pytest.mark.parametrize("written", ["", "banana", "4c.3g.40gb", "0g.0gb", "1g.10gb+", "x" * 500])
 def test_no_profiles(written: str) -> None:
     """What is no profile at all is refused with the shape of one, and stays short."""
-    problem = fault_of(devices="all", mig={written: 1})
+    problem = fault_of(False, devices="all", mig={written: 1})
     assert problem.code is Code.UNKNOWN_PROFILE
     assert len(problem.message) < 200
 
@@ -173,7 +176,7 @@ def test_devices_form(devices: object, remedy: str) -> None:
 )
 def test_same_device_twice(devices: list[object]) -> None:
     """A device that is named twice in an entry, in whatever spelling, is refused."""
-    problem = fault_of(devices=devices, mig={})
+    problem = fault_of(False, devices=devices, mig={})
     assert problem.code is Code.DUPLICATE_DEVICE
     assert problem.path == f"gpus[0].devices[{len(devices) - 1}]"
     assert '"0"' not in problem.message  # an index is shown as it is written
@@ -211,7 +214,8 @@ def test_start(item: dict[str, object], fits: bool) -> None:
     if fits:
         assert entry(devices=[0], mig=[item]).mig
     else:
-        assert fault_of(devices=[0], mig=[item]).path.startswith("gpus[0].mig[0].")
+        problem = fault_of("count" not in item, devices=[0], mig=[item])
+        assert problem.path.startswith("gpus[0].mig[0].")
 
 
 @pytest.mark.parametrize(

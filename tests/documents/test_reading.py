@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nodeagent.documents.findings import MAX_PROBLEMS
 from nodeagent.documents.reading import MAX_PLAN, read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import MigDisabled, MigEnabled, MigLayout, PlanEntry
+from nodeagent.plan.desired import MigDisabled
 from nodeagent.plan.problems import Code, Problem
 from tests.documents.test_schema import KEYS
 from tests.draws import draws
@@ -143,72 +143,6 @@ def test_any_tree(tree: object, configuration: str | None) -> None:
     """The same for texts that are well formed and full of the right words at wrong places."""
     text = json.dumps(tree, ensure_ascii=False)
     assert all(problem.message for problem in problems_of(text, configuration))
-
-
-# --- valid plans ------------------------------------------------------------------------------
-
-PROFILES = st.sampled_from(["1g.10gb", "1g.10gb+me", "2g.20gb", "1c.3g.40gb", "2g.48gb-me"])
-COUNTS = st.dictionaries(PROFILES, st.integers(1, 3))
-INSTANCES = st.lists(
-    st.fixed_dictionaries({"profile": PROFILES}, optional={"start": st.integers(0, 12)}), max_size=5
-)
-ENTRIES = st.fixed_dictionaries(
-    {
-        "devices": st.just("all") | st.lists(st.integers(0, 7), min_size=1, unique=True),
-        "mig": st.sampled_from(["enabled", "disabled"]) | COUNTS | INSTANCES,
-    },
-    optional={
-        "model": st.text("*H10A ", min_size=1),
-        "whenInUse": st.sampled_from(["wait", "evict"]),
-        "dra": st.booleans(),
-    },
-)
-PLANS = st.fixed_dictionaries({"version": st.just("v1"), "gpus": st.lists(ENTRIES, max_size=4)})
-
-
-def written(entry: PlanEntry) -> dict[str, Any]:
-    """An entry as it could have been written."""
-    match entry.mig:
-        case MigDisabled():
-            mig: Any = "disabled"
-        case MigEnabled():
-            mig = "enabled"
-        case MigLayout(instances=instances):
-            mig = [(i.profile, i.count, i.start) for i in instances]
-        case _:
-            mig = None
-    devices = "all" if entry.devices is None else [device.device for device in entry.devices]
-    return {
-        "devices": devices,
-        "mig": mig,
-        "model": entry.model,
-        "whenInUse": entry.when_in_use.value,
-        "dra": entry.dra,
-    }
-
-
-def expected(entry: dict[str, Any]) -> dict[str, Any]:
-    """What `written` should give for a generated entry."""
-    mig = entry["mig"]
-    if isinstance(mig, dict):
-        mig = [(profile, count, None) for profile, count in mig.items()]
-    elif isinstance(mig, list):
-        mig = [(item["profile"], 1, item.get("start")) for item in mig]
-    return {
-        "devices": entry["devices"],
-        "mig": mig,
-        "model": entry.get("model"),
-        "whenInUse": entry.get("whenInUse", "wait"),
-        "dra": entry.get("dra", True),
-    }
-
-
-@settings(max_examples=draws(150))
-@given(PLANS)
-def test_plans_read_back_as_written(plan: dict[str, Any]) -> None:
-    """What a valid plan says is what is read, nothing more and nothing less."""
-    document = read_document(json.dumps(plan))
-    assert [written(e) for e in document.entries] == [expected(e) for e in plan["gpus"]]
 
 
 # --- what holds a plan, and is none ---------------------------------------------------------------
