@@ -50,14 +50,6 @@ def test_a_file_is_written_once(directory: OpenDirectory) -> None:
         os.umask(before)
 
 
-def test_a_reader_never_sees_half_a_file(directory: OpenDirectory) -> None:
-    """A reader that has the old file open reads on in that, as it was."""
-    directory.put("a", b"old" * 1000)
-    with (directory.path / "a").open("rb") as reader:
-        directory.put("a", b"new")
-        assert reader.read() == b"old" * 1000
-
-
 def test_permissions_are_set_right(directory: OpenDirectory) -> None:
     """A file that others could write is made anew, though it says the right thing."""
     directory.put("a", b"x")

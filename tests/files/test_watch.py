@@ -14,14 +14,6 @@ from nodeagent.files.watch import changes, deciding_entries
 from tests.machine_load import stretched
 
 
-def test_a_plain_file(tmp_path: Path) -> None:
-    """Its own entry, whether it is there or not."""
-    file = tmp_path / "plan.yaml"
-    assert deciding_entries(file) == [(tmp_path, "plan.yaml")]
-    file.touch()
-    assert deciding_entries(file) == [(tmp_path, "plan.yaml")]
-
-
 def test_every_link_on_the_way(tmp_path: Path) -> None:
     """Relative and absolute links, of files and folders, in the middle and at the end."""
     real = tmp_path / "real"

@@ -69,19 +69,6 @@ def test_the_base_fits_the_program() -> None:
     assert name["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
 
 
-@pytest.mark.parametrize("name", WITH_GPUS)
-def test_the_overlays_settings_are_settings(name: str) -> None:
-    """The settings file of each is accepted, and says what the overlay is for."""
-    settings = _settings(name)
-    expected = {
-        "dra": ("auto", "nothing"),
-        "gpu-operator": ("auto", "pauseLabels"),
-        "nos": ("nos", "deletePods"),
-        "plain": ("auto", "deletePods"),
-    }
-    assert (settings.plan.source, settings.kubernetes.clients) == expected[name]
-
-
 def test_the_plain_overlay_finds_the_device_plugin() -> None:
     """Whether it was installed by NVIDIA's chart or by its static manifest."""
     selectors = list(map(PodSelector.of, _settings("plain").kubernetes.plugin_pods))

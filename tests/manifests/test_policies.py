@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import re
-from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from cel_expr_python import cel
 
-from tests.manifests.admission import POLICIES, Asked, compiled, policy
-from tests.manifests.rendering import one, written
+from tests.manifests.admission import Asked, compiled, policy
 
 # Of every kind of the newest Kubernetes, by the name that they refer to each other with.
-SCHEMAS: dict[str, dict[str, Any]] = json.loads(
-    Path(kubernetes_validate.__file__)
-    .with_name("kubernetes-json-schema")
-    .joinpath(f"v{kubernetes_validate.latest_version()}-local", "_definitions.json")
-    .read_text()
-)["$defs"]
 
 
 # --- Events -------------------------------------------------------------------------------------
@@ -70,53 +58,6 @@ def test_events_about_claims_are_in_the_agents_own_name() -> None:
     assert events.denials(Asked("CREATE", "events", _claim_event(host=""), node="")) != []
     for foreign in (_claim_event(host="gpu-1"), _claim_event(component="kubelet")):
         assert events.denials(Asked("UPDATE", "events", _claim_event(), foreign)) != []
-
-
-def _kinds(group: str, version: str, resource: str) -> list[str]:
-    """As the API server finds the types that it checks expressions for: the core group, whose name
-    is empty, stands for any.
-    """
-    return [
-        name
-        for name, schema in SCHEMAS.items()
-        for kind in schema.get("x-kubernetes-group-version-kind", ())
-        if f"{kind['kind'].lower()}s" == resource
-        and kind["version"] == version
-        and group in ("", kind["group"])
-    ]
-
-
-def _lacks(kind: str, path: list[str]) -> bool:
-    """Whether the kind has no such field. Elements of maps and lists are of any name."""
-    schema = SCHEMAS[kind]
-    for name in path:
-        if "properties" not in schema:
-            return False
-        if name not in schema["properties"]:
-            return True
-        schema = schema["properties"][name]
-        schema = SCHEMAS.get(schema.get("$ref", "").rpartition("/")[2], schema)
-    return False
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_kind_that_an_expression_is_checked_for_has_its_fields(name: str) -> None:
-    """Or the API server warns. It checks for every kind of the resource's name, in any group, so
-    what is not in all of them is asked by dyn().
-    """
-    spec = one(written(POLICIES[name]), "ValidatingAdmissionPolicy", name)["spec"]
-    checked = {
-        kind
-        for rule in spec["matchConstraints"]["resourceRules"]
-        for of in itertools.product(rule["apiGroups"], rule["apiVersions"], rule["resources"])
-        for kind in _kinds(*of)
-    }
-    assert len(checked) == (2 if name == "nodeagent-own-events" else name != "nodeagent-evictions")
-    for one_of in (*spec.get("variables", ()), *spec["validations"]):
-        for text in (one_of["expression"], one_of.get("messageExpression", "")):
-            for fields in re.findall(r"\b(?:object|oldObject)((?:\.\w+\b(?!\())+)", text):
-                path = fields[1:].split(".")
-                assert not [kind for kind in checked if _lacks(kind, path)], text
 
 
 # --- pods ---------------------------------------------------------------------------------------

@@ -197,21 +197,6 @@ async def _try(admin: Admin, name: str, change: Change) -> tuple[int, str]:
     return await admin.ask("PATCH", path, change.patch, agent_of=agent_of)
 
 
-async def test_another_node_is_not_the_agents(admin: Admin) -> None:
-    """No annotation, label, taint or cordon of it; and of its own no plan."""
-    status = {"nodeagent.io/status": "{}"}
-    for change in (
-        {"metadata": {"annotations": status}},
-        {"metadata": {"labels": {"nodeagent.io/free": "1"}}},
-        {"spec": {"taints": [{"key": "nodeagent.io/gpu-unhealthy", "effect": "NoSchedule"}]}},
-        {"spec": {"unschedulable": True}},
-    ):
-        assert "may not change Node gpu-1" in await admin.may("PATCH", f"{NODES}/gpu-1", change)
-    plan = {"metadata": {"annotations": {"nodeagent.io/plan": "version: v1"}}}
-    assert "no annotation of an agent" in await admin.may("PATCH", f"{NODES}/gpu-0", plan)
-    assert not await admin.may("PATCH", f"{NODES}/gpu-0", {"metadata": {"annotations": status}})
-
-
 @pytest.mark.parametrize("limited", [True, False])
 async def test_it_is_found_out_whether_the_account_is_limited(
     admin: Admin, server: RealApiServer, tmp_path: Path, limited: bool
@@ -231,42 +216,37 @@ async def test_it_is_found_out_whether_the_account_is_limited(
     assert "guard.nodeagent.io" not in (await admin.ask("GET", f"{NODES}/gpu-0"))[1]
 
 
-async def test_events(admin: Admin) -> None:
-    """About the own Node, and in the agent's own name about claims."""
+async def test_every_other_policy_is_in_force(admin: Admin) -> None:
+    """One request that each lets through and one that it denies; test_policies has all cases."""
 
-    def event(kind: str, name: str, **more: Any) -> dict[str, Any]:
-        about = {"kind": kind, "name": name, **({"namespace": "default"} if kind == "Pod" else {})}
-        return {"metadata": {"generateName": "e-"}, "involvedObject": about, **more}
+    def event(node: str) -> dict[str, Any]:
+        about = {"kind": "Node", "name": node}
+        return {"metadata": {"generateName": "e-"}, "involvedObject": about}
 
-    own = {"reason": "ClaimPrepared", "source": {"component": "nodeagent", "host": "gpu-0"}}
-    path = EVENTS.format("default")
-    assert not await admin.may("POST", path, event("Node", "gpu-0"))
-    assert not await admin.may("POST", path, event("Pod", "x", **own))
-    for other in (event("Node", "gpu-1"), event("Pod", "x"), event("Pod", "x", reason="Killing")):
-        assert "Events about it alone" in await admin.may("POST", path, other)
-    theirs = await admin.made(path, event("Node", "gpu-1"))
-    change = {"involvedObject": {"name": "gpu-0"}}
-    name = f"{path}/{theirs['metadata']['name']}"
-    assert "another's Event its own" in await admin.may("PATCH", name, change)
+    events = EVENTS.format("default")
+    assert not await admin.may("POST", events, event("gpu-0"))
+    assert "Events about it alone" in await admin.may("POST", events, event("gpu-1"))
 
+    def slice_of(node: str) -> dict[str, Any]:
+        pool = {"name": f"{node}/gpu-0", "generation": 1, "resourceSliceCount": 1}
+        spec = {"nodeName": node, "driver": "gpu.nodeagent.io", "pool": pool, "devices": []}
+        return {"metadata": {"name": f"slice-{node}"}, "spec": spec}
 
-async def test_slices(admin: Admin) -> None:
-    """Of the own Node, driver and pools, whatever is done with them."""
-
-    def of(node: str = "gpu-0", driver: str = "gpu.nodeagent.io", pool: str = "") -> dict[str, Any]:
-        pools = {"name": pool or f"{node}/gpu-0", "generation": 1, "resourceSliceCount": 1}
-        spec = {"nodeName": node, "driver": driver, "pool": pools, "devices": []}
-        return {"metadata": {"name": f"{node}-{driver}"}, "spec": spec}
-
-    assert not await admin.may("POST", SLICES, of())
-    assert "of its own Node alone" in await admin.may("POST", SLICES, of("gpu-1"))
-    assert "own driver and pools" in await admin.may("POST", SLICES, of(driver="gpu.nvidia.com"))
-    assert "own driver and pools" in await admin.may("POST", SLICES, of(pool="gpu-1/gpu-1"))
-    theirs = await admin.made(SLICES, of("gpu-1"))
+    assert not await admin.may("POST", SLICES, slice_of("gpu-0"))
+    theirs = await admin.made(SLICES, slice_of("gpu-1"))
     path = f"{SLICES}/{theirs['metadata']['name']}"
     assert "of its own Node alone" in await admin.may("PUT", path, theirs)
     assert "of its own Node alone" in await admin.may("DELETE", path)
-    assert not await admin.may("DELETE", f"{SLICES}/gpu-0-gpu.nodeagent.io")
+
+    assert not await admin.may("DELETE", await admin.pod("plugin", "gpu-0"))
+    alone = await admin.pod("alone", "gpu-0", owned=False)
+    assert "but a DaemonSet's" in await admin.may("DELETE", alone)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "alone"}}
+    assert not await admin.may("POST", f"{alone}/eviction", eviction)
+    proxy = await admin.pod("proxy", "gpu-0", namespace="kube-system")
+    eviction["metadata"] = {"name": "proxy"}
+    denied = await admin.may("POST", f"{proxy}/eviction", eviction)
+    assert "no agent evicts pods of kube-system" in denied
 
 
 async def test_claims(admin: Admin) -> None:
@@ -297,21 +277,3 @@ async def test_claims(admin: Admin) -> None:
     own, theirs = ({key: one[key] for key in ("driver", "pool", "device")} for one in results)
     assert not await apply(own)
     assert "of its own devices alone" in await apply(own, theirs)
-
-
-async def test_pods(admin: Admin) -> None:
-    """A DaemonSet's on the own Node are deleted, and the cluster's own are not evicted."""
-    assert not await admin.may("DELETE", await admin.pod("plugin", "gpu-0"))
-    elsewhere, alone = (
-        await admin.pod("elsewhere", "gpu-1"),
-        await admin.pod("alone", "gpu-0", owned=False),
-    )
-    assert "deletes pods there alone" in await admin.may("DELETE", elsewhere)
-    assert "but a DaemonSet's" in await admin.may("DELETE", alone)
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "alone"}}
-    assert not await admin.may("POST", f"{alone}/eviction", eviction)
-    proxy = await admin.pod("proxy", "gpu-0", namespace="kube-system")
-    eviction["metadata"] = {"name": "proxy"}
-    assert "no agent evicts pods of kube-system" in await admin.may(
-        "POST", f"{proxy}/eviction", eviction
-    )

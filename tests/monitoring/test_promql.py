@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.monitoring.promql import Matcher, Selector, asked, filled
+from tests.monitoring.promql import Matcher, Selector, asked
 from tests.monitoring.scraped import unknown
 
 
@@ -45,18 +45,3 @@ def test_what_is_not_understood_is_refused(expression: str) -> None:
 def test_a_wrong_name_is_found(expression: str, wrong: set[str]) -> None:
     """A metric that is not exported and a label that it does not have are named."""
     assert unknown(asked(expression)) == wrong
-
-
-def test_matchers_hold_as_in_prometheus() -> None:
-    """Regular expressions match whole values, and a label that is not there is empty."""
-    labels = {"a": "xy"}
-    holding = [Matcher("a", "=~", "x."), Matcher("b", "=~", ".*"), Matcher("b", "=", "")]
-    assert all(matcher.holds(labels) for matcher in holding)
-    failing = [Matcher("a", "=~", "x"), Matcher("a", "!=", "xy"), Matcher("a", "!~", "x.*")]
-    assert not any(matcher.holds(labels) for matcher in failing)
-
-
-def test_variables_are_filled_in() -> None:
-    """Grafana's own become durations, a dashboard's become everything."""
-    text = 'rate(m{a=~"$node", b="$nodes"}[$__rate_interval])'
-    assert filled(text, ["node"]) == 'rate(m{a=~".*", b="$nodes"}[5m])'

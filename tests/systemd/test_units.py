@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from nodeagent.cli.parser import parse
 from nodeagent.mps.launch.launcher import OPEN_FILES
 from nodeagent.settings import load_settings
+from tests.systemd.sandbox import values_of
 
 UNITS = Path(__file__).parents[2] / "systemd"
 AGENT, RESTORE = "nodeagent.service", "nodeagent-restore.service"
@@ -24,12 +24,7 @@ PROGRAM = "/opt/nodeagent/bin/nodeagent"
 
 def _read(unit: str) -> dict[str, list[str]]:
     """All values by key, in order (no key of ours occurs in two sections)."""
-    values = defaultdict(list)
-    for line in (UNITS / unit).read_text(encoding="utf-8").splitlines():
-        key, separator, value = line.partition("=")
-        if separator and not line.startswith("#"):
-            values[key].append(value)
-    return dict(values)
+    return dict(values_of(str(UNITS / unit)))
 
 
 def _one(unit: str, key: str) -> str:

@@ -95,6 +95,10 @@ def test_with_labels() -> None:
     assert played(during, restorations(during, PLUGIN_PODS)).labels == NODE.labels
     assert played(during, restored(during)) == NODE
     assert restored(NODE) == ()
+    # What was paused before a crash is still awaited, although nothing is left to pause.
+    assert preparations(during, replace(care, cordon=False)) == ()
+    assert leaving_pods(during.labels) == leaving_pods(NODE.labels) != ()
+    assert preparations(NODE, rules("nothing", cordon=False)) == ()
 
 
 def test_with_the_plugins_pods() -> None:
@@ -106,12 +110,6 @@ def test_with_the_plugins_pods() -> None:
     [after] = restored(during)
     assert after.delete == PLUGIN_PODS
     assert played(during, [after]) == NODE
-
-
-def test_with_nothing() -> None:
-    """No client is notified."""
-    care = rules("nothing", cordon=False)
-    assert preparations(NODE, care) == restored(NODE) == ()
 
 
 @pytest.mark.parametrize("cordon", [True, False], ids=["with a cordon", "alone"])
@@ -141,14 +139,6 @@ def test_a_crash_anywhere_is_put_right(care: Care, cordoned: bool) -> None:
             assert played(again, restored(again)) == node
         due = RESTART_DUE in during.annotations
         assert any(change.delete for change in after) == due
-
-
-def test_what_was_paused_before_a_crash_is_still_awaited() -> None:
-    """The next attempt waits for the same pods, although it has nothing left to pause."""
-    care = rules("pauseLabels", cordon=False)
-    during = played(NODE, preparations(NODE, care))
-    assert preparations(during, care) == ()
-    assert leaving_pods(during.labels) == leaving_pods(NODE.labels) != ()
 
 
 def test_the_plugins_configuration_changes_with_its_return() -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.drain.finished_pods import ended_pods
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import WhenInUse
 from nodeagent.plan.observed import Gpu
@@ -17,7 +15,7 @@ from nodeagent.plan.problems import Code
 from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
-from tests.cluster.client.rig import kubeconfig, until
+from tests.cluster.client.rig import until
 from tests.cluster.drain.rig import (
     AFTER,
     EMPTY,
@@ -147,15 +145,6 @@ async def test_a_budget_is_kept_to_reported_and_asked_again(
         await until(lambda: evicted(server) == ["a"])
         assert asked(server).count(tries) <= 4
         await until(lambda: it.around.problems == ())
-
-
-async def test_no_pod_is_evicted_unless_the_plan_says_so(server: ApiServer, tmp_path: Path) -> None:
-    """The default waits."""
-    async with agent(server, tmp_path) as it:
-        before = len(asked(server))
-        it.around.after_round(*judged([held("a")]))
-        await asyncio.sleep(0.05)
-        assert asked(server)[before:] == []
 
 
 async def test_no_pod_is_evicted_for_a_plan_that_has_gone(
@@ -305,18 +294,6 @@ async def test_a_suspicion_that_is_raised_meanwhile_is_kept(
         await until(lambda: len(it.woken) == 2)
         assert await asking == {a}
         assert await pods.among({a, b}, 60.0) == {a, b}
-
-
-async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path: Path) -> None:
-    """Gone is not ended, a container that still runs neither, and no answer says nothing."""
-    a, b, c = (PodName("team", name) for name in "abc")
-    server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="team")
-    running = {"phase": "Failed", "containerStatuses": [{"state": {"running": {}}}]}
-    server.patch_pod("b", {"status": running}, namespace="team")
-    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        assert await ended_pods(access, [a, b, c], within=2.0) == {a}
-        server.faults.next(1, Answer(500), path="*/pods/a")
-        assert await ended_pods(access, [a, b], within=2.0) == frozenset()
 
 
 async def test_a_long_goodbye_costs_few_requests(server: ApiServer, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.drain.hooks import check_settings
 from nodeagent.errors import UsageError
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.settings import KubernetesSettings
 from tests.cluster.client.rig import until
 from tests.cluster.drain.rig import (
     AFTER,
@@ -292,22 +294,6 @@ async def test_a_configuration_that_is_asked_for_while_another_is_set(
         await until(lambda: labels(server, CONFIG).get(CONFIG) == "two", seconds=5.0)
 
 
-async def test_changes_of_others_are_kept(server: ApiServer, tmp_path: Path) -> None:
-    """A cordon that was there stays, and a label switched off meanwhile stays off."""
-    server.pods.gone("plugin", "gpu")
-    server.patch_node(NODE, {"spec": {"unschedulable": True}})
-    async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
-        evaluation, _ = judged([BEFORE])
-        assert await it.around.prepare(todo_of(evaluation)) == ()
-        server.patch_node(NODE, {"metadata": {"labels": {f"{DEPLOY}device-plugin": "false"}}})
-        it.around.after_round(*judged([AFTER]))
-        offer(server, **{"mig-3g.40gb": "2"})
-        await until(lambda: "the node offers what it should" in it.woken)
-        await asyncio.sleep(0.05)
-        assert labels(server)["device-plugin"] == "false"
-        assert unschedulable(server)
-
-
 async def test_writes_by_others_in_between_are_no_obstacle(
     server: ApiServer, tmp_path: Path
 ) -> None:
@@ -358,26 +344,13 @@ async def test_the_end_of_an_outage_cuts_the_pause_short(server: ApiServer, tmp_
         assert (problem.code, tried.code) == (Code.CLUSTER, Code.IN_USE)  # the plugin's pod stays
 
 
-async def test_what_is_forbidden_is_reported(server: ApiServer, tmp_path: Path) -> None:
-    """A role that lacks a verb is no reason to go on as if others had been notified."""
-    server.faults.next(1, Answer(403), verb="PATCH")
-    async with agent(server, tmp_path, clients="pauseLabels") as it:
-        [problem] = await it.round()
-        assert problem.code is Code.CLUSTER
-        assert "ClusterRole" in problem.remedy
-
-
 @pytest.mark.parametrize(
-    ("setting", "value"), [("tolerate", ("mig-manger",)), ("plugin_pods", ("nvidia",))]
+    "wrong", [{"tolerate": ("mig-manger",)}, {"plugin_pods": ("nvidia",)}], ids=str
 )
-async def test_settings_that_name_nothing_known(
-    server: ApiServer, tmp_path: Path, setting: str, value: tuple[str, ...]
-) -> None:
+def test_settings_that_name_nothing_known(wrong: dict[str, Any]) -> None:
     """A spelling mistake is refused at the start, and not taken for a program that is not there."""
-    given: dict[str, Any] = {setting: value}
-    with pytest.raises(UsageError, match=f"kubernetes.{setting}"):
-        async with agent(server, tmp_path, **given):
-            pass
+    with pytest.raises(UsageError, match=f"kubernetes.{next(iter(wrong))}"):
+        check_settings(KubernetesSettings(**wrong))
 
 
 async def test_labels_that_mig_manager_paused_stay_paused(
