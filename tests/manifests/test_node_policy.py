@@ -120,70 +120,56 @@ def _of_managers(
     return policy("nodeagent-own-node").denials(_asked(change))
 
 
-def test_what_a_write_does_to_managed_fields_is_let_through() -> None:
-    """The API server moves and joins managers by itself."""
-    cases: list[list[Any]] = [
-        MANAGERS,
-        [KUBELET, CONTROLLER, OURS],  # the agent took over what was written by hand
-        [KUBELET, HAND, OURS, ANCIENT],  # one was joined to those of old
-        [KUBELET, CONTROLLER, HAND],  # its own
-    ]
-    for after in cases:
-        assert _of_managers(after) == []
-
-
-def test_managed_fields_are_not_wiped() -> None:
-    """Not all of them, not one manager's, and not a part of one's."""
-    cases: list[tuple[list[Any] | None, str]] = [
-        (None, "kubelet"),
-        ([{}], "kubelet"),
-        ([OURS], "kubelet"),
-        ([KUBELET, HAND, OURS], "kube-controller-manager"),
-        ([KUBELET, {**CONTROLLER, "fieldsV1": {"f:spec": {"f:podCIDR": {}}}}], "kube-controller"),
-        ([{**KUBELET, "fieldsV1": {"f:status": {}}}, CONTROLLER, HAND], "kubelet"),
-        ([KUBELET, {**CONTROLLER, "fieldsV1": {}}, HAND], "kube-controller-manager"),
-    ]
-    for after, whose in cases:
-        (denied,) = _of_managers(after)
-        assert f"not an agent's to change: those of {whose}" in denied
-
-
 ONE_CIDR: dict[str, Any] = {"f:podCIDRs": {".": {}, 'v:"10.0.0.0/24"': {}}}
 TWO_CIDRS: dict[str, Any] = {"f:podCIDRs": {**ONE_CIDR["f:podCIDRs"], 'v:"fd00::/64"': {}}}
 READY: dict[str, Any] = {"f:conditions": {'k:{"type":"Ready"}': {"f:status": {}}}}
 READY_AND_MORE: dict[str, Any] = {"f:conditions": READY["f:conditions"], "f:images": {}}
+WITH_OLD = [_ancient(ONE_CIDR, READY), KUBELET, HAND, OURS]
 
 
-@pytest.mark.parametrize(
-    "grown",
-    [
-        _ancient(TWO_CIDRS, READY),
-        _ancient(ONE_CIDR, READY_AND_MORE),
-        _ancient({**ONE_CIDR, "f:taints": {}}, READY),
-    ],
-    ids=["within a field of the spec", "in the status", "by a field of the spec"],
-)
-def test_the_managers_of_old_may_become_more(grown: dict[str, Any]) -> None:
-    """The API server joins an eleventh manager into the entry that is there already."""
-    before = [_ancient(ONE_CIDR, READY), KUBELET, HAND, OURS]
-    assert _of_managers([grown, KUBELET, OURS], before_it=before) == []
+def test_what_a_write_does_to_managed_fields_is_let_through() -> None:
+    """The API server moves managers by itself, and joins an eleventh into the entry of those of
+    old: within a field of the spec, by a field of it, or in the status.
+    """
+    cases: list[tuple[list[Any], list[Any]]] = [
+        (MANAGERS, MANAGERS),
+        (MANAGERS, [KUBELET, CONTROLLER, OURS]),  # the agent took over what was written by hand
+        (MANAGERS, [KUBELET, HAND, OURS, ANCIENT]),  # one was joined to those of old
+        (MANAGERS, [KUBELET, CONTROLLER, HAND]),  # its own
+        (WITH_OLD, [_ancient(TWO_CIDRS, READY), KUBELET, OURS]),
+        (WITH_OLD, [_ancient(ONE_CIDR, READY_AND_MORE), KUBELET, OURS]),
+        (WITH_OLD, [_ancient({**ONE_CIDR, "f:taints": {}}, READY), KUBELET, OURS]),
+    ]
+    for before, after in cases:
+        assert _of_managers(after, before_it=before) == []
 
 
-@pytest.mark.parametrize(
-    "left",
-    [
-        [],
-        [_ancient({}, READY)],
-        [_ancient(ONE_CIDR, {})],
-        [_ancient({"f:podCIDR": {}}, READY_AND_MORE)],
-    ],
-    ids=["nothing", "no spec", "no status", "another field of the spec"],
-)
-def test_the_managers_of_old_are_not_wiped(left: list[Any]) -> None:
-    """What they set stays theirs, although their entry may grow."""
-    before = [_ancient(ONE_CIDR, READY), KUBELET, HAND, OURS]
-    (denied,) = _of_managers([*left, KUBELET, HAND, OURS], before_it=before)
-    assert "not an agent's to change: those of ancient-changes" in denied
+def test_managed_fields_are_not_wiped() -> None:
+    """Not all of them, not one manager's, and not a part of one's; what those of old set stays
+    theirs, although their entry may grow.
+    """
+    no_spec = {**KUBELET, "fieldsV1": {"f:status": {}}}
+    less = {**CONTROLLER, "fieldsV1": {"f:spec": {"f:podCIDR": {}}}}
+    cases: list[tuple[list[Any], list[Any] | None, str]] = [
+        (MANAGERS, None, "kubelet"),
+        (MANAGERS, [{}], "kubelet"),
+        (MANAGERS, [OURS], "kubelet"),
+        (MANAGERS, [KUBELET, HAND, OURS], "kube-controller-manager"),
+        (MANAGERS, [KUBELET, less], "kube-controller"),
+        (MANAGERS, [no_spec, CONTROLLER, HAND], "kubelet"),
+        (MANAGERS, [KUBELET, {**CONTROLLER, "fieldsV1": {}}, HAND], "kube-controller-manager"),
+        (WITH_OLD, [KUBELET, HAND, OURS], "ancient-changes"),
+        (WITH_OLD, [_ancient({}, READY), KUBELET, HAND, OURS], "ancient-changes"),
+        (WITH_OLD, [_ancient(ONE_CIDR, {}), KUBELET, HAND, OURS], "ancient-changes"),
+        (
+            WITH_OLD,
+            [_ancient({"f:podCIDR": {}}, READY_AND_MORE), KUBELET, HAND, OURS],
+            "ancient-changes",
+        ),
+    ]
+    for before, after, whose in cases:
+        (denied,) = _of_managers(after, before_it=before)
+        assert f"not an agent's to change: those of {whose}" in denied
 
 
 def test_a_status_cannot_touch_managed_fields() -> None:

@@ -75,7 +75,6 @@ def test_feature_gates() -> None:
     cases = [
         ("FEATURE_GATES", "MPSSupport=false,DynamicMIG=true,", True),
         ("FEATURE_GATES", "DynamicMIG=false", False),
-        ("FEATURE_GATES", "NotDynamicMIG=true", False),
         ("FEATURE_GATES", "DynamicMIG=true.", False),
         ("GATES", "DynamicMIG=true", False),
     ]
@@ -227,7 +226,6 @@ def test_what_only_looks_like_one() -> None:
         here(pod(phase="Succeeded", app="nvidia-mig-manager")),
         here(pod(app__kubernetes__io___name="mig-agent")),
         here(pod(app__kubernetes__io___name="gpu-agent", selects=NOS_LABEL)),
-        here(pod(**DRA)),
         here(pod(**DRA)),
         here(pod(dynamic_mig=True, app="another")),
         here(annotations={HAMI_REGISTER: HAMI_MIG}),

@@ -91,12 +91,6 @@ def test_what_the_file_has_for_other_cards_is_generated() -> None:
     assert counts(named("all-balanced", observed=a100)) == {"1g.5gb": 7}
 
 
-def test_an_offer_says_the_same_while_the_driver_learns_more() -> None:
-    """What else could be generated is no part of the offer, so it does not change with that."""
-    bare = replace(card("h100-80gb"), profiles=())
-    assert named("all-enabled", None, ObservedNode((bare,))) == named("all-enabled", None)
-
-
 def test_a_file_at_fault_is_offered_so_that_it_is_refused() -> None:
     """A generated configuration never hides that the mounted file is broken or no such file."""
     cases: list[bytes] = [

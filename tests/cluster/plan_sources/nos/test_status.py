@@ -59,27 +59,21 @@ def of(*gpus: Gpu, annotations: Mapping[str, str] | None = None) -> dict[str, st
 # --- MIG devices ------------------------------------------------------------------------------
 
 
-def test_unknown_users() -> None:
-    """Users that cannot be found out count as users."""
+def test_what_is_in_use() -> None:
+    """Users that cannot be found out count as users; on a MIG device with MPS a server does not,
+    and a client does.
+    """
     one = divided(gpu(0), ("7g.40gb", 0, False))
-    compute = tuple(replace(c, usage=NOT_KNOWN) for c in one.instances[0].compute)
-    unknown = replace(one, instances=(replace(one.instances[0], compute=compute),))
-    assert of(unknown) == {"0-7g.40gb-used": "1"}
 
-
-def test_device_with_a_daemon() -> None:
-    """On a MIG device with MPS a server does not count as use, and a client does."""
-    one = divided(gpu(0), ("7g.40gb", 0, False))
-    (instance,) = one.instances
-    (device,) = instance.compute
-
-    def with_daemon(clients: Usage) -> Gpu:
+    def served(clients: Usage) -> Gpu:
         daemon = DeviceDaemon(shares({"10gb": 1}), "Ready", servers=(801,), clients=clients)
-        served = replace(device, usage=Usage((User(801),)), mps=daemon)
-        return replace(one, instances=(replace(instance, compute=(served,)),))
+        usage = Usage((User(801),))
+        return one.with_mig_devices(lambda _, device: replace(device, usage=usage, mps=daemon))
 
-    assert of(with_daemon(Usage())) == {"0-7g.40gb-free": "1"}
-    assert of(with_daemon(Usage((User(5),)))) == {"0-7g.40gb-used": "1"}
+    unknown = one.with_mig_devices(lambda _, device: replace(device, usage=NOT_KNOWN))
+    cases = ((unknown, "used"), (served(Usage()), "free"), (served(Usage((User(5),))), "used"))
+    for seen, use in cases:
+        assert of(seen) == {f"0-7g.40gb-{use}": "1"}
 
 
 def test_parts_and_half_made() -> None:
@@ -130,39 +124,28 @@ def test_stale_keys() -> None:
     assert found == {**dict.fromkeys(stale), f"{STATUS}-0-7g.40gb-free": "1"}
 
 
-def test_nothing_seen_yet() -> None:
-    """An agent that has just started takes nothing away that an earlier one wrote."""
-    there = {f"{STATUS}-0-7g.40gb-free": "1", STATUS_PLAN: PLAN_ID}
-    assert written(NodeState("node-a", "nos"), there) == {}
-
-
-def test_silent_gpu() -> None:
-    """A GPU that does not answer is counted as last seen and in use; never seen, it is left."""
-    silent = replace(divided(gpu(0), ("7g.40gb", 0, False)), access=Access.UNKNOWN)
+def test_silence() -> None:
+    """A GPU that does not answer is counted as last seen and in use, and so are all while the
+    driver does not; never seen, it is left, and so is all before the first look.
+    """
+    seen = divided(gpu(0), ("7g.40gb", 0, False))
+    silent = replace(seen, access=Access.UNKNOWN)
     never = replace(gpu(1), access=Access.LOST, mig=None)
-    there = {
-        f"{STATUS}-0-7g.40gb-free": "1",
-        f"{STATUS}-1-7g.40gb-free": "1",
-        f"{STATUS}-2-7g.40gb-free": "1",
-    }
+    there = {f"{STATUS}-{index}-7g.40gb-free": "1" for index in range(3)}
     assert of(silent, never, annotations=there) == {
         "0-7g.40gb-free": None,
         "0-7g.40gb-used": "1",
         "2-7g.40gb-free": None,
     }
-
-
-def test_silent_driver() -> None:
-    """While the driver does not answer, what was last seen counts as in use."""
-    seen = state(node(divided(gpu(0), ("7g.40gb", 0, False))), driver_error="it hangs")
-    assert written(seen) == {"0-7g.40gb-used": "1"}
+    hanging = state(node(seen), driver_error="it hangs")
+    assert written(hanging) == {"0-7g.40gb-used": "1"}
+    assert written(NodeState("node-a", "nos"), {**there, STATUS_PLAN: PLAN_ID}) == {}
 
 
 def test_not_a_node_of_nos() -> None:
     """On a node that nos does not divide nothing is written, and nothing taken away."""
-    cases: list[dict[str, str]] = [{}, {MODE_LABEL: "other"}]
-    for labels in cases:
-        there = {f"{STATUS}-0-7g.40gb-free": "1", SPEC_PLAN: PLAN_ID}
+    there = {f"{STATUS}-0-7g.40gb-free": "1", SPEC_PLAN: PLAN_ID}
+    for labels in ({}, {MODE_LABEL: "other"}):
         assert written(state(TWO), there, labels) == {}
 
 
