@@ -221,7 +221,10 @@ class Sampler:
             gpu.states[tier] = _state(gpu.states[tier], sample)
         self._batch.samples |= {_name(tier, gpu.index): s for tier, s in sample.samples.items()}
         if sample.problems:
-            self._batch.problems[gpu.uuid] = sample.problems
+            # A GPU that answers slowly may be read twice for one batch, the second time without
+            # what is read seldom.
+            earlier = self._batch.problems.get(gpu.uuid, ())
+            self._batch.problems[gpu.uuid] = tuple(dict.fromkeys((*earlier, *sample.problems)))
         answer = Answer(last=gpu.last_good)
         self._batch.gpus.append(replace(sample.health, answer=answer))
 
