@@ -27,6 +27,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.signals import Signal
 from nodeagent.views.claims import Claim
 
 _LISTED_WITHIN = 1.0  # seconds after its call's end, in which the kubelet lists a pod's devices
@@ -36,7 +37,7 @@ Allocations = Callable[[], Awaitable[tuple[Allocated, ...]]]
 
 class ClaimView:
     """`observe` and `health` give the node and its claimed devices as they are now; `pods_changed`
-    is called when the kubelet lists other pods.
+    publishes that the kubelet lists other pods.
     """
 
     def __init__(
@@ -45,12 +46,11 @@ class ClaimView:
         *,
         observe: Callable[[], ObservedNode],
         health: Callable[[], tuple[DeviceHealth, ...]],
-        pods_changed: Callable[[], None],
     ) -> None:
         self._claims = claims
         self._observe = observe
         self._health = health
-        self._pods_changed = pods_changed
+        self.pods_changed: Signal[None] = Signal(None)
         self._called = asyncio.Event()
         self.pods = claims.pods
         self.attempts = Attempts(clock=asyncio.get_running_loop().time, wall=time.time)
@@ -84,7 +84,7 @@ class ClaimView:
             found = await allocations()
             records = {(one.namespace, one.name) for one in self._claims.store.records}
             if self.pods.observe(found, records | self.attempts.keys):
-                self._pods_changed()
+                self.pods_changed.publish(None)
             return found
 
         return noted

@@ -113,7 +113,6 @@ class ClaimsService:
             self.claims,
             observe=lambda: shared.observation.node or states.newest.observed,
             health=self._device_health,
-            pods_changed=lambda: self._report("pods of claims are others"),
         )
         self._reports = ClaimReports(
             cluster.access, settings.node_name, self.view.pods.recent, shared.events

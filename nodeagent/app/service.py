@@ -128,6 +128,7 @@ class Agent:
                 pool=driver.pool,
             )
             self._claims.view.attempts.ended.subscribe(self._claim_attempt_over)
+            self._claims.view.pods_changed.subscribe(lambda _: self._publish(states.newest))
         self._claims_wait = False  # as it was when an attempt ended last
         last_good = last_good_plan(paths.kept(PLAN_NAME))
         self._active_plan = ActivePlan(control, self._mps.host_for, self._beside, last_good)

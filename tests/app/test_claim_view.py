@@ -50,7 +50,6 @@ async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
         claims,
         observe=lambda: nodes[-1],
         health=lambda: tuple(health),
-        pods_changed=lambda: None,
     )
     (first,) = before = view.served
     assert (first.name, first.phase, first.devices[0].index) == ("trainer", "Ready", 3)
