@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Problem
@@ -50,26 +47,3 @@ class ChangeHooks:
         what it finds later is in `problems`, and wakes the loop. The GPUs that are `postponed`, by
         UUID, would not be worked on now even if their users were gone.
         """
-
-
-async def prepared(
-    hooks: ChangeHooks,
-    todo: NodePlan,
-    *,
-    halt: asyncio.Event,
-    alive: Callable[[], None],
-    every: float,
-) -> tuple[Problem, ...]:
-    """Prepare for `todo`, calling `alive` every so many seconds; given up once `halt` is set."""
-    preparing = asyncio.create_task(hooks.prepare(todo), name="prepare")
-    halted = asyncio.create_task(halt.wait(), name="wait for another plan")
-    both = {preparing, halted}
-    try:
-        while not (preparing.done() or halted.done()):
-            alive()
-            await asyncio.wait(both, timeout=every, return_when=asyncio.FIRST_COMPLETED)
-        return preparing.result() if preparing.done() else ()
-    finally:
-        for task in both:
-            task.cancel()
-        await asyncio.gather(*both, return_exceptions=True)

@@ -23,7 +23,7 @@ from nodeagent.plan.plan import NodeOutcome, NodePlan, Policy, StepReport, Verdi
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.processes import ProcessWatch
 from nodeagent.reconcile.active_plan import ActivePlan, PlanEvaluation
-from nodeagent.reconcile.change_hooks import ChangeHooks, prepared
+from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl
 from nodeagent.reconcile.owner import GpuOwners
@@ -206,14 +206,7 @@ class Reconciler:
         """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
         began = asyncio.get_running_loop().time()
         todo = self._choose(evaluation)
-        # Shorter than the patience for everything else, so that waiting for pods is no hanging.
-        unprepared = await prepared(
-            self.hooks,
-            todo,
-            halt=self.control.halt,
-            alive=lambda: self._alive(0),
-            every=self.rules.patience / 2,
-        )
+        unprepared = await self._prepared(todo)
         if self.control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
             return evaluation, unprepared
         if asyncio.get_running_loop().time() - began > _MAX_AGE:
@@ -235,6 +228,23 @@ class Reconciler:
         self._done = outcome
         self._learn(outcome, evaluation)
         return evaluation, unprepared
+
+    async def _prepared(self, todo: NodePlan) -> tuple[Problem, ...]:
+        """Have the hooks prepare for `todo`, which is given up for another plan."""
+        preparing = asyncio.create_task(self.hooks.prepare(todo), name="prepare")
+        halted = asyncio.create_task(self.control.halt.wait(), name="wait for another plan")
+        both = {preparing, halted}
+        # Shorter than the patience for everything else, so that waiting for pods is no hanging.
+        every = self.rules.patience / 2
+        try:
+            while not (preparing.done() or halted.done()):
+                self._alive(0)
+                await asyncio.wait(both, timeout=every, return_when=asyncio.FIRST_COMPLETED)
+            return preparing.result() if preparing.done() else ()
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
 
     async def _observe(self, *, details: bool = True) -> PlanEvaluation:
         async with self.control.abandoned_at_stop():
