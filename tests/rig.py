@@ -10,9 +10,9 @@ from pathlib import Path
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.pacing import Backoff
+from nodeagent.plan.desired import BesideClaims
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
-from nodeagent.plan.reserved import BesideClaims
 from nodeagent.plan.steps import DestroyGpuInstance, Step
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.change_hooks import ChangeHooks

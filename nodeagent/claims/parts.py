@@ -9,15 +9,20 @@ from collections.abc import Collection, Iterable, Iterator
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.errors import NodeagentError, StillInUse, Transient
 from nodeagent.mps.lifecycle.model import DaemonPhase
-from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, Reserved, WantedInstance
-from nodeagent.plan.mps_users import as_used
+from nodeagent.plan.desired import (
+    DesiredGpu,
+    Layout,
+    MigDisabled,
+    Reserved,
+    WantedInstance,
+    without,
+)
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import in_use_remedy
-from nodeagent.plan.reserved import without
 from nodeagent.plan.shares import TimeSlice, WantedMps
-from nodeagent.plan.users import Usage
+from nodeagent.plan.users import Usage, as_used
 from nodeagent.structs import replace
 from nodeagent.views.mps import unready_daemons
 

@@ -21,7 +21,7 @@ from nodeagent.cli.progress import ProgressLine, blocker_words, on_terminal, wai
 from nodeagent.cli.shared_node import changing
 from nodeagent.errors import DocumentError
 from nodeagent.pacing import Backoff
-from nodeagent.plan.desired import DesiredNode, PlanDocument
+from nodeagent.plan.desired import BesideClaims, DesiredNode, PlanDocument, beside_all, unclaimed
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import (
     GpuOutcome,
@@ -33,7 +33,6 @@ from nodeagent.plan.plan import (
     worst,
 )
 from nodeagent.plan.planner import plan
-from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import Step
 from nodeagent.reconcile.executor import execute

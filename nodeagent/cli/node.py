@@ -19,7 +19,7 @@ from nodeagent.settings import Settings
 from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
-    from nodeagent.plan.reserved import BesideClaims
+    from nodeagent.plan.desired import BesideClaims
     from nodeagent.simulation import SimulatedNode
 
 _CLAIMS = "claims"  # the folder below state.dir in which claims have their records

@@ -16,10 +16,9 @@ from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import looking_at
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError, UsageError
-from nodeagent.plan.desired import PlanDocument
+from nodeagent.plan.desired import PlanDocument, beside_all, unclaimed
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
-from nodeagent.plan.reserved import beside_all, unclaimed
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.settings import Settings
 from nodeagent.structs import replace

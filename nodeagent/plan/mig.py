@@ -18,6 +18,7 @@ from nodeagent.plan.desired import (
     MigEnabled,
     Reserved,
     WantedInstance,
+    in_the_way,
 )
 from nodeagent.plan.layouts import Card, free_slots
 from nodeagent.plan.names import device_name
@@ -25,7 +26,6 @@ from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.remedies import in_use_remedy, reset_remedy
-from nodeagent.plan.reserved import in_the_way
 from nodeagent.plan.search import Target, best_layout, counted, does_not_fit
 from nodeagent.plan.steps import (
     CreateComputeInstance,

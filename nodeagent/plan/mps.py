@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, WantedInstance
-from nodeagent.plan.mps_users import outside_mps
 from nodeagent.plan.observed import Device, Gpu
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, PlanRefused, Problem
@@ -18,6 +17,7 @@ from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.search import Seat, assign, cost_of
 from nodeagent.plan.shares import ComputeMode, WantedMps
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step, StopMps
+from nodeagent.plan.users import outside_mps
 from nodeagent.structs import Struct
 
 _BLOCKED = 1_000_000  # as a cost: more than any assignment that is possible

@@ -27,17 +27,17 @@ from nodeagent.plan.desired import (
     MigDisabled,
     WantedInstance,
     WhenInUse,
+    in_the_way,
+    without,
 )
 from nodeagent.plan.mig import mig_steps, reset_required, unhealthy_slices
 from nodeagent.plan.mps import concerns_sharing, with_sharing
-from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.remedies import silent_remedy
-from nodeagent.plan.reserved import in_the_way, without
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step, after
-from nodeagent.plan.users import IDLE
+from nodeagent.plan.users import IDLE, as_used
 from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()

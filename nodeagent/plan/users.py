@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from nodeagent.structs import Struct
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from nodeagent.structs import Struct, replace
+
+if TYPE_CHECKING:
+    from nodeagent.plan.observed import DeviceDaemon, Gpu
 
 
 class User(Struct, frozen=True, order=True):
@@ -59,3 +65,51 @@ class Usage(Struct, frozen=True):
 
 
 IDLE = Usage()
+
+
+# --- with MPS ---------------------------------------------------------------------------------
+
+_MPS = "mps"  # the source of a user who is a client
+_ALLOCATION = "kubelet"  # the source of a pod that was given a device and runs nothing on it yet
+
+
+def as_used(gpu: Gpu) -> Gpu:
+    """The GPU with the clients of its daemons as users of their devices, and without servers.
+
+    A server goes with its daemon and is no user of its own. A client of a MIG device's daemon is on
+    that device, wherever else the driver names it.
+    """
+    daemons = [device.mps for _, device in gpu.mig_devices() if device.mps]
+    if gpu.mps is None and not daemons:
+        return gpu
+    servers = {pid for d in (*daemons, gpu.mps) if d for pid in d.servers}
+    placed = {user.pid for d in daemons for user in d.clients.processes if user.pid}
+    usage = _used(gpu.usage, gpu.mps, servers | placed)
+    return replace(gpu, usage=usage).with_mig_devices(
+        lambda _, c: replace(c, usage=_used(c.usage, c.mps, servers))
+    )
+
+
+def outside_mps(usage: Usage) -> Usage:
+    """Users that are on the device otherwise than as clients of MPS.
+
+    An allocation is not: pods that the kubelet brought back after a reboot wait for the daemon, and
+    a daemon that waited for their end would never come.
+    """
+    elsewhere = tuple(u for u in usage.processes if u.source not in {_MPS, _ALLOCATION})
+    return replace(usage, processes=elsewhere)
+
+
+def _used(usage: Usage, daemon: DeviceDaemon | None, not_here: Collection[int]) -> Usage:
+    processes = tuple(user for user in usage.processes if user.pid not in not_here)
+    if daemon is None:
+        return replace(usage, processes=processes)
+    clients = {user.pid for user in daemon.clients.processes if user.pid}
+    named = {user.pid for user in processes if user.pid}
+    here = tuple(_client(u) if u.pid in clients else u for u in processes)
+    elsewhere = tuple(_client(u) for u in daemon.clients.processes if u.pid not in named)
+    return replace(usage, processes=here).together(replace(daemon.clients, processes=elsewhere))
+
+
+def _client(user: User) -> User:
+    return replace(user, source=_MPS)

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import StateFile
-from nodeagent.plan.desired import DesiredNode, PlanDocument
+from nodeagent.plan.desired import BesideClaims, DesiredNode, PlanDocument, beside_all, unclaimed
 from nodeagent.plan.numbers import Numbers, numbered, numbers_of
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.reserved import BesideClaims, beside_all, unclaimed
 from nodeagent.plan.resolve import resolve, verdict_of
 from nodeagent.plan.shares import Host
 from nodeagent.reconcile.loop_control import LoopControl

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from nodeagent.errors import GpuInUse, NodeagentError, StillInUse
-from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
@@ -25,7 +24,7 @@ from nodeagent.plan.problems import Problem
 from nodeagent.plan.remedies import in_use_remedy, silent_remedy
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import Destruction, SetComputeMode, StartMps, Step, StopMps
-from nodeagent.plan.users import Usage
+from nodeagent.plan.users import Usage, as_used
 from nodeagent.structs import replace
 
 if TYPE_CHECKING:  # who only reads imports no more of MPS than that takes

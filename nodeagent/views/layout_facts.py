@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from nodeagent.plan.layouts import Card, creatable, free_slots
-from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.users import as_used
 from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.status_report import nvlink_shape
 from nodeagent.views.text import MODE_WORD, compact_json, shortened, that_fit

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Problem
+from nodeagent.plan.users import as_used
 from nodeagent.strict_json import parse_json
 from nodeagent.views.devices import located, mig_devices
 from nodeagent.views.node_state import NodeState, Phase

@@ -26,10 +26,10 @@ from nodeagent.plan.desired import (
     MigEnabled,
     Reserved,
     WantedInstance,
+    without,
 )
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import Access, Gpu, GpuInstance
-from nodeagent.plan.reserved import without
 from nodeagent.plan.search import best_layout
 from nodeagent.structs import Struct, replace
 

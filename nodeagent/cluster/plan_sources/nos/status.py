@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from nodeagent.cluster.plan_sources.nos import grammar
 from nodeagent.cluster.plan_sources.nos.grammar import NosDeviceUse, PartitioningKind, StatusKey
 from nodeagent.documents.reading import digest_of
-from nodeagent.plan.mps_users import as_used
 from nodeagent.plan.observed import Access, DeviceDaemon, Gpu
 from nodeagent.plan.shares import MIB, Share
-from nodeagent.plan.users import User
+from nodeagent.plan.users import User, as_used
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
 from nodeagent.views import shapes
 from nodeagent.views.node_state import NodeState, Phase
