@@ -50,11 +50,6 @@ class ClaimReference:
         return f"`{self._get} -o yaml`"
 
     @property
-    def show_writers(self) -> str:
-        """Prints it with who wrote each field."""
-        return f"`{self._get} -o yaml --show-managed-fields`"
-
-    @property
     def describe(self) -> str:
         """Prints its Events, such as the scheduler's."""
         return f"`kubectl describe resourceclaim -n {self.namespace} {self.name}`"

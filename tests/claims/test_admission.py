@@ -137,6 +137,7 @@ def allocated_result(device: str, **changes: object) -> Result:
         (GpuRules(planned=DISABLED), "gpu", True),
         (GpuRules(Mode.STATIC, LAYOUT), "mig-3g-40gb-4", True),
         (GpuRules(Mode.STATIC), "gpu", True),
+        (GpuRules(planned=Planned(None)), "gpu", True),
         (GpuRules(planned=DISABLED, share=SHARE), "mps-8gi-8", False),
     ],
 )
@@ -166,6 +167,7 @@ def test_devices_that_a_claim_may_have(rules: GpuRules, device: str, *, fixed: b
         (GpuRules(planned=DISABLED), H100, "mig-1g-10gb-0", "gpus[0] of the plan has MIG disabled"),
         (GpuRules(planned=replace(DISABLED, mps=True)), H100, "gpu", "shares the GPU by MPS"),
         (GpuRules(planned=Planned(None, path="gpus[0]")), H100, "mig-1g-10gb-0", "leaves MIG on"),
+        (GpuRules(planned=Planned(None, path="gpus[0]")), H100, "gpu", "leaves MIG on"),
         (GpuRules(Mode.STATIC), H100, "mig-1g-10gb-0", "dra.mode static nothing is made"),
         (GpuRules(Mode.STATIC, LAYOUT), H100, "mig-1g-10gb-2", "dra.mode static nothing is made"),
         (GpuRules(share=SHARE // 2), L40S, "mps-8gi-0", "the setting dra.share is 4Gi"),
@@ -185,6 +187,13 @@ def test_devices_that_a_claim_may_have(rules: GpuRules, device: str, *, fixed: b
             "mps-8gi-0",
             "gpus[0] of the plan says how the GPU is shared",
         ),
+        (
+            GpuRules(planned=replace(DISABLED, time_slice=True), share=SHARE),
+            L40S,
+            "mps-8gi-0",
+            "gpus[0] of the plan says how the GPU is shared",
+        ),
+        (GpuRules(planned=ENABLED, share=SHARE), mig_off(H100), "mps-8gi-0", "is for MIG devices"),
         (
             GpuRules(share=SHARE),
             replace(L40S, compute_capability=(6, 1)),

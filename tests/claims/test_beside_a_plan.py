@@ -97,21 +97,6 @@ async def test_mps_that_a_plan_wants_of_all_instances(node: SimulatedNode, home:
         await rig.until(lambda: rig.state.digest == digest_of(text))
 
 
-async def test_another_plan_waits_for_the_claim(node: SimulatedNode, home: Home) -> None:
-    """It is blocked and names the claim; when that is released, it is carried out."""
-    async with planned(home) as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), THREE)))
-        for mig in ("{7g.80gb: 1}", "disabled"):
-            await offer(rig, plan_text(mig, "[0]"), Phase.BLOCKED)
-            assert any("claim team/trainer-0" in one.message for one in rig.state.problems)
-            assert laid_out(node) == [(4, 4)]
-        await offer(rig, plan_text("{2g.20gb: 1}", "[0]"), Phase.IN_SYNC)
-        assert [size for _, size in laid_out(node)] == [2, 4]
-        await claims.release(UIDS[0])
-        await rig.round()
-        await rig.until(lambda: [size for _, size in laid_out(node)] == [2])
-
-
 async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> None:
     """A process on the plan's instance holds up the release, and is named."""
     async with planned(home) as (claims, rig):

@@ -47,20 +47,10 @@ def test_missing_figures(board: str) -> None:
         assert feasible_sets(bare) == legal_sets(board)
 
 
+@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("board", KINDS)
-def test_exact_beside_fixed_devices(board: str) -> None:
+def test_exact_beside_fixed_devices(board: str, every: int) -> None:
     """Whatever is fixed, what is offered beside it can be there with it, and nothing is lost."""
-    _beside(board, every=37)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("board", KINDS)
-def test_exact_beside_any_fixed_devices(board: str) -> None:
-    """Beside each of the legal sets."""
-    _beside(board, every=1)
-
-
-def _beside(board: str, every: int) -> None:
     for fixed in sorted(legal_sets(board), key=sorted)[::every]:
         assert mismatch(card(board), fixed) == ""
 

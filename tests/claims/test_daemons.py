@@ -63,22 +63,10 @@ def test_limits_and_user() -> None:
     assert anybody.account.any_user
 
 
-def test_equal_parts() -> None:
-    """Of the MIG device's memory, or of the whole GPU's."""
-    thirds = MpsEntry(PATH, Replicas(3, f"{PATH}.replicas"))
-    for profile, memory in ((SLICE, SLICE.memory if SLICE else 0), (None, H100.memory)):
-        [share] = DAEMONS.wanted(thirds, H100, profile, TRAINER).sharing.shares
-        assert (share.count, share.memory, share.threads) == (3, memory // 3 >> 20, 33.33)
-
-
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
         (clients(20 * GIB), "config[0].mps.clients.memory: found 20Gi, but the device has"),
-        (
-            MpsEntry(PATH, Replicas(9, PATH)),
-            "found 9 clients in all, but a 1g.10gb of GPU 0 se",
-        ),
         (clients(None, user="no-such-user"), "found 'no-such-user', but this host has no such"),
     ],
 )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pytest
 
 from nodeagent.claims.names import WHOLE_GPU, places
-from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice
 from nodeagent.claims.offering.gpu_rules import (
     FixedInstance,
@@ -18,7 +17,7 @@ from nodeagent.claims.offering.gpu_rules import (
     offered_names,
 )
 from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
-from nodeagent.plan.observed import Gpu, MigMode
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.simulation.boards import load_board
 from nodeagent.structs import replace
@@ -100,16 +99,6 @@ def test_the_plan_fixes_the_mode(board: str) -> None:
         assert set(waiting.devices) == parts
 
 
-def test_the_plan_leaves_mig_alone() -> None:
-    """An entry that is about sharing alone offers the GPU as a whole outside MIG mode, else
-    nothing: whose the instances are is not recorded.
-    """
-    gpu, alone = card("h100-80gb"), Planned(None)
-    for mode in (Mode.STATIC, Mode.DYNAMIC):
-        assert names(mig_off(gpu), mode, alone) == {WHOLE_GPU}
-        assert names(gpu, mode, alone) == set()
-
-
 @pytest.mark.parametrize("board", KINDS)
 def test_beside_a_planned_layout(board: str) -> None:
     """Fixed devices, and every device that can lie beside them; the fixed alone where the room is
@@ -134,21 +123,11 @@ def test_instances_that_are_kept_back() -> None:
     plan = Planned(
         LAYOUT, (FixedInstance("3g.40gb", 4, "it is divided"), FixedInstance("1g.10gb", 0))
     )
-    assert names(gpu, Mode.STATIC, plan) == {"mig-1g-10gb-0"}
+    [static] = wanted(gpu, Mode.STATIC, plan).devices.values()
+    assert (static.name, dict(static.consumes)) == ("mig-1g-10gb-0", {})
     found = names(gpu, Mode.DYNAMIC, plan)
     assert {n for n in found if places(gpu)[n].placement.mask & 0b11110001} == {"mig-1g-10gb-0"}
     assert {"mig-1g-10gb-1", "mig-1g-10gb-me-3", "mig-2g-20gb-2"} <= found
-
-
-def test_counters_only_where_parts_can_be_made() -> None:
-    """In mode static no device takes from a counter, in mode dynamic every one does."""
-    gpu = card("h100-80gb")
-    plan = planned(("3g.40gb", 4))
-    assert not any(d.consumes for d in wanted(gpu, Mode.STATIC, plan).devices.values())
-    scheme = CounterScheme.of(gpu)
-    for name, device in wanted(gpu, Mode.DYNAMIC, plan).devices.items():
-        assert device.consumes == scheme.consumption(places(gpu)[name])
-    assert wanted(gpu, Mode.DYNAMIC).devices[WHOLE_GPU].consumes == scheme.totals
 
 
 def test_not_made_where_counters_are_not_exact() -> None:
@@ -176,11 +155,3 @@ def test_beside_devices_that_no_counter_counts() -> None:
         if not place.placement.mask & 1 and "+me" not in place.profile.name
     }
     assert names(gpu, Mode.DYNAMIC, None, {WHOLE_GPU}) == {WHOLE_GPU}
-
-
-def test_waiting_for_a_reset() -> None:
-    """An Ampere card whose mode change waits is offered in the mode that it has now."""
-    gpu = replace(card("a100-40gb"), mig=MigMode(current=False, pending=True))
-    assert names(gpu, Mode.DYNAMIC) == {WHOLE_GPU}
-    gpu = replace(gpu, mig=MigMode(current=True, pending=False))
-    assert names(gpu, Mode.DYNAMIC) == set(places(gpu))

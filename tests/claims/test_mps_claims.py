@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -19,16 +18,13 @@ from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
-from nodeagent.views.node_state import Phase as NodePhase
 from tests.claims.machine import UIDS, Home, PodsOfProcesses, laid_out, pool, reserve
 from tests.claims.samples import config_json, device_config
-from tests.machine_load import stretched
 from tests.mps.fleet_rig import US, ready, status
-from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, modes
-from tests.rig import SOON, Rig
+from tests.reconcile.controller_rig import EXCLUSIVE, Agent, NodeRig, modes
+from tests.rig import Rig
 
 GIB = 1 << 30
 DEVICE = "mig-1g-10gb-2"
@@ -86,44 +82,6 @@ def client(home: Home, machine: NodeRig, device: ClaimedDevice) -> SimulatedClie
     )
     made.wait_until_accepted(60)
     return made
-
-
-async def release_as_a_kubelet(claims: NodeClaims) -> None:
-    """The first claim, until it goes: an MPS server notices late that its client has ended."""
-    async with asyncio.timeout(stretched(SOON)):
-        while True:
-            try:
-                return await claims.release(UIDS[0])
-            except StillInUse:
-                await asyncio.sleep(0.05)
-
-
-async def test_a_whole_gpu_beside_a_plan_for_it(
-    node: SimulatedNode, machine: NodeRig, home: Home
-) -> None:
-    """A plan that says nothing of its sharing is in sync; one that shares it otherwise is Blocked
-    and names the claim. With the claim its daemon and its compute mode end.
-    """
-    async with agent(home, machine) as (claims, rig, parts):
-        [device] = await claims.prepare(*shared(home, rig, 0, "gpu", **LIMITS))
-        pid = status(parts.fleet, device.gpu).pid
-        assert modes(node) == [EXCLUSIVE]
-        plan = "version: v1\ngpus: [{devices: [0], mig: disabled%s}]"
-        rig.plan.offer(PlanText((plan % "").encode()))
-        await rig.settle(NodePhase.IN_SYNC)
-        rig.plan.offer(PlanText((plan % ", timeSlice: long").encode()))
-        await rig.settle(NodePhase.BLOCKED)
-        assert "claim team/trainer-0" in rig.state.problems[0].message
-        assert (status(parts.fleet, device.gpu).pid, modes(node)) == (pid, [EXCLUSIVE])
-        rig.plan.offer(PlanText((plan % "").encode()))
-        await rig.settle(NodePhase.IN_SYNC)
-        with (
-            client(home, machine, device) as program,
-            pytest.raises(StillInUse, match=f"{program.pid}"),
-        ):
-            await claims.release(UIDS[0])
-        await release_as_a_kubelet(claims)
-        assert (parts.fleet.statuses(), modes(node)) == ((), [DEFAULT])
 
 
 async def test_the_next_agent_and_the_next_start_of_the_machine(

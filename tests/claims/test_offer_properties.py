@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodeagent.claims.names import WHOLE_GPU, places
-from nodeagent.claims.offering.counters import Amounts, CounterScheme
+from nodeagent.claims.offering.counters import Amounts, CounterScheme, fits
 from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned
 from nodeagent.claims.offering.pool_offer import (
     OCCUPIED,
@@ -134,7 +134,7 @@ def test_what_is_allocated_can_be_made(data: st.DataObject) -> None:
     for device in random.Random(seed).sample(offer.devices, len(offer.devices)):
         usable = device.name not in there and OCCUPIED not in {t.key for t in device.taints}
         legal = allocated | {device.name} in legal_sets(board)
-        counted = usable and scheme.feasible([*taken, device.consumes])
+        counted = usable and fits(device.consumes, scheme.left(taken))
         if device.name not in there:
             assert counted is legal
         if counted:

@@ -135,56 +135,7 @@ def test_a_gpu_that_does_not_answer(access: Access) -> None:
     assert pool_offer(gone, DYNAMIC).devices == ()
 
 
-def test_an_instance_without_a_record() -> None:
-    """It is left alone; what cannot be beside it is tainted until it is gone."""
-    gpu = card("h100-80gb")
-    there = with_devices(gpu, ["mig-1g-10gb-me-4", "mig-2g-20gb-0"])
-    offer = pool_offer(there, DYNAMIC)
-    media = {n for n, p in places(gpu).items() if "+me" in p.profile.name}
-    assert tainted(offer, OCCUPIED) == touching(gpu, 0b10011) | media
-    assert device(offer, "mig-1g-10gb-me-4").taints == (Taint(OCCUPIED, NOON),)
-    for recorded in (
-        replace(DYNAMIC, held=frozenset({"mig-1g-10gb-me-4", "mig-2g-20gb-0"})),
-        replace(DYNAMIC, rules=GpuRules(planned=fixed(gpu, "mig-1g-10gb-me-4", "mig-2g-20gb-0"))),
-    ):
-        assert not tainted(pool_offer(there, recorded), OCCUPIED)
-    assert not tainted(pool_offer(gpu, replace(DYNAMIC, previous=offer)), OCCUPIED)
-
-
 # --- withdrawal -----------------------------------------------------------------------------------
-
-
-def test_tainted_first_withdrawn_later() -> None:
-    """A device that is no longer wanted takes ten minutes to go."""
-    gpu = card("h100-80gb")
-    first = pool_offer(gpu, DYNAMIC)
-    plan = fixed(gpu, "mig-4g-40gb-0")
-    context = replace(DYNAMIC, rules=GpuRules(planned=plan))
-    beside = {"mig-4g-40gb-0", *(touching(gpu, 0b11110000) - touching(gpu, 0b1111))}
-    second = pool_offer(gpu, replace(context, previous=first))
-    assert set(names(second)) == set(names(first))
-    assert tainted(second, WITHDRAWN) == set(names(first)) - beside
-    assert second.due == NOON + WITHDRAWAL
-    almost = pool_offer(gpu, replace(context, previous=second, now=NOON + WITHDRAWAL - 1))
-    assert almost == second
-    done = pool_offer(gpu, replace(context, previous=almost, now=NOON + WITHDRAWAL))
-    assert set(names(done)) == beside
-    assert done.due is None
-
-
-def test_switched_off() -> None:
-    """Everything is withdrawn, but for what claims hold."""
-    gpu = card("h100-80gb")
-    off = replace(DYNAMIC, rules=GpuRules(Mode.OFF), held=frozenset({"mig-2g-20gb-4"}))
-    assert pool_offer(gpu, replace(off, held=frozenset())).devices == ()
-    offer = pool_offer(gpu, DYNAMIC)
-    for now in (NOON, NOON + WITHDRAWAL):
-        offer = pool_offer(gpu, replace(off, previous=offer, now=now))
-    (left,) = offer.devices
-    assert left.name == "mig-2g-20gb-4"
-    assert offer.due is None  # it waits for the claim, not for a time
-    released = pool_offer(gpu, replace(off, held=frozenset(), previous=offer, now=NOON + 601))
-    assert released.devices == ()
 
 
 def test_a_clock_that_was_put_back() -> None:
@@ -318,6 +269,7 @@ def test_another_program_hands_out_the_gpus() -> None:
     assert offers.rules(H100, {}, ()).closed == "NVIDIA's DRA driver is here"
     later = make(offers, H100, records=[held], now=NOON + WITHDRAWAL)[POOL]
     assert names_in(later) == {"mig-2g-20gb-0"}
+    assert later.due is None  # it waits for the claim, not for a time
     offers.closed = ""
     assert make(offers, H100, records=[held], now=NOON + WITHDRAWAL)[POOL] == before
     never = NodeOffers(NODE, Mode.DYNAMIC)

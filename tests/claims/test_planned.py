@@ -321,17 +321,3 @@ def test_divided_and_shared_instances(places: PlannedPlaces) -> None:
     found = noted(places, goal, gpu).as_before(goal, H100)
     assert isinstance(found.mig, Layout)
     assert [one.start for one in found.mig.instances] == [4, 4, 4, 0, 2]
-
-
-def test_a_file_that_cannot_be_written_or_read(places: PlannedPlaces) -> None:
-    """It is a problem with words, and the plan goes on without."""
-    assert places.file.path
-    places.file.path.mkdir()
-    places.record([with_instances(H100, [("1g.10gb", 1), ("1g.10gb", 3)])], {H100.uuid: TWO}, ())
-    assert places.file.problem
-    assert "planned-places" in places.file.problem.message
-    assert places.as_before(TWO, H100) == TWO
-    places.file.path.rmdir()
-    places.file.path.write_text("{}")
-    places.load()
-    assert "after a reboot they may be made in other places" in str(places.file.problem)

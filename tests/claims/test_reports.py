@@ -105,9 +105,7 @@ REFUSED: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": False, "refusal
         (RecordPhase.INTENT, attempt(**PREPARING), "Preparing", "05"),
         (RecordPhase.MADE, attempt(**REFUSED), "Waiting", "05"),
         (RecordPhase.READY, None, "Ready", "03"),
-        (RecordPhase.READY, attempt(**REFUSED), "Ready", "03"),
         (RecordPhase.RELEASING, None, "Releasing", "03"),
-        (RecordPhase.RELEASING, attempt(Operation.RELEASE, **REFUSED), "Releasing", "03"),
         (RecordPhase.RELEASING, attempt(**PREPARING), "Releasing", "03"),
     ],
 )

@@ -9,17 +9,14 @@ import pytest
 from nodeagent.claims.model import ClaimRecord, ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
-from nodeagent.claims.offering.devices import GpuFacts
 from nodeagent.claims.offering.gpu_rules import (
     MAX_SHARES,
     GpuRules,
-    Mode,
     Planned,
-    offered_names,
 )
 from nodeagent.claims.offering.pool_offer import WITHDRAWN, OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.serving.admission import require_admission
-from nodeagent.plan.desired import MigDisabled, MigEnabled
+from nodeagent.plan.desired import MigDisabled
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import replace
@@ -83,49 +80,10 @@ def test_a_gpu_with_mig_that_the_plan_keeps_outside_it() -> None:
     assert offer.totals == consumed(offer)[WHOLE_GPU] == totals
 
 
-@pytest.mark.parametrize(
-    ("gpu", "changes"),
-    [
-        (H100, {}),
-        (card("h100-80gb"), {"planned": DISABLED}),
-        (H100, {"planned": Planned(MigEnabled("gpus[0].mig"))}),
-        (H100, {"planned": replace(DISABLED, room=False)}),
-        (H100, {"planned": replace(DISABLED, mps=True)}),
-        (L40S, {"planned": replace(DISABLED, time_slice=True)}),
-        (L40S, {"planned": Planned(None, time_slice=True)}),
-        (L40S, {"mode": Mode.STATIC}),
-        (L40S, {"share": 0}),
-        (T4, {"share": 16 * GIB}),
-        (replace(L40S, compute_capability=(6, 1)), {}),
-    ],
-)
-def test_gpus_without_shares(gpu: Gpu, changes: Json) -> None:
-    """Those that claims cut, that the plan shares or keeps back, and those that cannot have them:
-    they are offered as without the setting.
-    """
-    context = replace(SHARED, rules=replace(GpuRules(share=SHARE), **changes))
-    assert pool_offer(gpu, context) == pool_offer(
-        gpu, replace(context, rules=replace(context.rules, share=0))
-    )
-    assert not [name for name in names(pool_offer(gpu, context)) if name.startswith("mps-")]
-
-
 def test_no_more_shares_than_a_daemon_has_clients() -> None:
     """However small they are."""
     offer = pool_offer(L40S, replace(SHARED, rules=GpuRules(share=GIB // 2)))
     assert names(offer) == [*shares(MAX_SHARES, "512mi"), WHOLE_GPU]
-
-
-def test_what_a_share_says_of_itself() -> None:
-    """Whose part it is and how much of it; else the same as the GPU."""
-    offer = pool_offer(L40S, replace(SHARED, facts=GpuFacts("580.65.06", "13.0")))
-    first, *_, whole = offer.devices
-    mine, common = dict(first.attributes), dict(whole.attributes)
-    assert mine.pop("gpu.nvidia.com/type") == "mps"
-    assert mine.pop("gpu.nvidia.com/parentUUID") == common.pop("gpu.nvidia.com/uuid")
-    assert common.pop("gpu.nvidia.com/type") == "gpu"
-    assert mine == common
-    assert first.capacity == {"gpu.nvidia.com/memory": SHARE}
 
 
 # --- beside what claims have ----------------------------------------------------------------------
@@ -242,9 +200,3 @@ def test_a_share_and_its_configuration() -> None:
     two = (share, result_json(device="mps-8gi-1"))
     with pytest.raises(ClaimRefused, match="request gpu has 2 devices with MPS"):
         allocation(claim_json(*two))
-
-
-def test_not_known_is_not_offered() -> None:
-    """A GPU of which the compute capability is not known may be one that cannot limit clients."""
-    unknown = replace(L40S, compute_capability=(0, 0))
-    assert offered_names(unknown, GpuRules(share=SHARE)).names == (WHOLE_GPU,)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from nodeagent.claims.model import ClaimRecord, RecordPhase
@@ -163,25 +161,6 @@ async def test_a_claim_that_is_allocated_again_just_then(node: SimulatedNode, ho
         assert (asked, laid_out(node)) == (2, [(2, 1)])
 
 
-async def test_what_was_lost_comes_again(node: SimulatedNode, home: Home) -> None:
-    """A CDI file that is gone or was changed, an instance; also without kubelet and API server."""
-    async with home.agent() as (claims, rig):
-        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
-        home.pods, home.api_away = None, True
-        file = home.cdi / file_name(UIDS[0])
-        content = file.read_text()
-        file.unlink()
-        await messages(claims, home, rig)
-        assert file.read_text() == content
-        file.write_text("{}")
-        await messages(claims, home, rig)
-        assert file.read_text() == content
-        node.card(0).state.instances.clear()
-        await messages(claims, home, rig)
-        assert laid_out(node) == [(2, 1)]
-        assert recorded(home).phase is RecordPhase.READY
-
-
 async def test_what_cannot_be_made_again_is_tried_again(node: SimulatedNode, home: Home) -> None:
     """The kubelet does not ask for it any more; one claim's failure stops no other."""
     async with home.agent() as (claims, rig):
@@ -241,20 +220,3 @@ async def test_a_record_that_cannot_be_read(node: SimulatedNode, home: Home) -> 
         assert laid_out(node) == [(2, 1), (5, 1)]
         assert home.files() == [file_name(UIDS[0])]
         assert claims.store.problems == ()
-
-
-async def test_beside_calls_of_the_kubelets(node: SimulatedNode, home: Home) -> None:
-    """Rounds during prepare and release find nothing to mend, and take nothing away."""
-    async with home.agent() as (claims, rig):
-        names = [home.claim(n, (pool(rig), f"mig-1g-10gb-{n}")) for n in range(7)]
-        care = home.upkeep(claims)
-        for call in (
-            [claims.prepare(*name) for name in names],
-            [claims.release(uid) for uid in UIDS[:7]],
-        ):
-            calls = asyncio.gather(*call)
-            while not calls.done():
-                await care.round()
-            await calls
-            assert len(laid_out(node)) == len(home.files()) == len(home.records())
-        assert home.records() == []

@@ -70,10 +70,6 @@ class CounterScheme:
                 left[counter] = left.get(counter, 0) - amount
         return left
 
-    def feasible(self, taken: Iterable[Amounts]) -> bool:
-        """Whether a scheduler that counts would allocate all of these together."""
-        return min(self.left(taken).values(), default=0) >= 0
-
     def _slices(self, mask: int) -> dict[str, int]:
         part = (1 << self.step) - 1
         count = -(-mask.bit_length() // self.step)
