@@ -35,7 +35,6 @@ from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.mps.processes import (
     CONTROL,
     MpsProcess,
-    may_serve,
     mps_process,
     mps_processes,
     processes_of,
@@ -44,7 +43,7 @@ from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.observed import DeviceDaemon
 from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
-from nodeagent.plan.users import IDLE, Usage, User
+from nodeagent.plan.users import Usage
 from nodeagent.processes import command_of, groups_of
 from nodeagent.structs import replace
 
@@ -209,20 +208,5 @@ async def _surveyed(
         return DeviceDaemon(record.wanted, DaemonPhase.FAULT, fault, pid, (), unknown)
     wrong = differences(seen, wanted)
     phase = DaemonPhase.LIMITING if wrong else DaemonPhase.READY
-    servers = servers_in(seen, runs)
-    return DeviceDaemon(record.wanted, phase, "; ".join(wrong), pid, servers, usage_of(seen))
-
-
-def servers_in(seen: Seen, runs: DaemonSpec | None) -> tuple[int, ...]:
-    """The pids of its servers, of a daemon that is so."""
-    named = (server.pid for server in seen.servers)
-    return tuple(pid for pid in named if runs is not None and may_serve(pid, runs.uid))
-
-
-def usage_of(seen: Seen) -> Usage:
-    """The users of a device through its daemon."""
-    if not seen.knows_clients:
-        return Usage(known=False, reason="its MPS server is busy and does not list its clients")
-    if not seen.clients:
-        return IDLE
-    return Usage(tuple(User(pid, source="mps") for _, pid in seen.clients))
+    servers = seen.servers_of(runs.uid)
+    return DeviceDaemon(record.wanted, phase, "; ".join(wrong), pid, servers, seen.usage)

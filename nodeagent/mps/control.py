@@ -23,10 +23,12 @@ from nodeagent.errors import NodeagentError
 from nodeagent.mps import commands
 from nodeagent.mps.commands import ControlCommand, UnexpectedReply
 from nodeagent.mps.lifecycle.model import ServerStatus
+from nodeagent.mps.processes import may_serve
 from nodeagent.mps.programs import MAX_OUTPUT, Programs, TooMuchOutput, run_program
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.pacing import Backoff
 from nodeagent.plan.shares import percentage_text
+from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.structs import Struct
 
 
@@ -229,6 +231,19 @@ class Seen(Struct, frozen=True):
     def knows_clients(self) -> bool:
         """Whether there are no others."""
         return all(server.clients is not None for server in self.servers)
+
+    @property
+    def usage(self) -> Usage:
+        """The users of the device through this daemon."""
+        if not self.knows_clients:
+            return Usage(known=False, reason="its MPS server is busy and does not list its clients")
+        if not self.clients:
+            return IDLE
+        return Usage(tuple(User(pid, source="mps") for _, pid in self.clients))
+
+    def servers_of(self, uid: int) -> tuple[int, ...]:
+        """The pids of its servers, of those that it names, where it is this user's daemon."""
+        return tuple(server.pid for server in self.servers if may_serve(server.pid, uid))
 
 
 async def ask_everything(

@@ -6,7 +6,6 @@ import asyncio
 from contextlib import suppress
 
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.mps.adoption import servers_in, usage_of
 from nodeagent.mps.files.directories import remove_directories
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.model import WITH_PROCESS, DaemonPhase, Ending
@@ -159,7 +158,7 @@ def _not_known(supervisor: Supervisor) -> StillInUse:
     monitor, seen = supervisor.monitor, supervisor.seen
     why = supervisor.state.unreachable or (monitor.sockets_fault if monitor else "")
     if not why and seen is not None:
-        why = usage_of(seen).reason
+        why = seen.usage.reason
     return StillInUse(
         f"whether the MPS daemon of {supervisor.device} has clients is not known: "
         f"{why or 'it does not answer, and has a server'}",
@@ -210,7 +209,7 @@ def device_daemon(supervisor: Supervisor) -> DeviceDaemon | None:
         state=state.phase,
         why=state.why,
         pid=state.pid,
-        servers=servers_in(seen, state.running) if seen else (),
+        servers=seen.servers_of(state.spec.uid) if seen else (),
         clients=_usage(supervisor),
     )
 
@@ -219,7 +218,7 @@ def _usage(supervisor: Supervisor) -> Usage:
     if supervisor.state.phase not in WITH_PROCESS:
         return IDLE
     if supervisor.seen is not None:
-        return usage_of(supervisor.seen)
+        return supervisor.seen.usage
     if supervisor.state.was_ready:
         return Usage(known=False, reason="its MPS daemon has not answered yet")
     return IDLE  # it was started just now, and not published yet
