@@ -103,9 +103,9 @@ class DaemonMonitor:
             self._jobs.append(action)
             self._wake.set()
 
-    def poll_soon(self, seconds: float = 0.0) -> None:
-        """Poll it after so long, but not within MIN_POLL_INTERVAL of the last poll."""
-        when = max(self._loop.time() + seconds, self._last_poll + MIN_POLL_INTERVAL)
+    def poll_soon(self) -> None:
+        """Poll it now, but not within MIN_POLL_INTERVAL of the last poll."""
+        when = max(self._loop.time(), self._last_poll + MIN_POLL_INTERVAL)
         if when < self._next_poll:
             self._next_poll = when
             self._wake.set()

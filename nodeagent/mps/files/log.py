@@ -291,7 +291,7 @@ class DaemonLog:
         try:
             with suppress(FileNotFoundError):
                 os.unlink(EARLIER_NAME, dir_fd=directory)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # which follow no link
             kept = os.open(EARLIER_NAME, flags, 0o640, dir_fd=directory)
             with os.fdopen(kept, "wb") as file:
                 _, _, rest = content.partition(b"\n")  # the first line is only part of one
