@@ -19,14 +19,9 @@ from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
 from tests.machine_load import stretched
-from tests.mps.conftest import running, seen, spec_for, wait_for
+from tests.mps.conftest import as_root, running, seen, spec_for, wait_for
 from tests.mps.fleet_rig import GPU
 from tests.mps.plans import with_account
-
-# --- child launcher -------------------------------------------------------------------------------
-
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
 
 
 def _mounting_refused() -> str:
@@ -125,12 +120,6 @@ async def test_its_end_is_seen_at_once(spec: DaemonSpec, programs: Programs) -> 
         process.kill()  # nothing happens to the process that has the pid next
 
 
-async def test_no_program(spec: DaemonSpec) -> None:
-    """The path is a setting, so it may be wrong."""
-    with pytest.raises(StartError, match="/nowhere/control cannot be run as user"):
-        await ChildLauncher(Programs(control=("/nowhere/control",))).launch(spec)
-
-
 @pytest.mark.parametrize("trap", ["symlink", "fifo", "hard link", "directory"])
 async def test_a_trap_in_place_of_the_log(
     spec: DaemonSpec, programs: Programs, trap: str, tmp_path: Path
@@ -140,7 +129,7 @@ async def test_a_trap_in_place_of_the_log(
     victim.write_text("untouched")
     match trap:
         case "symlink":
-            log.symlink_to(victim)
+            log.symlink_to("victim")  # relative, as one that leads to / could cross a mount
         case "fifo":
             os.mkfifo(log)
         case "hard link":

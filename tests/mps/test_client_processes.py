@@ -65,13 +65,6 @@ def test_a_real_process() -> None:
     assert read(pid) == ()
 
 
-def test_a_zombie_is_gone() -> None:
-    """It holds nothing any more."""
-    with subprocess.Popen(["true"]) as child:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert read(child.pid, 2**22 - 1) == ()
-
-
 def test_a_hostile_name() -> None:
     """Brackets, line ends and escapes in it change neither the fields nor a terminal."""
     name = "a) Z (\n\x1b[2J"

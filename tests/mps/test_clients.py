@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -98,14 +97,6 @@ def test_without_any_limits_of_its_own() -> None:
     assert memory_of(only(facts())).limit == 40 * GIB
 
 
-def test_less_than_the_only_share() -> None:
-    """A client that limits itself further is no offender."""
-    plan = wanted(Share("replica", 4, 8192, 25.0))
-    environment = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10"}
-    state = only(facts(environment=environment), plan)
-    assert (state.share, state.threads, state.findings) == ("replica", 10.0, ())
-
-
 @pytest.mark.parametrize(
     "environment",
     [{}, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}, {"NODEAGENT_MPS_SLOT": f"{GPU}/clients-0"}],
@@ -157,18 +148,6 @@ def test_an_environment_that_cannot_be_read() -> None:
     assert kinds(facts(environment=None)) == {100: ["unreadable"]}
     assert OffenceKind.UNREADABLE not in ENDED_FOR
     assert kinds(facts(environment=None), plan=OPEN) == {}
-
-
-def test_an_offence_in_words() -> None:
-    """It names pid, command and pod, and what came of it."""
-    client = facts(environment=of_slot(0), memory_used=9 * GIB, namespace="ml", pod="train-0")
-    [offence] = assess([client], PLAN, GPU)[0].offences
-    assert str(offence) == (
-        "MPS client 100 (python) of pod ml/train-0 uses 9Gi of memory, but its limit is 8Gi"
-    )
-    assert str(replace(offence, outcome="it had ended already")).endswith(
-        "its limit is 8Gi; to be ended: it had ended already"
-    )
 
 
 # --- limits and use -------------------------------------------------------------------------------

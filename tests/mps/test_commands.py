@@ -24,7 +24,6 @@ from nodeagent.mps.commands import (
     set_memory_limit,
     set_threads,
     terminate_client,
-    threads_agree,
 )
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.shares import MAX_LIMIT
@@ -107,13 +106,6 @@ def test_every_command_checks_what_it_says(make: Callable[[], object]) -> None:
     """All its numbers, in the same way."""
     with pytest.raises(ValueError, match="expected a"):
         make()
-
-
-@pytest.mark.parametrize("seconds", ["10", -1, 1.5, True, 86_401])
-def test_no_text_passes_for_seconds(seconds: Any) -> None:
-    """Whole seconds of one day at most."""
-    with pytest.raises(ValueError, match="seconds"):
-        quit_daemon(seconds)
 
 
 @given(mebibytes=st.integers(1, MAX_LIMIT), hundredths=st.integers(10, 10_000))
@@ -210,15 +202,6 @@ def test_the_floor_rule(printed: str, mebibytes: int, agrees: bool) -> None:
     assert limit is not None
     assert str(limit) == printed
     assert limit.agrees_with(mebibytes) is agrees
-
-
-@given(st.integers(1, 10_000))
-def test_threads_as_printed(hundredths: int) -> None:
-    """One decimal, rounded either way, agrees; the next decimal does not."""
-    wanted = hundredths / 100
-    printed = float(f"{wanted:.1f}")
-    assert threads_agree(printed, wanted)
-    assert not threads_agree(round(printed + 0.2, 1), wanted)
 
 
 @given(st.text(max_size=60))

@@ -84,13 +84,6 @@ async def test_a_truly_empty_reply(front_end: FrontEnd) -> None:
     assert len(front_end.noted("calls")) == 2
 
 
-async def test_the_exit_status_is_not_asked(front_end: FrontEnd) -> None:
-    """The daemon's own is passed on at times."""
-    front_end.will("status")
-    client = front_end.client()
-    assert await client.ask(get_client_list(1)) == (11, 12)
-
-
 async def test_busy_for_good(front_end: FrontEnd) -> None:
     """Asked again until the deadline, and then said to be busy, not dead."""
     front_end.will(*["busy", "empty", "emptyError"] * 300)
@@ -255,12 +248,6 @@ def test_no_limit_wanted() -> None:
     free = with_limits(SPEC, None, 33.33)
     assert differences(replace(SEEN, servers=(), memory_limit=None), free) == ()
     assert differences(replace(SEEN, servers=()), free) == ("memory limit is 1G, wanted none",)
-
-
-def test_unknown_clients_are_not_no_clients() -> None:
-    """A busy server may have clients."""
-    assert SEEN.knows_clients
-    assert not replace(SEEN, servers=(replace(SERVER, clients=None),)).knows_clients
 
 
 async def daemon(rig: FleetRig, fleet: Fleet) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 import subprocess
 
@@ -79,18 +78,6 @@ async def test_a_full_disk_is_no_failure_of_the_daemon_s(
             )
             assert rig.said(ReportSubject.FAILED) == []
         assert (await ready(fleet)).restarts == 0
-
-
-async def test_devices_that_come_and_go_leave_nothing_behind(fleet: Fleet) -> None:
-    """Each MIG device has a UUID of its own."""
-
-    def locks() -> int:
-        return sum(type(one) is asyncio.Lock for one in gc.get_objects())
-
-    before = locks()
-    for number in range(20):
-        await fleet.stop(f"MIG-{number}")
-    assert locks() < before + 20
 
 
 async def test_other_limits_without_another_process(rig: FleetRig, fleet: Fleet) -> None:
@@ -193,22 +180,6 @@ async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
 # --- what is seen ---------------------------------------------------------------------------------
 
 
-async def test_what_the_planner_and_the_client_watch_see(
-    rig: FleetRig, fleet: Fleet, client: SimulatedClient
-) -> None:
-    """Servers and clients, as wanted; through the door that is open."""
-    await until(lambda: bool(status(fleet).clients))
-    await fleet.poll()
-    [server] = rig.servers()
-    daemon = fleet.daemon_of(GPU)
-    assert daemon is not None
-    assert (daemon.runs, daemon.state, daemon.servers) == (wanted(), "Ready", (server,))
-    assert [user.pid for user in daemon.clients.processes] == [client.pid]
-    [running] = fleet.running()
-    assert (running.wanted, running.clients) == (wanted(), ((server, client.pid),))
-    assert running.spec.limits.memory == 4096
-
-
 async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
     """Ready only when it was asked; what is gone or was drained is reported as that."""
     assert await survey(rig.run_dir, programs=rig.programs) == {}
@@ -282,20 +253,6 @@ async def test_who_is_named_as_a_server_is_its_users(rig: FleetRig) -> None:
     finally:
         stranger.kill()
         stranger.wait()
-
-
-async def test_the_log_is_bounded(rig: FleetRig) -> None:
-    """Cut off in place, its end kept beside it, and listened to on."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        with rig.log().open("a") as log:
-            log.write("more than it may have\n" * 60_000)
-        await until(lambda: (rig.log().with_name("daemon.log.1")).exists())
-        await until(lambda: 0 < rig.log().stat().st_size < 1 << 20)
-        assert rig.log().with_name("daemon.log.1").stat().st_size <= 1 << 20
-        with rig.client() as client:
-            client.wait_until_accepted()
-            await until(lambda: bool(status(fleet).clients))
 
 
 async def test_a_waiting_client_whose_memory_is_locked(

@@ -118,7 +118,7 @@ def test_what_is_no_log_of_ours(path: Path, tmp_path: Path, kind: str) -> None:
     victim.write_text("precious")
     match kind:
         case "symlink":
-            path.symlink_to(victim)
+            path.symlink_to("victim")  # relative, as one that leads to / could cross a mount
         case "hard link":
             path.hardlink_to(victim)
         case "fifo":
@@ -150,14 +150,6 @@ def test_last_lines(path: Path) -> None:
     )
     with opened(path) as log:
         assert log.last_lines(2) == ("two", "[31mred")
-
-
-def test_last_lines_before_something(path: Path) -> None:
-    """What was written after the line that matters does not push out what led to it."""
-    append(path, "no device\nServer 7 exited\nStarting new server\nConnecting\n")
-    with opened(path) as log:
-        assert log.last_lines(2, until="Server 7 exited") == ("no device", "Server 7 exited")
-        assert log.last_lines(1, until="Server 8 exited") == ("Connecting",)
 
 
 # --- log lines ------------------------------------------------------------------------------------
@@ -257,31 +249,6 @@ while True:
 """
 
 
-async def test_a_log_that_grows(tmp_path: Path) -> None:
-    """Each is notified by itself, until its watch is ended."""
-    one, other = tmp_path / "one", tmp_path / "other"
-    notified: list[str] = []
-    async with LogWatch() as watch:
-        ends = []
-        for path in (one, other):
-            path.touch()
-            ends.append(watch.watch(str(path), lambda name=path.name: notified.append(name)))  # type: ignore[misc]  # mypy takes no default into account
-        one.write_text("x")
-        async with asyncio.timeout(stretched(30)):
-            while not notified:
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
-        assert set(notified) == {"one"}
-        ends[0]()
-        one.write_text("xy")
-        other.write_text("x")
-        async with asyncio.timeout(stretched(30)):
-            while "other" not in notified:
-                await asyncio.sleep(0.01)
-        assert set(notified[1:]) <= {"one", "other"}
-        assert notified[-1] == "other"
-
-
 async def test_writers_without_end(tmp_path: Path) -> None:
     """Everything else goes on, and when they have ended nothing is forgotten."""
     paths = [tmp_path / "one", tmp_path / "other"]
@@ -364,6 +331,7 @@ def test_a_flood(tmp_path: Path, kind: str) -> None:
     read_all()
     listener.log.close()
     assert longest < 0.3
+    assert log.stat().st_size <= 1 << 22
     assert len([e for e in events if isinstance(e, ServerGone) and e.status]) <= 20
     assert isinstance(events[-1], ServerGone)
     assert events[-1].pid == 77

@@ -168,18 +168,6 @@ async def test_too_many_open_files(spec: DaemonSpec, start_server: StartServer) 
     assert len(await end_orphans(spec, grace=5)) == 2
 
 
-async def test_leaving_early_waits_for_nothing(spec: DaemonSpec, start_server: StartServer) -> None:
-    """Cancelled, it leaves no task; the next sweep finds what is left."""
-    server = start_server("deaf")
-    task = asyncio.create_task(end_orphans(spec, grace=60))
-    await asyncio.sleep(0.2)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert server.poll() is None
-    assert len(await end_orphans(spec, grace=0.1)) == 1
-
-
 async def test_a_living_daemon_is_no_orphans_parent(
     spec: DaemonSpec, programs: Programs, start_server: StartServer
 ) -> None:

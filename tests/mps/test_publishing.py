@@ -354,11 +354,8 @@ def test_hostile_shares(node: Node, share: Share) -> None:
     ("device", "pipe"),
     [
         (GPU, "/run/x\nLD_PRELOAD=/tmp/x.so"),
-        (GPU, "/run/a b"),
         (GPU, "/run/../tmp"),
         ("../../etc", "/run/x"),
-        ("GPU/x", "/run/x"),
-        ("", "/run/x"),
     ],
 )
 def test_hostile_devices_and_directories(node: Node, device: str, pipe: str) -> None:

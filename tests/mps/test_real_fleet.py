@@ -15,14 +15,12 @@ import pytest
 from nodeagent.errors import StillInUse
 from nodeagent.mps.commands import (
     ControlCommand,
-    get_memory_limit,
     get_server_list,
-    get_threads,
 )
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER
-from tests.mps.fleet_rig import GPU, US, FleetRig, ready, status, until, wanted
+from tests.mps.fleet_rig import GPU, US, FleetRig, limits, ready, status, until, wanted
 from tests.simulation.mps.rig import gone
 
 PROGRAM = shutil.which(CONTROL)
@@ -52,13 +50,6 @@ def reachable(path: Path) -> bool:
     """Whether a CUDA program could connect there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         return client.connect_ex(str(path)) == 0
-
-
-async def limits(fleet: Fleet) -> tuple[str, float]:
-    """What is really in force."""
-    [daemon] = fleet.running()
-    memory, threads = await daemon.control.ask_each(get_memory_limit(), get_threads())
-    return str(memory), threads
 
 
 async def test_start_change_and_stop(rig: FleetRig) -> None:

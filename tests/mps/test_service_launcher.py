@@ -17,13 +17,12 @@ from nodeagent.mps.processes import CONTROL, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
-from tests.mps.conftest import flag, seen, spec_for, wait_for
+from tests.mps.conftest import as_root, flag, seen, spec_for, wait_for
 from tests.mps.fleet_rig import GPU
 from tests.mps.plans import with_account
 from tests.mps.systemd_programs import SystemdPrograms
 
 UNIT = f"nodeagent-mps-{GPU}.service"
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
 
 
 @pytest.fixture
@@ -225,7 +224,7 @@ async def test_a_log_that_leads_elsewhere(
     victim = Path(spec.log_directory) / "victim"
     victim.touch()
     log = Path(spec.log_directory) / "daemon.log"
-    log.symlink_to(victim)
+    log.symlink_to("victim")
     launcher = ServiceLauncher(programs, host=False, deadline=60)
     with pytest.raises(StartError, match="cannot be written"):
         await launcher.launch(spec)

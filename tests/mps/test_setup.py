@@ -42,15 +42,6 @@ from tests.mps.fleet_rig import GPU, IS_ROOT, POLICY, until, wanted
 POD = "KUBERNETES_SERVICE_HOST"
 
 
-def test_a_simulated_node_keeps_to_itself(tmp_path: Path) -> None:
-    """Nothing of it lies where the real one's things are, and its programs are the stand-ins."""
-    places = simulated_places(load_settings(None, {}, {}), tmp_path)
-    assert {places.run_dir, places.cdi_dir} == {tmp_path / "run", tmp_path / "cdi"}
-    assert places.memory == tmp_path / "earlier-modes.json"
-    assert places.programs.path.startswith(f"{tmp_path}/bin:")
-    assert places.simulated
-
-
 @pytest.mark.parametrize("room", [True, False])
 def test_a_run_dir_too_deep_for_sockets(tmp_path: Path, room: bool) -> None:
     """A given run.dir is taken on a simulated node, unless sockets would have no room there."""
@@ -163,11 +154,6 @@ def test_names(where: int) -> None:
     users[where] = me.pw_name
     found = accounts_for(document(*users), "1000")[me.pw_name]
     assert (found.uid, found.gid, found.any_user) == (me.pw_uid, me.pw_gid, False)
-
-
-def test_uid_and_gid() -> None:
-    """Are taken at their word."""
-    assert accounts_for(document("0:77"), "5:6") == {"0:77": Account(0, 77), "5:6": Account(5, 6)}
 
 
 @pytest.mark.parametrize(

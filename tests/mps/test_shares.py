@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -82,12 +81,6 @@ def test_named_shares() -> None:
     assert [s.name for s in found.slots] == ["small-0", "small-1", "small-2", "small-3", "large-0"]
     assert (found.memory_ceiling, found.thread_ceiling) == (40960, 40.0)
     assert [s.memory for s in found.shares] == [8192, 40960]
-
-
-def test_a_share_without_a_limit_leaves_the_daemon_without_one() -> None:
-    """A default below what some client may have would take it away from that client."""
-    found = sharing(MpsEntry(PATH, shares(kind("a", 1, GIB, 10.0), kind("b", 1))))
-    assert (found.memory_ceiling, found.thread_ceiling) == (None, 100.0)
 
 
 def test_replicas() -> None:
@@ -253,14 +246,6 @@ def test_limits_that_a_driver_misreads_reach_no_client(memory: object, threads: 
     share = slot(memory, threads)  # type: ignore[arg-type]  # wrong types are among what is tried
     with pytest.raises(ValueError, match="expected"):
         client_environment(SPEC, share)
-
-
-@given(memory=st.integers(1, 300 * 1024), hundredths=st.integers(10, 10_000))
-def test_limits_are_always_of_the_one_safe_form(memory: int, hundredths: int) -> None:
-    """Whole MiB of ordinal 0 with unit M, and a percentage without exponent or endless decimals."""
-    found = client_environment(SPEC, slot(memory, hundredths / 100))
-    assert re.fullmatch(r"0=[1-9][0-9]*M", found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"])
-    assert re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,2})?", found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A daemon of the simulated programs, and clients of it."""
+"""A daemon of the simulated programs and its clients, for watching and ending these."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from contextlib import ExitStack
 
 import pytest
 
+from nodeagent.mps.clients.watch import RunningDaemon
+from nodeagent.mps.control import ControlClient
+from nodeagent.mps.programs import Programs as MpsPrograms
+from nodeagent.mps.shares import DaemonSpec
+from nodeagent.plan.shares import WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.mps.simulated_daemon import installed_programs
-from tests.simulation.mps.rig import Programs, Rig
+from nodeagent.simulation.mps.versions import VERSIONS
+from tests.mps.fleet_rig import programs_of
+from tests.mps.plans import GPU, spec_of
+from tests.simulation.mps.rig import CONTROL, Programs, Rig
 
 Start = Callable[..., SimulatedClient]
 
 
-@pytest.fixture(scope="module")
-def programs() -> Iterator[Programs]:
-    """The simulated ones."""
-    with installed_programs() as found:
-        yield found
-
-
 @pytest.fixture
-def rig(programs: Programs) -> Iterator[Rig]:
+def rig() -> Iterator[Rig]:
     """A daemon's folders; nothing runs yet."""
-    with Rig(programs) as made:
+    with Rig(Programs(programs_of("550"), VERSIONS["550"], real=False)) as made:
         yield made
 
 
@@ -39,3 +39,32 @@ def start_client(rig: Rig) -> Iterator[Start]:
             return client
 
         yield begin
+
+
+def asking(rig: Rig) -> ControlClient:
+    """The daemon's control client."""
+    front_end = str(rig.programs.folder / CONTROL)
+    programs = MpsPrograms(control=(front_end,), path=rig.environment["PATH"])
+    return ControlClient(
+        programs,
+        pipe_directory=str(rig.pipes),
+        log_directory=str(rig.logs),
+        deadline=60.0,
+    )
+
+
+def start(rig: Rig, plan: WantedMps) -> DaemonSpec:
+    """Start the daemon with the plan's ceiling."""
+    rig.start()
+    if plan.sharing.memory_ceiling is not None:
+        rig.ask(f"set_default_device_pinned_mem_limit 0 {plan.sharing.memory_ceiling}M")
+    rig.ask(f"set_default_active_thread_percentage {plan.sharing.thread_ceiling}")
+    return spec_of(plan, pipe=str(rig.pipes))
+
+
+def running(rig: Rig, plan: WantedMps, control: ControlClient, device: str = GPU) -> RunningDaemon:
+    """As it is just now."""
+    server = rig.server()
+    pids = map(int, rig.ask(f"get_client_list {server}").split())
+    spec = spec_of(plan, device, pipe=str(rig.pipes))
+    return RunningDaemon(spec, control, None, tuple((server, pid) for pid in pids))

@@ -19,11 +19,11 @@ from nodeagent.processes import ProcessIdentity, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
 from tests.machine_load import stretched
-from tests.mps.simulated_daemon import asking
+from tests.mps.client_watch.conftest import asking
+from tests.mps.conftest import as_root
 from tests.simulation.mps.rig import Rig
 
 ME = os.geteuid()
-as_root = pytest.mark.skipif(ME != 0, reason="needs several users")
 ROOT = Path(__file__).parents[3]
 
 
@@ -263,18 +263,11 @@ async def test_one_that_ends_while_the_driver_is_asked(rig: Rig, *, listed: bool
         assert "terminate_client" not in rig.log()
 
 
-@pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getppid()])
+@pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getppid(), 4711])
 async def test_who_is_never_ended(rig: Rig, pid: int) -> None:
-    """The agent itself, its parent, and process 1."""
-    ending = await end(rig, ClientToEnd(ProcessIdentity(pid, 1), ME))
+    """The agent itself, its parent, process 1, and daemons and servers."""
+    ending = await end(rig, ClientToEnd(ProcessIdentity(pid, 1), ME, frozenset({4711})))
     assert ending == ClientEnd(False, f"left alone: pid {pid} may not be ended")
-
-
-async def test_a_daemon_or_server(rig: Rig, bystander: subprocess.Popen[bytes]) -> None:
-    """Nor are these, even where the driver lists them."""
-    target = replace(target_of(bystander.pid), spared=frozenset({bystander.pid}))
-    ending = await end(rig, target)
-    assert ending == ClientEnd(False, f"left alone: pid {bystander.pid} may not be ended")
 
 
 async def test_left_early(rig: Rig) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,15 +17,14 @@ from nodeagent.mps.clients.assess import Offence
 from nodeagent.mps.clients.watch import ClientWatch, RunningDaemon
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.shares import DaemonSpec
-from nodeagent.plan.shares import MIB
+from nodeagent.plan.shares import MIB, WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
 from nodeagent.structs import replace
 from nodeagent.views.shapes import MpsClient
 from tests.machine_load import stretched
-from tests.mps.client_watch.conftest import Start
+from tests.mps.client_watch.conftest import Start, asking, running, start
 from tests.mps.plans import GPU, memory_of, wanted
-from tests.mps.simulated_daemon import asking, running, start
 from tests.simulation.mps.rig import Rig, gone
 from tests.views.daemons import mps_client
 
@@ -42,7 +40,8 @@ class Watch(ClientWatch):
     and with `hidden` ones, and their memory from `used`.
     """
 
-    def __init__(self, *, grace: float = 5.0) -> None:
+    def __init__(self, rig: Rig, plan: WantedMps, *, grace: float = 5.0) -> None:
+        self.rig, self.plan, self.control = rig, plan, asking(rig)
         self.reported: list[tuple[str, Offence]] = []
         self.used: dict[int, int] = {}
         self.asked: list[str] = []
@@ -64,22 +63,24 @@ class Watch(ClientWatch):
         listed = (self.named | self.hidden) - self.unlisted
         return {pid: self.used.get(pid) for pid in listed}
 
-    async def settle(self) -> None:
-        """Wait until no client is being ended any more."""
+    @property
+    def daemon(self) -> RunningDaemon:
+        """As it is just now."""
+        return running(self.rig, self.plan, self.control)
+
+    async def look(self, daemon: RunningDaemon | None = None) -> tuple[MpsClient, ...]:
+        """At the one daemon; until no client is being ended any more."""
+        daemon = daemon or self.daemon
+        self.named = {pid for _, pid in daemon.clients}
+        found = await self.check([daemon])
+        assert list(found) == [daemon.device]
         while ending := [t for t in asyncio.all_tasks() if t.get_name().startswith("mps end")]:
             await asyncio.wait(ending)
+        return found[daemon.device]
 
     def kinds(self) -> list[tuple[int, str]]:
         """Pid and kind of each report."""
         return [(offence.client.pid, offence.kind.value) for _, offence in self.reported]
-
-
-async def look(watch: Watch, daemon: RunningDaemon) -> tuple[MpsClient, ...]:
-    """At one daemon."""
-    watch.named = {pid for _, pid in daemon.clients}
-    found = await watch.check([daemon])
-    assert list(found) == [daemon.device]
-    return found[daemon.device]
 
 
 def slot(name: str) -> dict[str, str]:
@@ -114,10 +115,9 @@ async def test_each_env_file(rig: Rig, start_client: Start, tmp_path: Path) -> N
     assert sorted(files) == ["large-0", "small-0", "small-1"]
     uid = 1000 if os.geteuid() == 0 else os.geteuid()
     clients = {name: start_client(uid, **values) for name, values in files.items()}
-    control = asking(rig)
-    async with Watch() as watch:
+    async with Watch(rig, plan) as watch:
         watch.used = {clients["large-0"].pid: 3 * GIB}
-        states = await look(watch, running(rig, plan, control))
+        states = await watch.look()
     assert {state.slot for state in states} == set(files)
     for state in states:
         client = clients[state.slot]
@@ -188,9 +188,8 @@ async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
         python=container,
     ) as client:
         client.wait_until_accepted()
-        control = asking(rig)
-        async with Watch() as watch:
-            [state] = await look(watch, running(rig, plan, control))
+        async with Watch(rig, plan) as watch:
+            [state] = await watch.look()
         assert state.pid == client.pid
     assert (state.user, state.slot, state.findings) == (1000, "small-1", ())
     assert (memory_of(state).limit, state.threads) == (8 * GIB, 15.0)
@@ -202,19 +201,17 @@ async def test_an_offence_is_reported_once(rig: Rig, start_client: Start) -> Non
     plan = wanted()
     start(rig, plan)
     first = start_client()
-    control = asking(rig)
-    async with Watch() as watch:
+    async with Watch(rig, plan) as watch:
         for _ in range(2):
-            await look(watch, running(rig, plan, control))
-        [state] = await look(watch, running(rig, plan, control))
+            await watch.look()
+        [state] = await watch.look()
         assert len(state.findings) == 1
         assert watch.kinds() == [(first.pid, "noShare")]
         second = start_client()
-        await look(watch, running(rig, plan, control))
+        await watch.look()
         assert watch.kinds() == [(first.pid, "noShare"), (second.pid, "noShare")]
         [(device, offence), *_] = watch.reported
         assert (device, offence.client, offence.outcome) == (GPU, state, "")
-        await watch.settle()
     assert not gone(first.pid)
     assert not gone(second.pid)
 
@@ -224,10 +221,9 @@ async def test_a_driver_that_does_not_answer(rig: Rig, start_client: Start) -> N
     plan = wanted()
     start(rig, plan)
     start_client(**slot("small-0"))
-    control = asking(rig)
-    async with Watch() as watch:
+    async with Watch(rig, plan) as watch:
         watch.driver_fails = True
-        [state] = await look(watch, running(rig, plan, control))
+        [state] = await watch.look()
     assert (state.slot, memory_of(state).used, memory_of(state).limit) == ("small-0", None, 8 * GIB)
 
 
@@ -235,11 +231,9 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
     """A client in another pid namespace, and one that has just ended: both are shown."""
     plan = TERMINATE
     spec = start(rig, plan)
-    control = asking(rig)
-    async with Watch() as watch:
-        daemon = RunningDaemon(spec, control, None, ((5, 0), (5, 2**22 - 1)))
-        unseen, ended = await look(watch, daemon)
-        await watch.settle()
+    async with Watch(rig, plan) as watch:
+        daemon = RunningDaemon(spec, watch.control, None, ((5, 0), (5, 2**22 - 1)))
+        unseen, ended = await watch.look(daemon)
     assert unseen.pid == 0
     assert "another pid namespace" in unseen.findings[0]
     assert ended == mps_client(2**22 - 1)
@@ -254,11 +248,9 @@ async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
     start(rig, TERMINATE)
     clients = [start_client(**slot(name)) for name in ("small-0", "small-1", "small-0")]
     server = rig.server()
-    control = asking(rig)
-    async with Watch() as watch:
-        await look(watch, running(rig, TERMINATE, control))
-        await watch.settle()
-        states = await look(watch, running(rig, TERMINATE, control))
+    async with Watch(rig, TERMINATE) as watch:
+        await watch.look()
+        states = await watch.look()
     assert clients[2].process.wait(stretched(30)) == 1
     assert [state.pid for state in states] == [clients[0].pid, clients[1].pid]
     assert all(state.findings == () for state in states)
@@ -273,17 +265,15 @@ async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
 async def test_an_older_program_that_comes_later(rig: Rig, start_client: Start) -> None:
     """It displaces no client of the slot that it names, nor once the others were out of sight."""
     start(rig, TERMINATE)
-    control = asking(rig)
     with SimulatedClient(rig.pipes, environment=slot("small-0")) as older:
         os.kill(older.pid, signal.SIGSTOP)  # before it has come to connect
         clients = [start_client(**slot(name)) for name in ("small-0", "small-1")]
-        async with Watch() as watch:
-            await look(watch, daemon := running(rig, TERMINATE, control))
-            await look(watch, replace(daemon, clients=()))  # as of a server that is busy
+        async with Watch(rig, TERMINATE) as watch:
+            await watch.look(daemon := watch.daemon)
+            await watch.look(replace(daemon, clients=()))  # as of a server that is busy
             os.kill(older.pid, signal.SIGCONT)
             older.wait_until_accepted()
-            await look(watch, running(rig, TERMINATE, control))
-            await watch.settle()
+            await watch.look()
         assert older.process.wait(stretched(30)) == 1
     assert not any(gone(client.pid) for client in clients)
 
@@ -301,10 +291,8 @@ async def test_no_share_and_ended(
     """Without one, without its limits, or with a forged one; at the first look."""
     start(rig, TERMINATE)
     client, good = start_client(**environment), start_client(**slot("large-0"))
-    control = asking(rig)
-    async with Watch() as watch:
-        await look(watch, running(rig, TERMINATE, control))
-        await watch.settle()
+    async with Watch(rig, TERMINATE) as watch:
+        await watch.look()
     assert client.process.wait(stretched(30)) == 1
     assert not gone(good.pid)
     assert {offence.client.pid for _, offence in watch.reported} == {client.pid}
@@ -314,15 +302,12 @@ async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
     """Not at once, since it may be giving it back; when it lasts, it is."""
     start(rig, TERMINATE)
     client = start_client(**slot("small-0"))
-    control = asking(rig)
-    async with Watch(grace=0.5) as watch:
+    async with Watch(rig, TERMINATE, grace=0.5) as watch:
         watch.used = {client.pid: 9 * GIB}
-        await look(watch, running(rig, TERMINATE, control))
-        await watch.settle()
+        await watch.look()
         assert not gone(client.pid)
         await asyncio.sleep(0.6)
-        await look(watch, running(rig, TERMINATE, control))
-        await watch.settle()
+        await watch.look()
     assert gone(client.pid)
     assert [offence.outcome != "" for _, offence in watch.reported] == [False, True]
 
@@ -331,11 +316,9 @@ async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None
     """Is reported and lives on: a daemon that runs for a tenant may name any process."""
     start(rig, TERMINATE)
     client = start_client()
-    control = asking(rig)
-    async with Watch() as watch:
+    async with Watch(rig, TERMINATE) as watch:
         watch.unlisted = {client.pid}
-        await look(watch, running(rig, TERMINATE, control))
-        await watch.settle()
+        await watch.look()
     assert not gone(client.pid)
     assert watch.kinds() == [(client.pid, "noShare"), (client.pid, "noShare")]
     assert watch.reported[-1][1].outcome == (
@@ -347,12 +330,10 @@ async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None
     """Is ended too, where it is the plan's user's: a tenant's daemon may hide a client."""
     start(rig, TERMINATE)
     hidden = start_client()
-    control = asking(rig)
-    async with Watch() as watch:
+    async with Watch(rig, TERMINATE) as watch:
         watch.hidden = {hidden.pid}
-        daemon = replace(running(rig, TERMINATE, control), clients=())
-        await look(watch, daemon)
-        await watch.settle()
+        daemon = replace(watch.daemon, clients=())
+        await watch.look(daemon)
     assert hidden.process.wait(stretched(30)) == 1
     assert watch.reported[-1][1].outcome == "the daemon ended its work, and it ended by itself"
 
@@ -362,11 +343,9 @@ async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
     start(rig, TERMINATE)
     client = start_client()
     rig.knobs.turn("terminate_code", 999)
-    control = asking(rig)
-    async with Watch() as watch:
+    async with Watch(rig, TERMINATE) as watch:
         for _ in range(3):
-            await look(watch, running(rig, TERMINATE, control))
-            await watch.settle()
+            await watch.look()
     assert not gone(client.pid)
     first, second = (offence.outcome for _, offence in watch.reported)
     assert first == ""
@@ -374,42 +353,13 @@ async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
     assert rig.log().count("terminate_client") == 1
 
 
-_NAMELESS = """
-import os, sys
-sys.path.insert(0, {root!r})
-os.environ["CUDA_MPS_PIPE_DIRECTORY"] = {pipes!r}
-from nodeagent.simulation.mps.client_process import main
-main([])
-"""
-
-
-async def test_whose_environment_is_not_known(rig: Rig) -> None:
-    """Is reported, and never ended for it: it may well have its share."""
-    start(rig, TERMINATE)
-    script = _NAMELESS.format(root=str(Path(__file__).parents[3]), pipes=str(rig.pipes))
-    with subprocess.Popen(
-        [sys.executable, "-ISc", script], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as client:
-        assert client.stdout
-        assert b"connected" in client.stdout.readline()
-        assert b"limit" in client.stdout.readline()  # it was accepted
-        control = asking(rig)
-        async with Watch() as watch:
-            [state] = await look(watch, running(rig, TERMINATE, control))
-            await watch.settle()
-        assert watch.kinds() == [(client.pid, "unreadable")]
-        assert (state.share, memory_of(state).limit) == ("", 40 * GIB)
-        assert client.poll() is None
-        client.communicate(b"exit\n")
-
-
 async def test_closing_ends_nothing(rig: Rig, start_client: Start) -> None:
     """A client that is being ended is left as it is, and no task is left."""
     start(rig, TERMINATE)
     client = start_client()
     rig.knobs.turn("terminate_code", -1)
-    control = asking(rig)
-    async with Watch() as watch:
-        await look(watch, running(rig, TERMINATE, control))
+    async with Watch(rig, TERMINATE) as watch:
+        watch.named = {client.pid}
+        await watch.check([watch.daemon])
         await asyncio.sleep(0.3)
     assert not gone(client.pid)

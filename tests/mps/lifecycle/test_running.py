@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nodeagent.mps.lifecycle.model import (
     Adopted,
     Answered,
@@ -9,6 +11,7 @@ from nodeagent.mps.lifecycle.model import (
     DaemonPhase,
     DeadlinePassed,
     DrainRequested,
+    Event,
     Exited,
     Kill,
     NewPlan,
@@ -19,7 +22,6 @@ from nodeagent.mps.lifecycle.model import (
     Schedule,
     SetLimits,
     Spawn,
-    StartFailed,
     SweepOrphans,
     Timeout,
     Unreachable,
@@ -37,13 +39,6 @@ from tests.mps.lifecycle.conftest import (
 from tests.mps.plans import with_limits
 
 # --- to Ready -------------------------------------------------------------------------------------
-
-
-def test_down_to_starting() -> None:
-    """A plan starts it, right after a sweep, and an answer is waited for."""
-    life = Life()
-    assert life.start() == (SweepOrphans(SPEC), Spawn(1, SPEC), Schedule(5.0))
-    assert (life.phase(), life.state.pid) == (DaemonPhase.STARTING, 4711)
 
 
 def test_starting_to_limiting_to_ready() -> None:
@@ -109,13 +104,6 @@ def test_ready_to_limiting_when_limits_drift(ready: Life) -> None:
 # --- a plan that changed --------------------------------------------------------------------------
 
 
-def test_the_same_plan_disturbs_nothing(ready: Life) -> None:
-    """What fits is left alone."""
-    before = ready.state
-    assert ready.tell(NewPlan(SPEC)) == ()
-    assert ready.state == before
-
-
 def test_other_shares_with_the_same_limits_disturb_nothing(ready: Life) -> None:
     """The daemon has nothing to do: its clients are judged by them."""
     assert ready.tell(NewPlan(with_limits(SPEC, 4096, 50.0))) == ()
@@ -155,12 +143,6 @@ def test_down_to_starting_by_adoption() -> None:
         life.tell(DeadlinePassed(), after=10)
     life.tell(life.proof())
     assert life.phase() is DaemonPhase.READY
-
-
-def test_only_what_is_down_is_adopted(ready: Life) -> None:
-    """Never two processes."""
-    assert ready.tell(Adopted(OTHER_USER, 1)) == ()
-    assert ready.state.running == SPEC
 
 
 def test_what_an_earlier_process_says_is_past(ready: Life) -> None:
@@ -219,8 +201,11 @@ def test_backoff_to_failed_to_ready() -> None:
     assert life.state.failures == 0
 
 
-def test_failed_to_starting_on_request() -> None:
-    """At once, and earlier failures no longer count."""
+@pytest.mark.parametrize("event", [RetryRequested(), NewPlan(SPEC)])
+def test_failed_to_starting_on_request(event: Event) -> None:
+    """At once, and earlier failures no longer count; by a new plan, too, that wants the same here:
+    perhaps what was wrong is another thing in it.
+    """
     life = Life()
     life.start()
     for _ in range(3):
@@ -228,29 +213,8 @@ def test_failed_to_starting_on_request() -> None:
         life.tell(DeadlinePassed(), after=9.0)
     life.tell(Exited(life.state.run, "status 1", 0.1))
     assert life.phase() is DaemonPhase.FAILED
-    assert Spawn(5, SPEC) in life.tell(RetryRequested())
+    assert Spawn(5, SPEC) in life.tell(event)
     assert life.state.failures == 0
-
-
-def test_failed_to_starting_by_a_new_plan() -> None:
-    """Even one that wants the same here: perhaps what was wrong is another thing in it."""
-    life = Life()
-    life.start()
-    for _ in range(2):
-        life.tell(Exited(life.state.run, "status 1", 0.1))
-        life.tell(DeadlinePassed(), after=9.0)
-    life.tell(Exited(life.state.run, "status 1", 0.1))
-    assert life.phase() is DaemonPhase.FAILED
-    assert Spawn(4, SPEC) in life.tell(NewPlan(SPEC))
-
-
-def test_a_program_that_cannot_be_run() -> None:
-    """That is a quick failure too, reported with its reason."""
-    life = Life()
-    life.start()
-    actions = life.tell(StartFailed(1, "nvidia-cuda-mps-control is not there"))
-    assert subjects(actions) == [ReportSubject.START_FAILED]
-    assert (life.phase(), life.state.failures) == (DaemonPhase.BACKOFF, 1)
 
 
 def test_chance_shortens_the_wait() -> None:
@@ -311,13 +275,6 @@ def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
     reports = [subjects(ready.tell(Timeout(1))) for _ in range(4)]
     assert reports == [[], [ReportSubject.SILENT], [], []]
     assert ready.phase() is DaemonPhase.DRAINING
-
-
-def test_why_it_is_found_to_hang(ready: Life) -> None:
-    """Where more is known than its silence, that is reported."""
-    ready.tell(Timeout(1, "its socket is not served"))
-    ready.tell(Timeout(1, "its socket is not served"))
-    assert "in a row (its socket is not served); it is replaced" in ready.state.why
 
 
 def test_a_killed_one_is_remembered_for_what_it_did() -> None:

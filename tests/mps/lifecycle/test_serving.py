@@ -68,14 +68,6 @@ def test_a_server_that_was_never_seen(ready: Life) -> None:
     assert ready.phase() is DaemonPhase.READY
 
 
-def test_who_caused_a_fault(ready: Life) -> None:
-    """Is named where the log names it."""
-    server = Server(50, 1000, ServerStatus.FAULT, culprit=99)
-    [report] = ready.tell(ServerSeen(1, server))
-    assert isinstance(report, Report)
-    assert "server 50 had a fatal fault of client 99 and takes no client" in report.message
-
-
 def test_who_caused_a_fault_is_known_later(ready: Life) -> None:
     """Then it is reported as soon as it is known, once."""
     [report] = ready.tell(ServerSeen(1, Server(50, 1000, ServerStatus.FAULT)))
@@ -119,16 +111,6 @@ def test_limits_read_back_beside_a_faulted_server() -> None:
     life.tell(seen(life, ServerStatus.FAULT))
     life.tell(life.proof())
     assert life.phase() is DaemonPhase.FAULT
-
-
-def test_limits_read_back_beside_an_active_server() -> None:
-    """Ready, with nothing left to wait for."""
-    life = Life()
-    life.start()
-    life.tell(Answered(1))
-    life.tell(seen(life, ServerStatus.ACTIVE))
-    assert undone(life.tell(life.proof())) == []
-    assert (life.phase(), life.state.deadline) == (DaemonPhase.READY, None)
 
 
 def test_a_server_of_another_user(ready: Life) -> None:
@@ -179,7 +161,8 @@ def test_a_daemon_that_does_not_quit(ready: Life) -> None:
     """Is killed when its time is over; it has no clients."""
     ready.tell(NewPlan(None))
     ready.tell(ClientsGone(1))
-    assert Kill(1) in ready.tell(DeadlinePassed(), after=10.0)
+    actions = ready.tell(DeadlinePassed(), after=10.0)
+    assert (subjects(actions), Kill(1) in actions) == ([ReportSubject.SILENT], True)
     assert (ready.phase(), ready.state.ending) == (DaemonPhase.DRAINING, Ending.KILLING)
 
 

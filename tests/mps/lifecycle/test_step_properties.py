@@ -6,6 +6,7 @@ An observer, who knows nothing of the state machine's own counting, follows even
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import example, given, settings
@@ -51,12 +52,34 @@ from tests.mps.lifecycle.conftest import OTHER_LIMITS, OTHER_USER, POLICY, SPEC,
 
 # An event as a test draws it: `late` makes it come from an earlier process or read-back.
 Draw = tuple[str, int, bool, float]
-OF_PROCESS = ["started", "startFailed", "exited", "answered", "silent", "proof", "differ", "kept"]
-OF_SERVER = ["server", "fault", "gone", "foreign", "clientsGone"]
-WISHES = ["givenUp", "drain", "drainForce", "restart", "plan", "noPlan", "otherLimits", "otherUser"]
-OTHERS = ["retry", "adopt", "deadline"]
-OFTEN = ["exited", "answered", "proof", "proof", "deadline", "plan"] * 4
-KINDS = OF_PROCESS + OF_SERVER + WISHES + OTHERS + OFTEN
+SEEN = ServerStatus.INITIALIZING, ServerStatus.ACTIVE, ServerStatus.ACTIVE
+EVENTS: dict[str, Callable[[State, int, Draw], Event]] = {  # by the state, the run, and the draw
+    "started": lambda _, run, __: Started(run, 100 + run),
+    "startFailed": lambda _, run, __: StartFailed(run, "reason"),
+    "exited": lambda _, run, draw: Exited(run, "signal 9", draw[3]),
+    "answered": lambda _, run, __: Answered(run),
+    "silent": lambda _, run, __: Timeout(run),
+    "kept": lambda _, run, draw: Unreachable(run, f"reason {draw[1]}"),
+    "proof": lambda state, run, draw: LimitsReadBack(run, state.reading - (draw[1] == 2)),
+    "differ": lambda state, run, _: LimitsReadBack(run, state.reading, ("memory",)),
+    "server": lambda _, run, draw: ServerSeen(run, Server(50 + draw[2], 1000, SEEN[draw[1]])),
+    "fault": lambda _, run, __: ServerSeen(run, Server(50, 1000, ServerStatus.FAULT)),
+    "gone": lambda _, run, __: ServerGone(run, 50, "status 1"),
+    "foreign": lambda _, run, __: ForeignUserWaiting(run, 60, 1001),
+    "clientsGone": lambda _, run, __: ClientsGone(run),
+    "givenUp": lambda *_: DrainGivenUp(),
+    "drain": lambda _, __, draw: DrainRequested(draw[3] or None),
+    "drainForce": lambda _, __, draw: DrainRequested(draw[3], force=True),
+    "restart": lambda _, __, draw: DrainRequested(draw[3], then_start=True),
+    "plan": lambda *_: NewPlan(SPEC),
+    "noPlan": lambda *_: NewPlan(None),
+    "otherLimits": lambda *_: NewPlan(OTHER_LIMITS),
+    "otherUser": lambda *_: NewPlan(OTHER_USER),
+    "retry": lambda *_: RetryRequested(),
+    "adopt": lambda *_: Adopted(SPEC, 4711),
+    "deadline": lambda *_: DeadlinePassed(),
+}
+KINDS = [*EVENTS, *["exited", "answered", "proof", "proof", "deadline", "plan"] * 4]
 
 DRAWS = st.lists(
     st.tuples(
@@ -71,71 +94,8 @@ DRAWS = st.lists(
 
 def event_of(draw: Draw, state: State) -> Event:
     """The event drawn, in this state."""
-    kind, number, late, seconds = draw
-    run = state.run - late
-    match kind:
-        case "started":
-            return Started(run, 100 + run)
-        case "startFailed":
-            return StartFailed(run, "reason")
-        case "exited":
-            return Exited(run, "signal 9", seconds)
-        case "answered":
-            return Answered(run)
-        case "silent":
-            return Timeout(run)
-        case "kept":
-            return Unreachable(run, f"reason {number}")
-        case "proof":
-            return LimitsReadBack(run, state.reading - (number == 2))
-        case "differ":
-            return LimitsReadBack(run, state.reading, ("memory",))
-    return of_server(draw, run)
-
-
-def of_server(draw: Draw, run: int) -> Event:
-    """An event from a server or client."""
-    kind, number, late, seconds = draw
-    match kind:
-        case "server":
-            status = (ServerStatus.INITIALIZING, ServerStatus.ACTIVE, ServerStatus.ACTIVE)[number]
-            return ServerSeen(run, Server(50 + late, 1000, status))
-        case "fault":
-            return ServerSeen(run, Server(50, 1000, ServerStatus.FAULT))
-        case "gone":
-            return ServerGone(run, 50, "status 1")
-        case "foreign":
-            return ForeignUserWaiting(run, 60, 1001)
-        case "clientsGone":
-            return ClientsGone(run)
-        case "givenUp":
-            return DrainGivenUp()
-    return request_of(kind, seconds)
-
-
-def request_of(kind: str, seconds: float) -> Event:
-    """An event that comes from no process."""
-    match kind:
-        case "drain":
-            return DrainRequested(seconds or None)
-        case "drainForce":
-            return DrainRequested(seconds, force=True)
-        case "restart":
-            return DrainRequested(seconds, then_start=True)
-        case "plan":
-            return NewPlan(SPEC)
-        case "noPlan":
-            return NewPlan(None)
-        case "otherLimits":
-            return NewPlan(OTHER_LIMITS)
-        case "otherUser":
-            return NewPlan(OTHER_USER)
-        case "retry":
-            return RetryRequested()
-        case "adopt":
-            return Adopted(SPEC, 4711)
-    assert kind == "deadline"
-    return DeadlinePassed()
+    kind, _, late, _ = draw
+    return EVENTS[kind](state, state.run - late, draw)
 
 
 @dataclass
