@@ -23,15 +23,14 @@ COPY nodeagent nodeagent
 # Of the Kubernetes client the agent uses what reads a kubeconfig (nodeagent/cluster/client/
 # credentials.py). Its API groups and their objects, which it loads one by one when they are asked
 # for, are 76 of the 137 MB of all packages, and nothing here asks for them: they are left out. So
-# are packages that others ask for and nothing here leads to: rich's for source code and Markdown,
-# and time zones, which are Debian's.
+# are time zones, which others ask for and which are Debian's.
 RUN python -m pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/nodeagent/bin/pip install --no-index --no-deps --no-compile /wheels/*.whl \
- && /opt/nodeagent/bin/pip uninstall --yes pygments markdown-it-py mdurl tzdata setuptools pip \
+ && /opt/nodeagent/bin/pip uninstall --yes tzdata setuptools pip \
  && find /opt/nodeagent/lib -regex '.*/kubernetes/\(aio/\)?client/\(api\|models\)/[^/]*\.py' \
       ! -name __init__.py -delete \
  && /opt/nodeagent/bin/python -m compileall -q /opt/nodeagent/lib \
- && /opt/nodeagent/bin/python -c 'import nodeagent.cluster.client.access, kubernetes.aio.config, rich.live'
+ && /opt/nodeagent/bin/python -c 'import nodeagent.cluster.client.access, kubernetes.aio.config'
 
 FROM ${PYTHON}
 ARG PYTHON

@@ -94,11 +94,7 @@ def _main(argv: list[str] | None) -> int:
 
 def _begin_process(command: str) -> None:
     """Go on from `__main__`, by the command; the agent unblocks signals where it can end well."""
-    if command == "run":
-        # structlog loads rich where there is one, for tracebacks that the agent does not paint:
-        # 3 MiB for as long as it runs.
-        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # None: not to be found
-    else:
+    if command != "run":
         gc.set_threshold(200_000)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     gc.enable()

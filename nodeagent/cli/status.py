@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,14 +151,15 @@ def _redraw(address: AgentAddress, gpu: str | None, output: Output) -> None:
 
     last: object = None
     more = f"nodeagent status --gpu {gpu} shows all"
-    with screen() as show:
+    with screen(sys.stdout) as show:
         for status, failure in _answers(address, gpu):
             width, height = output.width, output.height
             page = failure or _page(address, status, gpu, width, height)
             if (page, width, height) != last:
                 last = page, width, height
                 fitting = at_most(page, height, width, keep=2, more=more)
-                show(output.drawable(wrapped(fitting, width)))
+                rows = wrapped(fitting, width)
+                show(output.drawable(rows[:height]))
 
 
 def _answers(address: AgentAddress, gpu: str | None) -> Iterator[tuple[Json, tuple[Line, ...]]]:

@@ -1,52 +1,51 @@
-"""Pages in colour, and pages that follow changes: the only module that knows rich."""
+"""Pages in colour, and pages that take the whole terminal, in the codes that all terminals know."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from typing import TextIO
 
 from nodeagent.terminal.page import Line, Tone
 
+_BOLD, _DIM, _STRUCK = "1", "2", "9"
+_RED, _GREEN, _YELLOW, _CYAN = "31", "32", "33", "36"
 _STYLES = {
-    Tone.PLAIN: "",
-    Tone.TITLE: "bold",
-    Tone.DIM: "dim",
-    Tone.STAYS: "green",
-    Tone.NEW: "bold cyan",
-    Tone.GOES: "red strike",
-    Tone.IN_USE: "bold yellow",
-    Tone.GOOD: "green",
-    Tone.WARNING: "yellow",
-    Tone.BAD: "bold red",
+    Tone.TITLE: _BOLD,
+    Tone.DIM: _DIM,
+    Tone.STAYS: _GREEN,
+    Tone.NEW: f"{_BOLD};{_CYAN}",
+    Tone.GOES: f"{_STRUCK};{_RED}",
+    Tone.IN_USE: f"{_BOLD};{_YELLOW}",
+    Tone.GOOD: _GREEN,
+    Tone.WARNING: _YELLOW,
+    Tone.BAD: f"{_BOLD};{_RED}",
 }
+_OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # and its cursor
+_CLEARED = "\x1b[H\x1b[J"
 
 
 def painted(lines: Iterable[Line]) -> str:
     """The lines with the terminal's colour codes, each ended by a newline."""
-    console = Console(force_terminal=True, highlight=False, soft_wrap=True, emoji=False)
-    with console.capture() as capture:
-        console.print(_text(lines), end="")
-    return capture.get()
+    return "".join("".join(_painted(*span) for span in spans) + "\n" for spans in lines)
+
+
+def _painted(text: str, tone: Tone) -> str:
+    return f"\x1b[{_STYLES[tone]}m{text}\x1b[0m" if text and tone in _STYLES else text
 
 
 @contextmanager
-def screen() -> Iterator[Callable[[Iterable[Line]], None]]:
-    """The whole terminal for one page after the other, by a call each; restored at the end.
+def screen(terminal: TextIO) -> Iterator[Callable[[Iterable[Line]], None]]:
+    """The whole terminal for one page after the other, by a call each; restored at the end."""
 
-    A line that is too long is cut off.
-    """
-    with Live(screen=True, auto_refresh=False, vertical_overflow="crop") as live:
-        yield lambda lines: live.update(_text(lines), refresh=True)
+    def show(lines: Iterable[Line]) -> None:
+        # No newline at the end, which would move the page up.
+        terminal.write(_CLEARED + painted(lines).removesuffix("\n"))
+        terminal.flush()
 
-
-def _text(lines: Iterable[Line]) -> Text:
-    text = Text(no_wrap=True)
-    for spans in lines:
-        for span in spans:
-            text.append(span.text, style=_STYLES[span.tone])
-        text.append("\n")
-    return text
+    terminal.write(_OTHER_SCREEN)
+    try:
+        yield show
+    finally:
+        terminal.write(_FIRST_SCREEN)
+        terminal.flush()

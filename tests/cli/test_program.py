@@ -154,7 +154,6 @@ def test_settings_in_the_environment_hold_for_one_shot_commands(
 SLOW = {
     "aiohttp",
     "structlog",
-    "rich",
     "psutil",
     "pydantic",
     "kubernetes",
