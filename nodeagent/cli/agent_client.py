@@ -1,15 +1,17 @@
-"""Asks the running agent, over its Unix socket or its TCP address."""
+"""Asks the running agent, over its Unix socket or its TCP address.
+
+A request of HTTP/1.0 and its answer are read here: to import Python's client takes longer than the
+rest of `nodeagent status`.
+"""
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.errors import NodeagentError
@@ -20,8 +22,11 @@ _Answer = TypeVar("_Answer")
 _Json = TypeVar("_Json", dict[str, Any], list[Mapping[str, Any]])
 
 _SOCKET = "agent.sock"  # below run.dir
+_OK = 200
 _TIMEOUT = 5.0  # seconds for the agent to answer
-_MAX_ANSWER = 16 << 20  # bytes of an answer, since any program may listen there
+# Since any program may listen there.
+_MAX_ANSWER = 16 << 20  # bytes
+_MAX_LINE, _MAX_HEADERS = 1 << 16, 100
 
 
 class AgentUnreachable(NodeagentError):
@@ -55,6 +60,30 @@ def agent_address(options: Namespace) -> AgentAddress:
     return AgentAddress(socket, Address(listen.host or "127.0.0.1", listen.port))
 
 
+class _NoHttp(Exception):
+    """What answers is no HTTP; the message says what it is."""
+
+
+class _Response(NamedTuple):
+    """An answer of which the body is still to be read."""
+
+    status: int
+    reason: str
+    length: int | None  # bytes, where the head says how many
+    body: BinaryIO
+
+    def read(self, most: int) -> bytes:
+        """The first bytes, at most so many; raises ConnectionResetError where it ends too early."""
+        wanted = most if self.length is None else min(most, self.length)
+        found = self.body.read(wanted)
+        if self.length is not None and len(found) < wanted:  # as when the agent is killed
+            raise _CutOff
+        return found
+
+
+_CutOff = ConnectionResetError("its answer ended in the middle")
+
+
 def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
     """The JSON that the agent answers to GET.
 
@@ -73,26 +102,20 @@ def get_text(address: AgentAddress, path: str, most: int) -> bytes:
 
     Raises AgentUnreachable or NodeagentError.
     """
-    return _asked(address, path, lambda connection: connection.getresponse().read(most))
+    return _asked(address, path, lambda answer: answer.read(most))
 
 
-def _asked(
-    address: AgentAddress, path: str, read: Callable[[http.client.HTTPConnection], _Answer]
-) -> _Answer:
-    tcp = http.client.HTTPConnection(*address.tcp, timeout=_TIMEOUT)
+def _asked(address: AgentAddress, path: str, read: Callable[[_Response], _Answer]) -> _Answer:
     refusals: list[OSError] = []
-    for connection in (_SocketConnection(address.socket), tcp) if address.socket else (tcp,):
-        with closing(connection):
-            try:
-                connection.request("GET", path, headers={"Accept": "application/json"})
-                return read(connection)
-            except OSError as error:
-                refusals.append(error)
-            except http.client.IncompleteRead:  # as when the agent is killed
-                refusals.append(ConnectionResetError("its answer ended in the middle"))
-            except http.client.HTTPException as error:
-                message = f"the program at {address} is not nodeagent: {error!r}"
-                raise NodeagentError(message) from None
+    for where in (address.socket, address.tcp) if address.socket else (address.tcp,):
+        try:
+            with _connected(where) as connection, _exchange(connection, "GET", path) as stream:
+                return read(_response(stream))
+        except OSError as error:
+            refusals.append(error)
+        except _NoHttp as error:
+            message = f"the program at {address} is not nodeagent: {error}"
+            raise NodeagentError(message) from None
     raise _unreachable(address, refusals)
 
 
@@ -105,23 +128,21 @@ def post(
     """
     if address.socket is None:
         raise NodeagentError("changes go over the agent's Unix socket", remedy="give --run-dir")
-    with closing(_SocketConnection(address.socket)) as connection:
+    try:
+        connection = _connected(address.socket)
+    except OSError as error:
+        raise _unreachable(AgentAddress(address.socket, Address("", 0)), [error]) from None
+    with connection:
         try:
-            connection.connect()
-        except OSError as error:
-            raise _unreachable(AgentAddress(address.socket, Address("", 0)), [error]) from None
-        try:
-            connection.sock.settimeout(patience)
-            connection.request(
-                "POST", path, json.dumps(body), headers={"Content-Type": "application/json"}
-            )
-            return _object(connection)
+            connection.settimeout(patience)
+            with _exchange(connection, "POST", path, json.dumps(body).encode()) as stream:
+                return _object(_response(stream))
         except TimeoutError:
             raise NodeagentError(
                 f"the agent has not answered for {patience:g} s; it is still working on it",
                 remedy="see nodeagent mps status",
             ) from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, _NoHttp) as error:
             raise NodeagentError(
                 f"the agent at {address.socket} ended before it answered ({error})",
                 remedy="see its log, and nodeagent mps status",
@@ -140,27 +161,61 @@ def _unreachable(address: AgentAddress, refusals: list[OSError]) -> AgentUnreach
     )
 
 
-class _SocketConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
-
-
-def _json(connection: http.client.HTTPConnection, kind: type[_Json], words: str) -> _Json:
-    """The answer, which has to be of this kind, `words`."""
-    response = connection.getresponse()
-    # Of a known length it is read whole: one that ends before is an agent's that was killed.
-    most = None if response.length is not None and response.length <= _MAX_ANSWER else _MAX_ANSWER
+def _connected(where: Path | Address) -> socket.socket:
+    """A connection to the agent's Unix socket or TCP address; raises OSError."""
+    if isinstance(where, Address):
+        return socket.create_connection(where, _TIMEOUT)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        answer = parse_json(response.read(most))
+        connection.settimeout(_TIMEOUT)
+        connection.connect(str(where))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _exchange(connection: socket.socket, method: str, path: str, body: bytes = b"") -> BinaryIO:
+    """Send a request; gives what is answered. Of HTTP/1.0, so that no answer comes in chunks."""
+    head = [f"{method} {path} HTTP/1.0", "Host: localhost", "Accept: application/json"]
+    if body:
+        head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
+    return connection.makefile("rb")
+
+
+def _response(stream: BinaryIO) -> _Response:
+    """The head of an answer; raises OSError and _NoHttp."""
+    version, _, rest = _line(stream).partition(" ")
+    status, _, reason = rest.partition(" ")
+    if not version.startswith("HTTP/1.") or len(status) != 3 or not status.isdecimal():
+        raise _NoHttp("it does not answer in HTTP")
+    length = ""
+    for _ in range(_MAX_HEADERS):
+        name, _, value = _line(stream).partition(":")
+        if not name:
+            return _Response(
+                int(status), reason, int(length) if length.isdecimal() else None, stream
+            )
+        if name.casefold() == "content-length":
+            length = value.strip()
+    raise _NoHttp(f"its answer has more than {_MAX_HEADERS} headers")
+
+
+def _line(stream: BinaryIO) -> str:
+    line = stream.readline(_MAX_LINE)
+    if not line.endswith(b"\n"):
+        raise _NoHttp("it does not answer in HTTP") if len(line) == _MAX_LINE else _CutOff
+    return line.decode("latin-1").rstrip("\r\n")
+
+
+def _json(response: _Response, kind: type[_Json], words: str) -> _Json:
+    """The answer, which has to be of this kind, `words`."""
+    try:
+        answer = parse_json(response.read(_MAX_ANSWER))
     except ValueError:
         answer = None
-    if response.status != http.client.OK:
+    if response.status != _OK:
         refusal = answer if isinstance(answer, dict) else {}
         plain = f"the agent answered {response.status} {response.reason}"
         raise AgentRefused(
@@ -174,5 +229,5 @@ def _json(connection: http.client.HTTPConnection, kind: type[_Json], words: str)
     return answer
 
 
-def _object(connection: http.client.HTTPConnection) -> Mapping[str, Any]:
-    return _json(connection, dict, "a JSON object")
+def _object(response: _Response) -> Mapping[str, Any]:
+    return _json(response, dict, "a JSON object")
