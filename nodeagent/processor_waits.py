@@ -101,7 +101,7 @@ class Stopwatch:
         """The seconds that count since the last look."""
         now = self._clock()
         waited = max(self._waits.lap() if self._waits else 0.0, now - self._due)
-        if self._waits is None and now > self._at:
+        if self._waits is None and self._due > self._at:  # not at the first look, at the beginning
             self._waits = ProcessorWaits()
         counted = max(now - self._at - max(waited, 0.0), 0.0)
         self._at = self._due = now

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.processor_waits import AnswerTime
+from nodeagent.processor_waits import AnswerTime, Stopwatch
 from tests.agent_environment import agent_environment
 
 CALL = """
@@ -36,7 +36,7 @@ asyncio.run(main())
 
 JUDGE = """
 import os, time
-from nodeagent.telemetry.scarcity import Scarcity
+from nodeagent.telemetry.sampling_service import Scarcity
 
 os.nice(19)
 scarcity = Scarcity(window=0.5)
@@ -101,6 +101,16 @@ def test_a_driver_call_is_not_late_while_this_process_waits(function: str, *, ha
     done = run_starved(CALL.replace("{function}", function))
     assert ("did not return within 0.5 s" in done.stderr) is hangs, done.stderr
     assert done.returncode == hangs
+
+
+async def test_a_wait_that_is_over_soon_reads_nothing_of_the_kernel() -> None:
+    """An idle agent makes some calls of the driver each second, which take no time."""
+    spent = Stopwatch(limit=30.0)
+    spent.look()
+    spent.next(0.1)
+    assert spent._waits is None
+    spent.look()
+    assert spent._waits is not None
 
 
 def test_who_had_no_processor_is_not_late() -> None:
