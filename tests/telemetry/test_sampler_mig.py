@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pynvml
 import pytest
@@ -14,6 +15,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from tests.gpu.steps_of import create, destroy, disable, laid_out
 from tests.telemetry.sampler_rig import (
     ACTIVE,
+    ALL_EACH_TIME,
     FB_USED,
     POWER,
     UTILISATION,
@@ -138,6 +140,39 @@ async def test_an_instance_that_another_program_destroyed() -> None:
             sampled = await sampler.round()
     assert set(parts(sampled, FB_USED)) == {(0, "1g.10gb", gpu.instances[1].id)}
     assert len(sampled.slices[gpu.uuid]) == 1
+    assert not sampled.problems
+
+
+@pytest.mark.parametrize("now", ["the same", "another", "none"])
+async def test_a_handle_that_may_be_of_another_instance(
+    now: str, known: Driver, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call is answered as if the handle were wrong: whose it is is asked, and where it is not of
+    the same instance any more, all instances are read anew, and count as new.
+    """
+    gpu = await laid_out(known, 0, at0="3g.40gb")
+    sampler = sampler_of(known, rows(FB_USED), intervals=ALL_EACH_TIME)
+    (before,) = (await sampler.round()).slices[gpu.uuid]
+    node.inject("nvmlDeviceGetMemoryErrorCounter", error="INVALID_ARGUMENT")
+    function = "nvmlDeviceGetGpuInstanceId"
+    # The first answer is for the layout, which is looked up with what is read seldom.
+    right, others = getattr(pynvml.nvmlLib, function), [0, int(now == "another")]
+
+    def answered(device: object, number: Any) -> int:
+        code = int(right(device, number))
+        number._obj.value += others.pop(0) if others else 0
+        return code
+
+    if now == "none":
+        node.inject(function, error="NOT_FOUND", skip=1)
+    else:
+        monkeypatch.setitem(pynvml._nvmlGetFunctionPointer_cache, function, answered)
+    sampled = await sampler.round()
+    (after,) = sampled.slices[gpu.uuid]
+    assert isinstance(before.entity, Slice)
+    assert isinstance(after.entity, Slice)
+    assert after.entity.generation - before.entity.generation == (now != "the same")
+    assert set(parts(sampled, FB_USED)) == {(0, "3g.40gb", before.entity.id)}
     assert not sampled.problems
 
 
