@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.cluster.client.presence import is_in_cluster
-from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
-from nodeagent.gpu.process_details import ProcessDetails
 
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.device_users import FinishedAmong, Recorded
@@ -36,6 +34,8 @@ def make_driver(
     """
     simulated, processes = simulated_smi is not None, None
     if not simulated:
+        from nodeagent.gpu.process_details import ProcessDetails
+
         processes = ProcessDetails()
     return Driver(
         observe_deadline=settings.driver.observe_deadline,
@@ -58,6 +58,8 @@ def _sources(
     simulated: bool,
 ) -> Iterator[UsageSource]:
     if not simulated:
+        from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
+
         yield CapabilityUsers(UsageProbe().read, deadline=settings.driver.observe_deadline)
     if settings.kubelet.use == "never" or (simulated and settings.kubelet.use == "auto"):
         return  # as it would say itself; but most commands can do without importing it

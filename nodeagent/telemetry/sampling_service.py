@@ -9,6 +9,7 @@ over.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -24,12 +25,12 @@ from nodeagent.health.readings import Answer
 from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.catalogue import Field, TextField
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.processor_waits import ProcessorWaits
 from nodeagent.settings import SampleSettings
 from nodeagent.signals import Signal
 from nodeagent.telemetry.process_reader import ProcessReader
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
-from nodeagent.telemetry.scarcity import Scarcity
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +41,9 @@ _BUSY_INTERVAL = 0.3  # seconds between looks for a moment at which a GPU that w
 _FIRST = 0.1  # seconds between looks whether the driver was started
 _PASSING = 3  # samples of what is read seldom, for which a reader may fail
 _PROCESSES = 5.0  # seconds at least between two lists of processes
+# Shares of the time for which the agent waits for a processor.
+_SCARCE, _ENOUGH = 0.5, 0.25
+_SHOWN_FOR = 10  # windows with enough, since each change of the Node's status is a write
 
 
 class SamplingService:
@@ -220,3 +224,29 @@ def _publish(signal: Signal[_Found], found: _Found) -> None:
         signal.publish(found)
     except Exception:  # a fault of ours; the next reading may go well
         log.exception("the readings of the GPUs cannot be used")
+
+
+class Scarcity:
+    """Judges whether the agent itself is short of processor time, by what the kernel counts, each
+    time that `window` seconds are over.
+    """
+
+    def __init__(self, window: float = 30.0) -> None:
+        self._window = window
+        self._waits: ProcessorWaits | None = None
+        self._since = 0.0  # in real time, as the kernel counts
+        self._shown_for = 0  # more such windows
+
+    def problem(self) -> Problem | None:
+        """Called again and again."""
+        now = time.perf_counter()
+        if self._waits is None:
+            self._waits, self._since = ProcessorWaits(), now
+        elif now - self._since >= self._window:
+            share = self._waits.share()
+            if share >= _SCARCE:
+                self._shown_for = _SHOWN_FOR
+            elif share < _ENOUGH:
+                self._shown_for = max(self._shown_for - 1, 0)
+            self._since = now
+        return Problem.of(Code.STARVED) if self._shown_for > 0 else None
