@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from nodeagent.health.findings import Severity
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, InstanceReading, Silence
 from nodeagent.plan.steps import ResetGpu, SetMigMode
@@ -11,14 +13,21 @@ from nodeagent.structs import replace
 from tests.app.health_rig import ECC, LEFT, NODE, RIGHT, Rig
 from tests.health.rig import GPU, gpu
 
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> Rig:
+    """Loaded, and the node was observed."""
+    made = Rig(tmp_path)
+    await made.part.load()
+    made.see()
+    return made
+
+
 # --- findings -------------------------------------------------------------------------------------
 
 
-async def test_a_finding_is_reported_with_the_pods_it_hit(tmp_path: Path) -> None:
+async def test_a_finding_is_reported_with_the_pods_it_hit(rig: Rig) -> None:
     """It is in the state and in an Event of its GPU, and it is a change; its end as well."""
-    rig = Rig(tmp_path)
-    await rig.part.load()
-    rig.see()
     rig.xid(95, instance=2)
     (finding,) = rig.part.state.findings
     assert (finding.severity, finding.place.placement) == (Severity.UNHEALTHY, RIGHT)
@@ -38,11 +47,8 @@ async def test_a_finding_is_reported_with_the_pods_it_hit(tmp_path: Path) -> Non
     )
 
 
-async def test_what_is_measured_comes_and_goes(tmp_path: Path) -> None:
+async def test_what_is_measured_comes_and_goes(rig: Rig) -> None:
     """A reading that changes nothing is not reported."""
-    rig = Rig(tmp_path)
-    await rig.part.load()
-    rig.see()
     for _ in range(3):
         rig.take(gpu(ecc_uncorrected=ECC))
     assert rig.causes() == ["eccUncorrected"]
@@ -52,11 +58,8 @@ async def test_what_is_measured_comes_and_goes(tmp_path: Path) -> None:
     assert [kind for kind, _ in rig.reported()] == ["GpuUnhealthy", "GpuRecovered"]
 
 
-async def test_a_storm_of_xids_is_counted_and_reported_once_a_minute(tmp_path: Path) -> None:
+async def test_a_storm_of_xids_is_counted_and_reported_once_a_minute(rig: Rig) -> None:
     """Neither the log of events nor the cluster is filled with it."""
-    rig = Rig(tmp_path)
-    await rig.part.load()
-    rig.see()
     for _ in range(50):
         rig.xid(43)
     assert rig.part.state.xids[0].count == 50
@@ -69,11 +72,8 @@ async def test_a_storm_of_xids_is_counted_and_reported_once_a_minute(tmp_path: P
 # --- what the agent itself does -------------------------------------------------------------------
 
 
-async def test_a_reset_by_the_agent_ends_what_it_mends(tmp_path: Path) -> None:
+async def test_a_reset_by_the_agent_ends_what_it_mends(rig: Rig) -> None:
     """At once, and not with the next reading; one that failed ends nothing."""
-    rig = Rig(tmp_path)
-    await rig.part.load()
-    rig.see()
     rig.xid(95)
     step = ResetGpu(GPU, "for MIG")
     rig.part.begin_step(step)
@@ -83,11 +83,8 @@ async def test_a_reset_by_the_agent_ends_what_it_mends(tmp_path: Path) -> None:
     assert rig.causes() == []
 
 
-async def test_only_a_foreign_change_of_mig_is_news(tmp_path: Path) -> None:
+async def test_only_a_foreign_change_of_mig_is_news(rig: Rig) -> None:
     """NVML reports the agent's own as well, a moment late; another GPU's are foreign."""
-    rig = Rig(tmp_path)
-    await rig.part.load()
-    rig.see()
 
     def change(at: float, uuid: str = GPU) -> None:
         event = GpuEvent(GpuEventKind.FOREIGN_MIG_CHANGE, uuid, at)
@@ -110,11 +107,8 @@ async def test_only_a_foreign_change_of_mig_is_news(tmp_path: Path) -> None:
     assert rig.causes() == ["migChanged", "migChanged"]
 
 
-async def test_a_change_that_comes_after_its_step_failed_is_no_news(tmp_path: Path) -> None:
+async def test_a_change_that_comes_after_its_step_failed_is_no_news(rig: Rig) -> None:
     """Its call may be in the driver until the GPU is observed again; until then nothing else is."""
-    rig = Rig(tmp_path)
-    await rig.part.load()
-    rig.see()
     step = SetMigMode(GPU, True, "the plan asks for it")
     rig.part.begin_step(step)
     rig.part.end_step(step, done=False)
@@ -127,11 +121,8 @@ async def test_a_change_that_comes_after_its_step_failed_is_no_news(tmp_path: Pa
     assert rig.causes() == ["migChanged"]
 
 
-async def test_a_change_that_is_heard_late_is_no_news(tmp_path: Path) -> None:
+async def test_a_change_that_is_heard_late_is_no_news(rig: Rig) -> None:
     """While the wait for events hung the agent was at work; NVML does not say when it was."""
-    rig = Rig(tmp_path)
-    await rig.part.load()
-    rig.see()
     step, began = SetMigMode(GPU, True, "the plan asks for it"), rig.uptime
     rig.part.begin_step(step)
     rig.part.end_step(step, done=True)
@@ -145,11 +136,8 @@ async def test_a_change_that_is_heard_late_is_no_news(tmp_path: Path) -> None:
 # --- fences ---------------------------------------------------------------------------------------
 
 
-async def test_a_sick_slice_is_fenced(tmp_path: Path) -> None:
+async def test_a_sick_slice_is_fenced(rig: Rig) -> None:
     """As it was observed, with the devices on it."""
-    rig = Rig(tmp_path)
-    await rig.part.load()
-    rig.see()
     rig.take(
         gpu(
             instances=(InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3)),
@@ -165,11 +153,8 @@ async def test_a_sick_slice_is_fenced(tmp_path: Path) -> None:
     assert rig.part.held == {GPU}
 
 
-async def test_a_gpu_that_is_bound_while_no_event_is_heard(tmp_path: Path) -> None:
+async def test_a_gpu_that_is_bound_while_no_event_is_heard(rig: Rig) -> None:
     """It is asked again after a while, for only that can end the finding."""
-    rig = Rig(tmp_path)
-    await rig.part.load()
-    rig.see()
     rig.take(gpu(answer=Answer(Silence.UNBOUND, rig.uptime, "taken off")))
     assert rig.part.held == {GPU}
     rig.uptime += 301.0

@@ -12,7 +12,6 @@ from types import FrameType
 
 from nodeagent.plan.problems import Code as ProblemCode
 from nodeagent.simulation import simulated
-from nodeagent.simulation.codes import Code
 from tests.acceptance.metrics_rig import SOON, Watched, parsed, reported, running
 from tests.machine_load import stretched
 from tests.rig import open_driver
@@ -147,23 +146,6 @@ async def test_a_lost_gpu_is_exported_no_more() -> None:
                 series = parsed(watched.text())
                 assert reported(series, "DCGM_FI_DEV_GPU_TEMP", UUID=second)
                 assert set(reported(series, "nodeagent_reader_success", UUID=first)) == {0}
-
-
-async def test_a_field_that_one_gpu_refuses_is_missing_there_only() -> None:
-    """The rest of that GPU is exported as before."""
-    with simulated("t4:2") as node:
-        node.inject("nvmlDeviceGetPowerUsage", gpu=0, error=Code.UNKNOWN, times=None)
-        node.inject("nvmlDeviceGetFieldValues", gpu=0, error=Code.UNKNOWN, times=None)
-        async with open_driver() as driver:
-            first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
-            watched = Watched(driver)
-            async with running(watched):
-                await _until_exported(watched, f'DCGM_FI_DEV_POWER_USAGE{{gpu="1",UUID="{second}"')
-                await watched.sampled(2)
-                series = parsed(watched.text())
-    assert not reported(series, "DCGM_FI_DEV_POWER_USAGE", UUID=first)
-    assert reported(series, "DCGM_FI_DEV_GPU_TEMP", UUID=first)
-    assert reported(series, "DCGM_FI_DEV_POWER_USAGE", UUID=second)
 
 
 async def test_names_and_labels_as_they_are_set() -> None:
