@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,15 @@ import pytest
 from nodeagent.processor_waits import AnswerTime, Stopwatch
 from tests.agent_environment import agent_environment
 
+# Beside another process that never waits, on one processor, and the nicer one of the two.
+STARVED = """
+import os, subprocess, sys, time
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+"""
 CALL = """
-import asyncio, os, time
+import asyncio
 from nodeagent.gpu.workers import Worker, current
 
 def at_work():
@@ -29,13 +33,15 @@ async def main():
     worker = Worker("GPU 3")
     await worker.call(os.getpid, what="beginning", deadline=30)
     await worker.call({function}, what="asking it", deadline=0.5)
-    os._exit(0)
 
-asyncio.run(main())
+try:
+    asyncio.run(main())
+except Exception as error:
+    print(error, flush=True)
+other.kill()
+os._exit(0)
 """
-
 JUDGE = """
-import os, time
 from nodeagent.telemetry.sampling_service import Scarcity
 
 os.nice(19)
@@ -47,6 +53,7 @@ while time.monotonic() < end:
 print(scarcity.problem().code)
 time.sleep(0.6)
 print(scarcity.problem().code)
+other.kill()
 while scarcity.problem():
     time.sleep(0.1)
 print("over", flush=True)
@@ -57,38 +64,24 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@contextmanager
-def one_busy_processor() -> Iterator[None]:
-    """Where this process and those that it starts are beside another that never waits."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
-            try:
-                yield
-            finally:
-                other.kill()
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def run_starved(program: str) -> subprocess.CompletedProcess[str]:
-    """A Python program that makes itself the nicer one of the two."""
-    with one_busy_processor():
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            env=agent_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+def run_starved(program: str) -> str:
+    """What the program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARVED + program],
+        env=agent_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_too_little_processor_time_is_a_problem_of_its_own() -> None:
     """While the agent waits for most of the time, and for a while after, so that it does not
     flicker.
     """
-    assert run_starved(JUDGE).stdout.splitlines() == ["Starved", "Starved", "over"]
+    assert run_starved(JUDGE).splitlines() == ["Starved", "Starved", "over"]
 
 
 @pytest.mark.parametrize(
@@ -98,9 +91,8 @@ def test_a_driver_call_is_not_late_while_this_process_waits(function: str, *, ha
     """One that works, and gets the processor for a small part of the time, is no hang; one that
     hangs is.
     """
-    done = run_starved(CALL.replace("{function}", function))
-    assert ("did not return within 0.5 s" in done.stderr) is hangs, done.stderr
-    assert done.returncode == hangs
+    said = run_starved(CALL.replace("{function}", function))
+    assert ("did not return within 0.5 s" in said) is hangs, said
 
 
 async def test_a_wait_that_is_over_soon_reads_nothing_of_the_kernel() -> None:

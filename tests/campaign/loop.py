@@ -13,7 +13,7 @@ from typing import Any
 from tests.campaign import processes
 from tests.campaign.clock import CLOCK, Killed, turn_of_this_thread
 
-_GLANCE = 0.0005  # real seconds between looks whether other processes are done
+_GLANCE = 0.002  # real seconds between looks whether other processes are done
 _TICK = 1e-6  # seconds: what a timer takes at least, as on any clock that goes on by itself
 MAX_TURNS = 200_000  # of the loop without any time passing: it would go on for ever
 

@@ -74,7 +74,7 @@ def run(parser: Parser, numbers: range, seed: str, folder: Path) -> Figures:
     found = Figures()
     collecting = gc.isenabled()
     gc.disable()
-    gc.freeze()  # what was there before is not looked through again and again
+    gc.freeze()  # what was there before is not looked through again and again, nor after this run
     with suppress(OSError):  # from here on the highest is what it is now
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     try:
@@ -83,7 +83,6 @@ def run(parser: Parser, numbers: range, seed: str, folder: Path) -> Figures:
                 gc.collect()
             _read(parser, number, input_of(parser, seed, number), folder, found)
     finally:
-        gc.unfreeze()
         if collecting:
             gc.enable()
     return found
