@@ -52,13 +52,13 @@ FAULTS: Faults = {  # for days in one process
             "        found += run.soft_failures\n",
         ),
         Edit(
-            "reconcile/reconciler.py",
-            "    after = {gpu.after.uuid: gpu.after for gpu in outcome.gpus}\n",
-            "    after = {gpu.after.uuid: gpu.plan.after for gpu in outcome.gpus}\n",
+            "reconcile/owner.py",
+            "        self._keep(*(gpu.after for gpu in outcome.gpus))\n",
+            "        self._keep(*(gpu.plan.after for gpu in outcome.gpus))\n",
         ),
         Edit(
             "reconcile/reconciler.py",
-            '            self.control.wake("the GPUs were changed")\n',
+            '            self.control.wake("a GPU was changed since it was read back")\n',
             "            pass\n",
         ),
     ),
@@ -125,11 +125,11 @@ FAULTS: Faults = {  # for days in one process
     ),
     "a wait for another plan goes on after the change": (
         Edit(
-            "reconcile/change_hooks.py",
-            "        for task in both:\n"
-            "            task.cancel()\n"
-            "        await asyncio.gather(*both, return_exceptions=True)\n",
-            "        preparing.cancel()\n",
+            "reconcile/reconciler.py",
+            "            for task in both:\n"
+            "                task.cancel()\n"
+            "            await asyncio.gather(*both, return_exceptions=True)\n",
+            "            preparing.cancel()\n",
         ),
     ),
     "the thread of a driver that is shut down stays": (
