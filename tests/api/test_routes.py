@@ -1,16 +1,19 @@
-"""The HTTP surface, over a real listener: each answer as described, the end."""
+"""The HTTP surface, over a real listener: each answer as described, the status, the events."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 from aiohttp import ClientSession, UnixConnector
 
+from nodeagent.api.answers import RenderedStatus
 from nodeagent.api.limits import TCP_LIMITS
 from nodeagent.api.listening import listen
 from nodeagent.api.openapi import DESCRIPTION
@@ -147,3 +150,158 @@ async def test_a_taken_address_is_reported_in_a_sentence() -> None:
         with pytest.raises(NodeagentError, match=r"cannot listen on 127\.0\.0\.1"):
             async with listen(served.answers, "127.0.0.1", port, served.refusals):
                 pass
+
+
+class Node:
+    """A node whose state is a number; to look at it takes a fifth of `seconds`, the rest goes into
+    rendering, in virtual time.
+    """
+
+    def __init__(self, seconds: float = 0.005) -> None:
+        self.now = 0.0
+        self.seconds = seconds
+        self.state = 1
+        self.rendered = 0
+        self.status = RenderedStatus(self._look, self._report, lambda: self.now)
+
+    def _look(self) -> int:
+        self.now += self.seconds / 5
+        return self.state
+
+    def _report(self, state: int, gpu: str | None) -> dict[str, Any] | None:
+        self.now += self.seconds * 4 / 5
+        self.rendered += 1
+        return {"state": state} if gpu in (None, "GPU-1") else None
+
+    def shown(self, gpu: str | None = None) -> int:
+        page = self.status.page(gpu)
+        assert page is not None
+        return int(json.loads(page.body)["state"])
+
+
+def test_a_state_is_rendered_once() -> None:
+    """However often it is requested; separately for one GPU, and None for an unknown GPU. A page
+    of one GPU grows no older than the one of all.
+    """
+    node = Node()
+    for _ in range(1000):
+        assert node.shown() == node.shown("GPU-1") == 1
+        node.now += 0.01
+    assert node.rendered == 2
+    assert node.status.page("GPU-none") is None
+    node.state += 1
+    node.now += 0.2
+    assert node.shown() == node.shown("GPU-1") == 2
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.0005, 0.11), (0.001, 0.11), (0.005, 0.55)])
+def test_a_state_that_changes_all_the_time_is_never_old_and_costs_little(
+    seconds: float, most: float
+) -> None:
+    """Asked 500 times a second for 10 s, while it changes each time: a hundredth of the time goes
+    into rendering, or what it costs to be no older than 0.1 s.
+    """
+    node, oldest = Node(seconds), 0.0
+    changed = {node.state: node.now}
+    while node.now < 10:
+        node.state += 1
+        changed[node.state] = node.now
+        next_change = changed.get(node.shown() + 1, node.now)
+        oldest = max(oldest, node.now - next_change)
+        node.now += 0.002
+    assert node.rendered * seconds < most
+    assert oldest < 0.11
+
+
+async def test_clients_that_have_it_already_get_no_more() -> None:
+    """By its tag; compressed where that is accepted, with the same text in it."""
+    async with api() as served:
+        url = f"{served.base}/v1/status"
+        async with served.session.get(url) as answer:
+            assert answer.headers["Content-Encoding"] == "gzip"
+            tag, found = answer.headers["ETag"], await answer.json()
+        plain = served.session.get(url, headers={"Accept-Encoding": "identity"})
+        async with plain as answer:
+            assert "Content-Encoding" not in answer.headers
+            body = await answer.read()
+        assert json.loads(body) == found
+        page = served.answers.status(None)
+        assert page is not None
+        assert gzip.decompress(page.zipped) == body
+        async with served.session.get(url, headers={"If-None-Match": tag}) as answer:
+            assert (answer.status, await answer.read()) == (304, b"")
+
+
+async def test_events_of_the_last_hour() -> None:
+    """With why, the numbers, and how often; a stream begins with them."""
+    async with api() as served:
+        for seconds in (0.25, 0.5):
+            why, facts = "not in the plan", {"seconds": seconds}
+            served.events.add(EventType.STEP_FAILED, "it did not go", reason=why, facts=facts)
+        _, [event] = await served.get("/v1/events?within=3600")
+        assert (event["severity"], event["reason"]) == ("warning", "not in the plan")
+        assert (event["facts"], event["count"], event["first"]) == ({"seconds": 0.5}, 2, 1)
+        assert event["since"] <= event["time"]
+        assert await served.get("/v1/events?within=0") == (200, [])
+        status, refused = await served.get("/v1/events?within=1h")
+        assert (status, refused["error"]) == (
+            400,
+            'within is a whole number of seconds, not "1h"',
+        )
+        headers = {"Accept": "text/event-stream"}
+        address = f"{served.base}/v1/events?within=3600"
+        async with served.session.get(address, headers=headers) as answer:
+            assert await read_events(answer, 1) == [event]
+
+
+def test_every_type_is_explained() -> None:
+    """In the section about them."""
+    page = Path("docs/operations.md").read_text(encoding="utf-8")
+    section = page.split("## What was decided and why\n")[1].split("\n## ")[0]
+    named = {*re.findall(r"`([A-Z][A-Za-z]+)`", section.split("| of | types |")[1])}
+    assert named == {kind.value for kind in EventType}
+
+
+async def read_events(answer: Any, count: int) -> list[dict[str, Any]]:
+    """The next events of a stream."""
+    events: list[dict[str, Any]] = []
+    async with asyncio.timeout(stretched(30)):
+        while len(events) < count:
+            line = (await answer.content.readline()).decode()
+            if line.startswith("data: "):
+                events.append(json.loads(line.removeprefix("data: ")))
+    return events
+
+
+async def test_events_as_a_stream() -> None:
+    """A follower gets the events from now on."""
+    async with api() as served:
+        served.events.add(EventType.STARTED, "before")
+        headers = {"Accept": "text/event-stream"}
+        async with served.session.get(f"{served.base}/v1/events", headers=headers) as answer:
+            assert answer.content_type == "text/event-stream"
+            assert (await answer.content.readline()).startswith(b":")
+            served.events.add(EventType.APPLIED, "after")
+            assert [e["message"] for e in await read_events(answer, 1)] == ["after"]
+
+
+async def test_a_cut_stream_goes_on_where_it_ended() -> None:
+    """With the id of the last event received, none is missed and none comes twice."""
+    async with api() as served:
+        for number in range(1, 4):
+            served.events.add(EventType.APPLIED, str(number))
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": "1"}
+        async with served.session.get(f"{served.base}/v1/events", headers=headers) as answer:
+            assert [e["message"] for e in await read_events(answer, 2)] == ["2", "3"]
+
+
+async def test_followers_do_not_hold_up_the_end() -> None:
+    """When the log is closed the streams end, and so does the listener."""
+    async with api() as served:
+        headers = {"Accept": "text/event-stream"}
+        answer = await served.session.get(f"{served.base}/v1/events", headers=headers)
+        await answer.content.readline()
+        served.events.close()
+        async with asyncio.timeout(stretched(30)):
+            assert b"data" not in await answer.content.read()
+        answer.close()

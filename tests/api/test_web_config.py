@@ -1,16 +1,26 @@
-"""Prometheus' web-config file: what it may say, and what is refused instead of left out."""
+"""Prometheus' web-config file: what it may say; passwords, and how slow guessing is."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import itertools
 import os
 import ssl
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import bcrypt
 import pytest
 
+from nodeagent.api.limits import RequestLimits
+from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from nodeagent.api.web_config import read_web_config
 from nodeagent.errors import UsageError
 from tests.cluster.client.test_access import certificate
+from tests.machine_load import stretched
 
 _DIGEST = "a" * 21 + "e" + "a" * 31  # the last letter of the salt has two bits
 HASH = f"$2y$04${_DIGEST}"
@@ -140,3 +150,165 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         _read(tmp_path, tls).tls.context()
     with pytest.raises(UsageError, match=r"missing.yaml cannot be read"):
         read_web_config(tmp_path / "missing.yaml")
+
+
+LIMITS = RequestLimits(password_pause=0.0)
+USERS = {"prometheus": bcrypt.hashpw(b"right:one", bcrypt.gensalt(4))}
+
+
+def _basic(text: bytes) -> str:
+    return "Basic " + base64.b64encode(text).decode()
+
+
+RIGHT = _basic(b"prometheus:right:one")
+HEADERS: tuple[tuple[str, bool], ...] = (
+    (RIGHT, True),
+    (RIGHT.replace("Basic", "bAsIc"), True),
+    (_basic(b"prometheus:wrong"), False),
+    (_basic(b"prometheus:"), False),
+    (_basic(b"nobody:right:one"), False),
+    (_basic(b"prometheus"), False),
+    (_basic(b"prometheus:" + b"x" * 100), False),
+    (_basic(b"prometheus:right\0one"), False),
+    (_basic(b"\xff:right:one"), False),
+    ("Basic ?", False),
+    ("Bearer x", False),
+    ("", False),
+)
+
+
+async def test_who_is_let_in() -> None:
+    """Only a known name with its own password; anything else is a no, never an error."""
+    for header, accepted in HEADERS:
+        assert await PasswordCheck(USERS, LIMITS).accepts(header) is accepted, header
+
+
+@pytest.mark.parametrize("kind", [b"2a", b"2b", b"2y"])
+async def test_hashes_of_every_kind_count(kind: bytes) -> None:
+    """htpasswd writes $2y$, Python $2b$, older tools $2a$."""
+    hashed = b"$" + kind + USERS["prometheus"].removeprefix(b"$2b")
+    assert await PasswordCheck({"p": hashed}, LIMITS).accepts(_basic(b"p:right:one"))
+
+
+class Hashing:
+    """Stands for bcrypt: records its calls, and answers when the test allows it."""
+
+    def __init__(self) -> None:
+        self.calls: list[bytes] = []
+        self.go_on = threading.Event()
+
+    def __call__(self, password: bytes, hashed: bytes) -> bool:
+        self.calls.append(password)
+        self.go_on.wait(stretched(30))
+        return password == b"right:one" and hashed == USERS["prometheus"]
+
+    async def begun(self, count: int) -> None:
+        async with asyncio.timeout(stretched(30)):
+            while len(self.calls) < count:
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def hashing() -> Iterator[Hashing]:
+    """Its threads end with the test."""
+    made = Hashing()
+    yield made
+    made.go_on.set()
+
+
+def _asking(check: PasswordCheck, password: bytes, peer: str = "") -> asyncio.Task[bool]:
+    return asyncio.create_task(check.accepts(_basic(b"prometheus:" + password), peer))
+
+
+async def test_a_right_password_is_hashed_once(hashing: Hashing) -> None:
+    """A client that asks every few seconds costs one check, until its user has another hash."""
+    hashing.go_on.set()
+    check = PasswordCheck(USERS, LIMITS, hashing)
+    for _ in range(3):
+        assert await check.accepts(RIGHT)
+    assert hashing.calls == [b"right:one"]
+    check.users = {"prometheus": b"another"}
+    assert not await check.accepts(RIGHT)
+    assert len(hashing.calls) == 2
+
+
+async def test_a_hash_that_is_replaced_meanwhile_lets_nobody_in(hashing: Hashing) -> None:
+    """What was compared with the former hash proves nothing of the new one, nor of no user."""
+    check = PasswordCheck(USERS, LIMITS, hashing)
+    for users in ({"prometheus": b"another"}, {"other": b"another"}):
+        check.users = USERS
+        asking = _asking(check, b"right:one", str(users))
+        await hashing.begun(len(hashing.calls) + 1)
+        check.users = users
+        hashing.go_on.set()
+        await asking
+        assert not await check.accepts(RIGHT)
+        hashing.go_on.clear()
+        check = PasswordCheck(USERS, LIMITS, hashing)
+
+
+async def test_an_address_has_one_password_in_line(hashing: Hashing) -> None:
+    """Also after its client left, so that reconnecting makes guessing no quicker; clients with the
+    same password get one answer, and other addresses wait for their turn.
+    """
+    check = PasswordCheck(USERS, LIMITS, hashing)
+    gone = _asking(check, b"guess", "guesser")
+    await hashing.begun(1)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    for guess in (b"another", b"right:one"):
+        with pytest.raises(TooManyAsk):
+            await _asking(check, guess, "guesser")
+    same = _asking(check, b"guess", "guesser")
+    others = [_asking(check, b"right:one", peer) for peer in ("user", "user")]
+    await asyncio.sleep(0.01)
+    assert hashing.calls == [b"guess"]
+    hashing.go_on.set()
+    assert await asyncio.gather(same, *others) == [False, True, True]
+    assert hashing.calls == [b"guess", b"right:one"]
+    assert await check.accepts(RIGHT, "guesser")
+
+
+async def test_the_line_is_bounded(hashing: Hashing) -> None:
+    """The agent keeps no more than it can check soon. What waits is given up with the listener."""
+    check = PasswordCheck(USERS, RequestLimits(passwords=2), hashing)
+    asking = [_asking(check, b"right:one", str(n)) for n in range(3)]
+    await hashing.begun(1)
+    with pytest.raises(TooManyAsk):
+        await asking[2]
+    await check.close()
+    ended = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(each) for each in ended[:2]] == [asyncio.CancelledError] * 2
+
+
+@pytest.mark.virtual_time
+async def test_a_wrong_password_is_answered_after_a_pause(hashing: Hashing) -> None:
+    """An address learns one answer in so many seconds; a right one is answered at once."""
+    hashing.go_on.set()
+    check = PasswordCheck(USERS, RequestLimits(password_pause=100.0), hashing)
+    now = asyncio.get_running_loop().time
+    began = now()
+    assert await check.accepts(RIGHT)
+    assert now() < began + 50
+    for guesses in (1, 2):
+        assert not await check.accepts(_basic(b"prometheus:%d" % guesses))
+        assert now() >= began + 100 * guesses
+
+
+async def test_hashing_rests_for_as_long_as_it_took() -> None:
+    """Half a core at most, whatever it costs and however many guess."""
+    checks: list[tuple[float, float, float]] = []
+
+    def compare(password: bytes, hashed: bytes) -> bool:
+        began, used = time.monotonic(), time.thread_time()
+        while time.thread_time() - used < 0.01:
+            pass
+        checks.append((began, time.thread_time() - used, time.monotonic()))
+        return False
+
+    check = PasswordCheck(USERS, LIMITS, compare)
+    asking = [_asking(check, b"%d" % n, str(n)) for n in range(4)]
+    assert not any(await asyncio.gather(*asking))
+    assert len(checks) == 4
+    for (_, cost, ended), (began, _, _) in itertools.pairwise(checks):
+        assert began - ended >= cost

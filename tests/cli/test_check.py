@@ -1,4 +1,4 @@
-"""`nodeagent check`."""
+"""What `nodeagent check` says of the machine, its GPUs, and the files that settings name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.cli.checks import machine
+from nodeagent.cli.checks import PreflightFinding, machine
+from nodeagent.cli.checks.files import health_findings, metrics_findings
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
+from nodeagent.settings import load_settings
 from nodeagent.structs import replace
 from tests.processes.real import running
 
-ENABLED = "version: v1\ngpus: [{devices: all, mig: enabled}]\n"
-
 if TYPE_CHECKING:
     from tests.cli.conftest import Ended, Program
+
+
+ENABLED = "version: v1\ngpus: [{devices: all, mig: enabled}]\n"
 
 
 def _check(program: Program, *words: str | Path) -> tuple[Ended, dict[str, Any]]:
@@ -238,3 +241,87 @@ def test_a_gpu_that_never_answered_is_named_nevertheless(h100: Program) -> None:
     h100.on("simulate", "fault", "--lost", "0")
     _, found = _check(h100)
     assert found["gpu 0"]["message"].startswith("the GPU does not answer")
+
+
+# --- files that settings name ----------------------------------------------------------------------
+
+
+def _health_found(*, simulated: bool = False, **settings: Path) -> dict[str, tuple[str, str]]:
+    variables = {f"NODEAGENT_HEALTH_{name.upper()}": str(path) for name, path in settings.items()}
+    health = load_settings(Path("/dev/null"), variables, {}).health
+    return {f.check: (f.level, f.message) for f in health_findings(health, simulated=simulated)}
+
+
+def test_the_kernel_log(tmp_path: Path) -> None:
+    """Its absence is a warning, for NVML reports XIDs, too; a simulated node has no own one."""
+    os.mkfifo(tmp_path / "kmsg")
+    level, message = _health_found(kernel_log=tmp_path / "kmsg")["kernel log"]
+    assert (level, message) == ("ok", f"{tmp_path}/kmsg can be read")
+    level, message = _health_found(kernel_log=tmp_path / "none")["kernel log"]
+    assert level == "warning"
+    assert "No such file" in message
+    (tmp_path / "kern.log").touch()
+    level, message = _health_found(kernel_log=tmp_path / "kern.log")["kernel log"]
+    assert (level, message) == (
+        "warning",
+        f"{tmp_path}/kern.log is a plain file, not the kernel's own log",
+    )
+    assert _health_found(simulated=True) == {}
+    assert "kernel log" in _health_found(simulated=True, kernel_log=tmp_path / "kmsg")
+
+
+def test_the_table_of_xids(tmp_path: Path) -> None:
+    """One with which the agent would not start is an error, which leads to the line."""
+    table = tmp_path / "xids.yaml"
+    table.write_text("version: v1\nxids:\n- {xid: 63, class: gpuReset}\n")
+    assert _health_found(simulated=True, xids=table)["table of XIDs"][0] == "ok"
+    table.write_text("version: v1\nxids:\n- {xid: 63, class: gpuRest}\n")
+    level, message = _health_found(simulated=True, xids=table)["table of XIDs"]
+    assert level == "error"
+    assert "line 3" in message
+
+
+def _metrics_found(**settings: object) -> list[PreflightFinding]:
+    variables = {f"NODEAGENT_METRICS_{name.upper()}": str(v) for name, v in settings.items()}
+    return list(metrics_findings(load_settings(Path("/dev/null"), variables, {}).metrics))
+
+
+def test_nothing_is_said_of_files_that_are_not_named() -> None:
+    """The default needs no file."""
+    assert _metrics_found() == []
+
+
+def test_the_file_of_counters(tmp_path: Path) -> None:
+    """What can be exported is counted, and each line that cannot is a warning with its number."""
+    file = tmp_path / "counters.csv"
+    file.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, x\nDCGM_FI_DEV_GPU_TEMPP, gauge, x\n")
+    good, bad = _metrics_found(counters=file)
+    assert (good.level, good.message) == (
+        "ok",
+        f"{file} has 1 fields that can be exported",
+    )
+    assert bad.level == "warning"
+    assert bad.message.startswith("line 2: ")
+    assert "DCGM_FI_DEV_GPU_TEMP" in bad.remedy
+
+
+def test_a_file_of_counters_that_cannot_be_used(tmp_path: Path) -> None:
+    """Missing, or without a line that counts: an error."""
+    (missing,) = _metrics_found(counters=tmp_path / "none.csv")
+    (tmp_path / "empty.csv").write_text("# nothing\n")
+    (empty,) = _metrics_found(counters=tmp_path / "empty.csv")
+    assert (missing.level, empty.level) == ("error", "error")
+    assert "No such file" in missing.message
+
+
+def test_the_web_config_file(tmp_path: Path) -> None:
+    """Accepted, refused with what is wrong, or of no use without a listener."""
+    file = tmp_path / "web.yml"
+    file.write_text("basic_auth_users: {}\n")
+    (idle,) = _metrics_found(web_config=file)
+    (good,) = _metrics_found(web_config=file, listen="127.0.0.1:0")
+    file.write_text("tls_server_config: {cert_file: none.crt, key_file: none.key}\n")
+    (bad,) = _metrics_found(web_config=file, listen="127.0.0.1:0")
+    assert [f.level for f in (idle, good, bad)] == ["warning", "ok", "error"]
+    assert good.message == f"{file}: no TLS, no passwords"
+    assert "none.crt" in bad.message

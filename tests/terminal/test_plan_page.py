@@ -1,4 +1,4 @@
-"""Pages of plans, beyond what is recorded of every board and state."""
+"""Lines and pictures, and pages of plans beyond what is recorded of every board and state."""
 
 from __future__ import annotations
 
@@ -17,12 +17,60 @@ from nodeagent.plan.plan import (
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
 from nodeagent.structs import replace
-from nodeagent.terminal.page import plain_text
+from nodeagent.terminal.colour import painted
+from nodeagent.terminal.page import (
+    BLANK,
+    Span,
+    Tone,
+    in_ascii,
+    line,
+    plain_text,
+    wrapped,
+)
 from nodeagent.terminal.plan_page import outcome_page, plan_page
+from nodeagent.terminal.slices import Cell, bar, fold
 from tests.plan.daemons import A
 
 if TYPE_CHECKING:
     from tests.terminal.conftest import Gpus
+
+
+def test_ascii_replaces_what_a_terminal_may_not_know() -> None:
+    """Boxes survive where only ASCII does."""
+    assert plain_text(in_ascii([line("┌─┬─┐│└┴┘…█·")])) == "+-+-+|+++~#.\n"
+
+
+def test_painted_text_says_the_same_as_plain_text() -> None:
+    """Colours add codes and change no character, and end where their piece of text does."""
+    lines = [line(Span("end it ", Tone.BAD), Span("", Tone.DIM), "y"), line(Span("x", Tone.GOES))]
+    assert painted(lines) == "\x1b[1;31mend it \x1b[0my\n\x1b[9;31mx\x1b[0m\n"
+
+
+def test_long_lines_are_broken_at_blanks() -> None:
+    """No row is too wide, no word and no tone is lost, and what follows a break stands in."""
+    found = wrapped([line("  run ", Span("kubectl drain gpu-node-7", Tone.BAD), " now")], 16)
+    assert plain_text(found) == "  run kubectl\n    drain\n    gpu-node-7\n    now\n"
+    bad = "".join(span.text for spans in found for span in spans if span.tone is Tone.BAD)
+    assert bad == "kubectldraingpu-node-7"
+    assert plain_text(wrapped([BLANK, line("a" * 10)], 4)) == "\naaaa\n  aa\n  aa\n  aa\n"
+
+
+def test_long_names_go_on_in_the_next_row() -> None:
+    """An attribute moves below the profile when both do not fit side by side."""
+    assert fold("1g.10gb+me", 7) == ("1g.10gb", "+me")
+    assert fold("1g.10gb+me", 10) == ("1g.10gb+me",)
+    assert fold("3 x 1c.3g.40gb", 10) == ("3 x", "1c.3g.40gb")
+
+
+def test_what_does_not_fit_at_all_is_visibly_cut() -> None:
+    """A name that is cut ends in an ellipsis, so that it is not taken for another."""
+    assert fold("1c.3g.40gb", 6) == ("1c.3g…",)
+
+
+def test_all_rows_of_a_bar_have_the_same_width() -> None:
+    """Labels of different lengths do not bend the picture."""
+    drawn = plain_text(bar([Cell(0, 1, ("1g.10gb+me.all", "x")), Cell(1, 1, ())], 2, 30))
+    assert len({len(row) for row in drawn.splitlines()}) == 1
 
 
 def _page(*gpus: Gpu) -> str:

@@ -1,13 +1,19 @@
-"""What `nodeagent status` says first, and of the node's cluster."""
+"""What `nodeagent status` says first, and that a large node fits on one screen."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeagent.terminal.page import Line, Tone, plain_text
+from nodeagent.simulation import simulated
+from nodeagent.structs import replace
+from nodeagent.terminal.page import Line, Tone, plain_text, wrapped
 from nodeagent.terminal.status_page import status_page
+from nodeagent.views.node_state import NodeState, Phase, Reading
+from nodeagent.views.status_report import status_json
+from tests.rig import Rig, running
 
 SERVER = "https://api:6443"
 SINCE = "2030-01-02T03:04:05.000Z"
@@ -146,3 +152,101 @@ def test_what_the_headline_says_is_not_said_again() -> None:
         "It is in use by pid 4711.\n  End it.\n  in the plan: gpus[0].mig\n"
         "node gpu-7  Blocked\nno plan\n\n! the disk is full\n  make room\n"
     )
+
+
+GPUS = 8
+BLOCKED = {"time": "2026-01-02T03:04:05.678Z", "type": "Blocked", "message": "in use by " * 30}
+CLAIM = {"namespace": "team", "phase": "Ready", "pods": [], "problems": []}
+
+
+def _status(state: NodeState, *, claims: int = 0) -> dict[str, Any]:
+    """As the agent gives it, with what its sampler and other services add."""
+    gpus = state.observed.gpus
+    read: dict[tuple[str, int | None], Reading] = {
+        (gpu.uuid, None): Reading(37.0, 64, 412.3, 5 << 30) for gpu in gpus
+    }
+    found = status_json(replace(state, readings=read))
+    assert found is not None
+    held = [
+        {**CLAIM, "name": f"c{n}", "devices": [{"gpu": gpus[n].uuid, "device": "gpu"}]}
+        for n in range(claims)
+    ]
+    daemons = [{"device": gpu.uuid, "gpu": gpu.index, "state": "Ready"} for gpu in gpus[:claims]]
+    return {**found, "claims": held, "mps": daemons}
+
+
+def _fitting(status: dict[str, Any], width: int, height: int) -> list[str]:
+    """The rows of the page, which are not too many, with a row for each GPU."""
+    page = status_page(status, width, height, [BLOCKED] * 500)
+    rows = plain_text(wrapped(page, width)).splitlines()
+    assert len(rows) <= height, "\n".join(rows)
+    assert max(map(len, rows)) <= width
+    shown = [row for row in rows if row[4:6] == " │"]
+    assert [int(row[:3]) for row in shown] == list(range(GPUS)), "\n".join(rows)
+    assert "nodeagent status --gpu N" in " ".join(" ".join(rows).split())  # what is left out
+    return rows
+
+
+async def test_eight_gpus_with_56_slices_fit_on_a_screen(tmp_path: Path) -> None:
+    """In 40 rows of 100 columns, whatever their state; the GPUs are shown on lower ones too."""
+    with simulated(f"h100-80gb:{GPUS}") as node:
+        async with running(Rig(tmp_path)) as rig:
+            rig.offer("{1g.10gb: 7}")
+            await rig.settle(Phase.IN_SYNC)
+            idle = _status(rig.state)
+            for gpu in rig.state.observed.gpus:
+                for number, (_, device) in enumerate(gpu.mig_devices()):
+                    node.occupy(device.uuid, command=f"train-{gpu.index}-{number}")
+            await rig.round()
+            busy = _status(rig.state, claims=GPUS)
+            rig.offer("{3g.40gb: 2}")
+            await rig.settle(Phase.BLOCKED)
+            blocked = _status(rig.state)
+            node.lose(GPUS - 1)
+            await rig.round()
+            lost = _status(rig.state, claims=3)
+    for status in (idle, busy, blocked, lost):
+        for size in ((100, 40), (80, 40), (120, 60), (80, 24), (80, 16)):
+            _fitting(status, *size)
+    seen = "\n".join(_fitting(idle, 100, 40))
+    assert "GPUs 0-7  8 x NVIDIA H100 80GB HBM3" in seen
+    assert seen.count("│1g ·") == 56
+    assert " 37%  5.0/79.6   64C   412W" in seen
+    seen = "\n".join(_fitting(busy, 100, 40))
+    assert seen.count("│1g █") == 56
+    assert "1 Ready       1" in seen
+    assert "GPU 7  used by train-7-0, train-7-1" in seen
+    rows = _fitting(blocked, 100, 40)
+    assert "train-0-" in rows[0] + rows[1]  # the worst comes first
+    assert any(row.startswith("! gpus[0].mig") for row in rows)
+    assert any(" more: nodeagent status -o json" in row for row in rows)
+    assert any(row.startswith("GPU 0  used by") for row in rows)
+    assert any(row.startswith("last hour: 500 events; ") for row in rows)
+    assert any(row.startswith("  7! │") and "?" in row for row in _fitting(lost, 100, 40))
+
+
+@pytest.mark.parametrize("users", [1, 3])
+def test_a_gpu_without_mig_has_its_memory_and_users(users: int) -> None:
+    """In its row, and each user in a line."""
+    gpu = {
+        "index": 0,
+        "uuid": "GPU-0",
+        "name": "Tesla T4",
+        "memory": {"used": 3 << 30, "total": 15 << 30},
+        "free": {},
+        "users": [{"pid": 4711 + n, "command": f"serve-{n}"} for n in range(users)],
+    }
+    page = plain_text(status_page({"phase": "NoPlan", "gpus": [gpu]}, 80, 40))
+    who = "serve-0" if users == 1 else "3 users"
+    assert f"  0  │no MIG on this card: {who} ██" in page
+    assert "│  3.0/15.0\n" in page
+    assert f"GPU 0  GPU: pid {4710 + users} (serve-{users - 1})\n" in page
+
+
+def test_what_python_runs_tells_its_processes_apart() -> None:
+    """The script or module stands by the name; in the row it stands for the process."""
+    user = {"pid": 4711, "command": "python3", "script": "train.py", "user": 1000}
+    gpu = {"index": 0, "uuid": "GPU-0", "free": {}, "users": [user]}
+    page = plain_text(status_page({"phase": "NoPlan", "gpus": [gpu]}, 80, 40))
+    assert "  0  │no MIG on this card: train.py ██" in page
+    assert "\nGPU 0  GPU: pid 4711 (python3 train.py) of user 1000\n" in page
