@@ -96,18 +96,6 @@ async def test_changes_are_refused_over_tcp(path: str) -> None:
     assert doing.asked == []
 
 
-async def test_a_listener_beside_the_socket_changes_nothing(tmp_path: Path) -> None:
-    """The same agent takes it over its socket and refuses it over TCP."""
-    doing, daemon = Doing(), await _daemon()
-    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (served, session):
-        assert (await post(served.session, served.base + RESTART, {"device": "1"}))[0] == 403
-        assert doing.asked == []
-        status, answer = await post(session, RESTART, {"device": "1"})
-        assert status == 200
-        assert_described(RESTART, 200, answer, "post")
-    assert doing.asked == [("restart", daemon.device, False), ("done", "restart")]
-
-
 @pytest.mark.parametrize(
     ("body", "asked"),
     [

@@ -20,9 +20,6 @@ from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.routes import create_app
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
-from nodeagent.views.node_state import NodeState
-from nodeagent.views.shapes import Cluster, ClusterProblem
-from nodeagent.views.status_report import status_json
 from tests.api.serving import api, assert_described
 from tests.machine_load import stretched
 
@@ -43,28 +40,6 @@ async def test_every_answer_is_as_described() -> None:
             status, body = await served.get(path)
             assert status == 200
             assert_described(path, 200, body)
-
-
-@pytest.mark.parametrize(
-    "cluster",
-    [
-        Cluster(server="https://api:6443", reachable=True, registered=True),
-        Cluster(
-            server="https://api:6443",
-            reachable=False,
-            registered=False,
-            since="2030-01-02T00:00:00.000Z",
-            problem=ClusterProblem(message="no", remedy="do"),
-        ),
-    ],
-)
-def test_the_cluster_in_the_status_is_as_described(cluster: Cluster) -> None:
-    """Whether all is well or nothing is, and no key of it is undescribed."""
-    status = status_json(NodeState("node-a", "annotation", cluster=cluster))
-    assert status is not None
-    assert_described("/v1/status", 200, status)
-    described = DESCRIPTION["components"]["schemas"]["Cluster"]["properties"]
-    assert status["cluster"].keys() <= described.keys()
 
 
 async def test_the_description_lists_exactly_the_routes() -> None:

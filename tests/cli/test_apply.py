@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.gpu.kernel import boot_id
-from nodeagent.reconcile.writer_lock import writer_lock
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.state_file import directory_beside
 from tests.claims.machine import Home, laid_out, pool_of
@@ -128,15 +127,6 @@ def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
         out, err = process.communicate(timeout=stretched(30))
     assert (process.returncode, err) == (0, ""), "".join(lines) + out
     assert any("failed   destroy 1g.10gb at 5" in said for said in lines)
-
-
-def test_a_second_writer_is_turned_away(h100: Program) -> None:
-    """While an agent or another apply holds the node, nothing is done; the holder is named."""
-    with writer_lock(h100.state.with_name("node.json.writer.lock")):
-        refused = h100.on("apply", "-f", h100.plan(SPLIT))
-    assert refused.code == 1
-    assert "already changes this node's GPUs" in refused.err
-    assert "mig: disabled" in h100.on("export").out
 
 
 _PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

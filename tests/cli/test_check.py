@@ -98,12 +98,6 @@ def test_another_owner_on_this_machine(h100: Program) -> None:
     assert "nvidia-mig-manager is running" in found["other owners"]["message"]
 
 
-def test_no_other_owner_is_well(tmp_path: Path) -> None:
-    """One line says that it was looked at."""
-    found = machine.owner_findings({8: ("/bin/sh",)}, tmp_path)
-    assert [f.level for f in found] == ["ok"]
-
-
 def test_fabric_manager_matters_only_with_switches(tmp_path: Path) -> None:
     """No hint without evidence; a warning when the switches are there and it is not."""
     commands: dict[int, tuple[str, ...]] = {8: ("/bin/sh",)}
@@ -243,7 +237,7 @@ def test_a_gpu_that_never_answered_is_named_nevertheless(h100: Program) -> None:
     assert found["gpu 0"]["message"].startswith("the GPU does not answer")
 
 
-# --- files that settings name ----------------------------------------------------------------------
+# --- files that settings name ---------------------------------------------------------------------
 
 
 def _health_found(*, simulated: bool = False, **settings: Path) -> dict[str, tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,8 +28,6 @@ def test_another_drivers_spelling_is_shown(h100: Program) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("version: v1\nversion: v1\ngpus: []\n", "version"),
-        ("[", ""),
         ("", "empty"),
         ("\x00\x01", ""),
         ("a" * (1 << 20), ""),
@@ -117,29 +114,3 @@ def test_an_export_describes_the_node(form: str, h100: Program) -> None:
     assert h100.on("assert", "-f", path).code == 0
     fresh = ("--simulate", "h100-80gb:2", "-f", path)
     assert h100("apply", *fresh).code == 0
-
-
-def test_profiles_with_bad_options_is_code_2(program: Program) -> None:
-    """Both names of boards and the state file's boards must agree."""
-    program.node("t4:1")
-    assert program.on("profiles", "--simulate", "t4:2").code == 2
-
-
-def test_json_output_is_json_alone(h100: Program) -> None:
-    """Every command that answers in JSON writes one document and nothing else."""
-    path = h100.plan(SPLIT)
-    for words in (
-        ("plan", "-f", path),
-        ("apply", "-f", path),
-        ("assert", "-f", path),
-        ("export",),
-        ("profiles",),
-        ("check",),
-        ("simulate", "boards"),
-        ("simulate", "occupy", "0:4"),
-        ("simulate", "release"),
-        ("simulate", "fault", "nvmlInit*", "UNKNOWN"),
-        ("simulate", "fault", "--clear"),
-        ("simulate", "reboot"),
-    ):
-        assert isinstance(json.loads(h100.on(*words, "-o", "json").out), dict), words

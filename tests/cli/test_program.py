@@ -260,10 +260,8 @@ def test_it_says_where_to_look(program: Program) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("--listen", "nowhere"),
         ("--drift", "ignore"),
         ("--resync", "0"),
-        ("--parallel", "many"),
         ("--simulate", "h100:1"),
         ("--settings", "/nowhere/settings.yaml"),
     ],

@@ -22,35 +22,6 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Program
 
 
-def test_the_node_is_drawn(program: Program) -> None:
-    """What needs a hand with its remedy, slices to scale and their states, users with their pod."""
-    with answering(json.dumps(STATUS).encode()) as (where, _):
-        shown = program("status", "--listen", where)
-    assert (shown.code, shown.err) == (0, "")
-    assert (
-        shown.out
-        == f"""\
-node gpu-node-0  Blocked
-plan sha256:0123456789ab from file, seen 2026-01-02T03:04:05.678Z
-
-! GPU 1 is unhealthy
-! something is in use
-  end it
-more: nodeagent explain InUse
-
-GPU 0  NVIDIA H100 80GB HBM3
-GPU 1  unnamed GPU
-GPU  SLICES
-  0  │1g.10gb×│{" " * 26}│3g.40gb {"█" * 27}│
-  1! │does not answer {"?" * 55}│
-     █ in use  × half made  ? not known  ! not healthy  one GPU in full: nodeagent status --gpu N
-
-GPU 0  3g.40gb at 4: pid 4711 (train) of pod ml/job-1, 2 GiB used
-GPU 0  room for 3 x 1g.10gb or 1 x 2g.20gb
-"""
-    )
-
-
 def test_one_gpu_is_drawn_in_full(program: Program) -> None:
     """By index or UUID, also as JSON: its slices as boxes, users, devices; nothing of others."""
     answer = {**STATUS, "message": "GPU 1 has none of it"}
@@ -136,15 +107,6 @@ def test_the_last_hour_is_explained(program: Program) -> None:
     assert full.endswith(f"\nlast hour\n{whole}")
 
 
-def test_what_the_headline_says_of_a_gpu_is_said_once(program: Program) -> None:
-    """Also where one GPU is shown in full."""
-    headline = {"severity": "warning", "text": "Something is in use.", "remedy": "End it."}
-    with answering(json.dumps({**STATUS, "headline": headline}).encode()) as (where, _):
-        shown = program("status", "--gpu", "0", "--listen", where).out
-    assert shown.startswith("Something is in use.\n  End it.\nnode gpu-node-0  Blocked\n")
-    assert "! something" not in shown
-
-
 def test_a_gpu_that_is_not_there_is_code_2(program: Program) -> None:
     """With those that are."""
     with answering(json.dumps(STATUS).encode()) as (where, _):
@@ -174,15 +136,6 @@ def test_json_is_passed_through(program: Program) -> None:
     with answering(json.dumps(answer).encode()) as (where, _):
         assert program("status", "--listen", where, "-o", "json").json == answer
         assert yaml.safe_load(program("status", "--listen", where, "-o", "yaml").out) == answer
-
-
-def test_the_socket_is_asked_first(program: Program) -> None:
-    """An agent that listens only on its Unix socket in `run.dir` is found."""
-    path = program.directory / "agent.sock"
-    with answering(json.dumps(STATUS).encode(), path=path):
-        shown = program("status", "--run-dir", program.directory)
-    assert shown.code == 0
-    assert "gpu-node-0" in shown.out
 
 
 def test_settings_say_where_the_agent_is(program: Program) -> None:
@@ -380,43 +333,12 @@ CLAIM: dict[str, Any] = {
 SERVED = {**STATUS, "claims": [CLAIM]}
 
 
-def test_claims_are_listed(program: Program) -> None:
-    """What they have, and what is in the way of their end."""
-    with answering(json.dumps(SERVED).encode()) as (where, _):
-        shown = program("claims", "--listen", where)
-    assert (shown.code, shown.err) == (0, "")
-    assert (
-        shown.out
-        == """\
-CLAIM         PHASE      AGE  PODS       GPU  DEVICE     UUID   CLAIM UID
-team/trainer  Releasing    -  trainer-0    0  3g.40gb@4  MIG-0  0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b
-
-! claim team/trainer is used by pid 4711
-  end it
-"""
-    )
-
-
 def test_programs_get_what_the_agent_says(program: Program) -> None:
     """As `/v1/status` has it, also keys of a later version, and nothing else of the node."""
-    answer = {**SERVED, "claims": [{**CLAIM, "later": 1}]}
+    answer = {**SERVED, "claims": [{**CLAIM, "later": 1}], "lessOffered": []}
     with answering(json.dumps(answer).encode()) as (where, _):
         found = program("claims", "--listen", where, "-o", "json").json
-    assert found == {key: answer[key] for key in ("node", "observedAt", "claims")}
-
-
-def test_why_a_gpu_offers_less_is_shown(program: Program) -> None:
-    """With the remedy: below the claims, and on the status page among what needs a hand, once."""
-    why = {"code": "ResetRequired", "gpu": "GPU-0", "message": "MIG mode is off", "remedy": "reset"}
-    answer = {**SERVED, "lessOffered": [why]}
-    lines = "! less is offered to claims: MIG mode is off\n"
-    with answering(json.dumps(answer).encode()) as (where, _):
-        assert program("claims", "--listen", where).out.endswith(f"{lines}  reset\n")
-        assert program("claims", "--listen", where, "-o", "json").json["lessOffered"] == [why]
-        page = program("status", "--listen", where).out
-    assert page.count(f"\n{lines}  reset\n") == 1
-    with answering(json.dumps({**answer, "problems": [why]}).encode()) as (where, _):
-        assert "less is offered" not in program("status", "--listen", where).out
+    assert found == {key: answer[key] for key in ("node", "observedAt", "claims", "lessOffered")}
 
 
 def test_the_status_page_has_claims_at_their_devices(program: Program) -> None:

@@ -16,7 +16,6 @@ from nodeagent.plan.plan import (
 )
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
-from nodeagent.structs import replace
 from nodeagent.terminal.colour import painted
 from nodeagent.terminal.page import (
     BLANK,
@@ -28,7 +27,7 @@ from nodeagent.terminal.page import (
     wrapped,
 )
 from nodeagent.terminal.plan_page import outcome_page, plan_page
-from nodeagent.terminal.slices import Cell, bar, fold
+from nodeagent.terminal.slices import fold
 from tests.plan.daemons import A
 
 if TYPE_CHECKING:
@@ -55,34 +54,14 @@ def test_long_lines_are_broken_at_blanks() -> None:
     assert plain_text(wrapped([BLANK, line("a" * 10)], 4)) == "\naaaa\n  aa\n  aa\n  aa\n"
 
 
-def test_long_names_go_on_in_the_next_row() -> None:
-    """An attribute moves below the profile when both do not fit side by side."""
-    assert fold("1g.10gb+me", 7) == ("1g.10gb", "+me")
-    assert fold("1g.10gb+me", 10) == ("1g.10gb+me",)
-    assert fold("3 x 1c.3g.40gb", 10) == ("3 x", "1c.3g.40gb")
-
-
 def test_what_does_not_fit_at_all_is_visibly_cut() -> None:
     """A name that is cut ends in an ellipsis, so that it is not taken for another."""
     assert fold("1c.3g.40gb", 6) == ("1c.3g…",)
 
 
-def test_all_rows_of_a_bar_have_the_same_width() -> None:
-    """Labels of different lengths do not bend the picture."""
-    drawn = plain_text(bar([Cell(0, 1, ("1g.10gb+me.all", "x")), Cell(1, 1, ())], 2, 30))
-    assert len({len(row) for row in drawn.splitlines()}) == 1
-
-
 def _page(*gpus: Gpu) -> str:
     plans = tuple(map(GpuPlan.in_sync, gpus))
     return plain_text(plan_page(NodePlan(Verdict.IN_SYNC, plans), 80))
-
-
-def test_different_models_are_never_shown_as_one(gpus: Gpus) -> None:
-    """The same picture of another card keeps that card's name."""
-    page = _page(gpus.gpu(), replace(gpus.gpu(index=1), name="NVIDIA B200"))
-    assert "GPU 0  NVIDIA H100 80GB HBM3" in page
-    assert "GPU 1  NVIDIA B200" in page
 
 
 def test_half_made_instances_are_called_so(gpus: Gpus) -> None:

@@ -62,16 +62,8 @@ def test_in_sync_names_the_plan() -> None:
 
 
 def test_a_rejected_plan() -> None:
-    """Which one, where it is wrong, and which one counts instead."""
-    condition = ready(REJECTED)
-    assert (condition.status, condition.reason) == ("False", "Rejected")
-    assert REJECTED.refusal
-    assert condition.message == (
-        f"plan {REJECTED.refusal.digest} is refused: "
-        'gpus[0].mig["8g.40gb"]: '
-        f"GPU 0 (NVIDIA H100 80GB HBM3) has no profile 8g.40gb; plan {DIGEST} stays in force; "
-        "see nodeagent explain UnknownProfile"
-    )
+    """Where it is wrong, and which one counts instead."""
+    assert f"; plan {DIGEST} stays in force; see nodeagent explain " in ready(REJECTED).message
     unread = replace(REJECTED, digest="", refusal=Refused(digest="", problems=REJECTED.problems))
     assert ready(unread).message.startswith('the plan is refused: gpus[0].mig["8g.40gb"]: ')
 
@@ -88,13 +80,6 @@ def test_every_other_phase_is_the_reason(phase: Phase) -> None:
 def test_work_names_the_plan() -> None:
     """So that one sees which change is on its way."""
     assert ready(replace(IN_SYNC, phase=Phase.WORKING)).message == f"working on plan {DIGEST}"
-
-
-def test_without_a_plan_nothing_is_missing() -> None:
-    """Nothing was asked for."""
-    assert ready(replace(IN_SYNC, phase=Phase.NO_PLAN, digest="")) == Condition(
-        "True", "NoPlan", "no plan yet"
-    )
 
 
 def test_without_a_plan_a_node_may_be_for_claims() -> None:
@@ -168,11 +153,6 @@ def test_what_the_checks_found_counts() -> None:
     assert healthy(replace(IN_SYNC, health=well)) == Condition(
         "True", "Healthy", "all checks are good"
     )
-
-
-def test_before_the_first_reading_the_driver_alone_counts() -> None:
-    """The checks have nothing to say yet."""
-    assert healthy(replace(IN_SYNC, health=HealthState())) == healthy(IN_SYNC)
 
 
 def test_a_gpu_that_no_check_has_read_yet_is_not_called_healthy() -> None:

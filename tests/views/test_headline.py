@@ -29,7 +29,7 @@ from nodeagent.views.claims import Claim, ClaimPhase
 from nodeagent.views.headline import headline
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import Cluster, ClusterProblem, Headline, as_json
+from nodeagent.views.shapes import Cluster, ClusterProblem, Headline
 from nodeagent.views.shapes import HeadlineSeverity as Severity
 from tests.views.example_node import (
     BLOCKED,
@@ -148,13 +148,6 @@ def test_the_worst_counts() -> None:
                     both["refusal"] = others["refusal"]
             if values.get("health") is None or others.get("health") is None:
                 assert of(node(both)).code == code
-
-
-def test_a_lost_gpu_comes_before_a_blocked_one() -> None:
-    """Whichever has the lower number; phases speak of the plan alone."""
-    lost = replace(BLOCKED, observed=ObservedNode((OBSERVED.gpus[0], LOST)))
-    assert (of(lost).gpu, of(lost).code) == (SECOND, "GpuLost")
-    assert lost.phase is Phase.BLOCKED
 
 
 def test_remedies_are_commands_of_this_node() -> None:
@@ -279,15 +272,6 @@ def test_gpus_that_no_check_has_read_yet() -> None:
     assert of(node({"health": fresh})).text == "The health of GPUs 0 and 1 was not read yet."
     half = health(GpuReading(FIRST, 0, memory_unrepairable=False), GpuReading(SECOND, 1))
     assert of(node({"health": half})).text == "The health of GPU 1 was not read yet."
-
-
-def test_as_json() -> None:
-    """What is empty is left out."""
-    assert as_json(of(IN_SYNC)) == {
-        "severity": "ok",
-        "text": "The node is as the plan says, and its 2 GPUs are healthy.",
-        "code": "InSync",
-    }
 
 
 TENANTS = (Pod("ml", "train-0", "main"), Pod("ml", "train-0", "side"))

@@ -22,7 +22,7 @@ from nodeagent.views.layout_facts import MAX_BYTES, label_changes, layout, layou
 from nodeagent.views.shapes import MpsDaemon
 from tests.plan.cards import card, with_instances
 from tests.views.daemons import mps_client, mps_daemon
-from tests.views.example_node import DAEMON, FIRST, OBSERVED, SECOND
+from tests.views.example_node import FIRST, OBSERVED
 
 LABEL = re.compile(r"nodeagent\.io/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -33,27 +33,6 @@ def reported(observed: ObservedNode, *daemons: MpsDaemon) -> list[dict[str, Any]
     assert report["version"] == "v1"
     gpus: list[dict[str, Any]] = report["gpus"]
     return gpus
-
-
-def test_a_divided_gpu_and_a_shared_one() -> None:
-    """Slots, what could be made, what is there and how much of it is taken."""
-    assert reported(OBSERVED, DAEMON) == [
-        {
-            "uuid": FIRST,
-            "index": 0,
-            "mig": "enabled",
-            "slots": {"total": 8, "free": [2, 3]},
-            "creatable": {"2g.20gb": 1, "1g.20gb": 1, "1g.10gb": 2, "1g.10gb+me": 1},
-            "instances": {"1g.10gb": {"total": 2, "used": 0}, "3g.40gb": {"total": 1, "used": 1}},
-        },
-        {
-            "uuid": SECOND,
-            "index": 1,
-            "mig": "disabled",
-            "slots": {"total": 8, "free": []},
-            "mps": {"replica": {"total": 4, "used": 2}},
-        },
-    ]
 
 
 def test_a_gpu_that_does_not_answer_offers_nothing() -> None:
@@ -150,21 +129,6 @@ def test_labels_of_profiles_with_no_room_left_are_taken_away() -> None:
 
 
 # --- topology -------------------------------------------------------------------------------------
-
-
-def test_what_is_known_is_published() -> None:
-    """It is published with a version, sizes in bytes, and links by peer."""
-    reported = json.loads(topology(OBSERVED))
-    assert reported["version"] == "v1"
-    assert reported["gpus"][0] == {
-        "uuid": FIRST,
-        "index": 0,
-        "pciBusId": "00000000:1A:00.0",
-        "product": "NVIDIA H100 80GB HBM3",
-        "memory": 81559 << 20,
-        "numaNode": 0,
-        "nvlink": {"total": 18, "active": 18, "peers": {"nvswitch": 18}},
-    }
 
 
 def test_what_is_not_known_is_absent() -> None:

@@ -18,7 +18,6 @@ from nodeagent.views.status_report import status_json
 from tests.views.daemons import (
     ANY,
     FAILED,
-    GIB,
     NODE,
     READY,
     STRAY,
@@ -37,39 +36,6 @@ def _node(*daemons: MpsDaemon) -> NodeState:
 def mps_json(daemons: Sequence[MpsDaemon], observed: ObservedNode | None = None) -> list[Json]:
     """The daemons as answers have them."""
     return [json.loads(json.dumps(as_json(one))) for one in daemon_shapes(daemons, observed)]
-
-
-def test_a_daemon_with_everything() -> None:
-    """Every key of the contract, sizes in bytes, numbers as the plan writes them."""
-    assert mps_json([READY]) == [
-        {
-            "device": "GPU-0",
-            "state": "Ready",
-            "since": "2030-01-02T03:04:05.678Z",
-            "pid": 815,
-            "user": 1000,
-            "restarts": 2,
-            "pipeDirectory": "/run/nodeagent/mps/GPU-0/pipe",
-            "enforce": "report",
-            "shares": {
-                "small": {"count": 4, "memory": 8 * GIB, "threads": 15},
-                "rest": {"threads": 33.3},
-            },
-            "server": {"pid": 816, "user": 1000, "status": "ACTIVE"},
-            "clients": [
-                {
-                    "pid": 4712,
-                    "command": "python",
-                    "user": 1000,
-                    "share": "small",
-                    "slot": "small-0",
-                    "memory": {"used": 5, "limit": 8 * GIB},
-                    "threads": 15,
-                    "pod": {"namespace": "ml", "name": "train-0", "container": "main"},
-                }
-            ],
-        }
-    ]
 
 
 def test_what_is_not_known_is_absent() -> None:
@@ -138,12 +104,6 @@ def test_daemons_are_listed_in_the_order_of_their_devices() -> None:
     lost = replace(READY, device="A-gone")
     answered = mps_json((lost, FAILED, READY), NODE)
     assert [d["device"] for d in answered] == ["GPU-0", FAILED.device, "A-gone"]
-
-
-def test_trouble_is_reported() -> None:
-    """The report says what is wrong with a daemon that is Ready."""
-    [report] = mps_json([replace(READY, trouble="its last server (816) ended: status 1")])
-    assert report["trouble"] == "its last server (816) ended: status 1"
 
 
 def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -38,7 +37,6 @@ from tests.views.example_node import (
     FIRST,
     IN_SYNC,
     OBSERVED,
-    REJECTED,
     SECOND,
     content_of,
 )
@@ -47,58 +45,6 @@ LATER = AT + timedelta(hours=1)
 
 
 # --- what it says ---------------------------------------------------------------------------------
-
-
-def test_a_node_in_sync() -> None:
-    """Every key of the contract, and no word more than needed."""
-    assert content_of(IN_SYNC) == {
-        "headline": {
-            "severity": "ok",
-            "text": "The node is as the plan says, and its 2 GPUs are healthy.",
-            "code": "InSync",
-        },
-        "phase": "InSync",
-        "digest": DIGEST,
-        "source": "annotation",
-        "gpus": [
-            {
-                "uuid": FIRST,
-                "mode": "enabled",
-                "instances": [
-                    _instance("MIG-0d9be0fd-52a4-5c0e-8a3b-91d2f1c07f11", "1g.10gb", 0),
-                    _instance("MIG-c14a7be2-9f0d-5b7c-b1ce-53a4c0b2e9d0", "1g.10gb", 1),
-                    _instance("MIG-7c8d0c66-6b0e-5f1c-9d6d-2f0f6f1f8a01", "3g.40gb", 4, used=True),
-                ],
-            },
-            {"uuid": SECOND, "mode": "disabled", "used": True, "instances": []},
-        ],
-        "mps": [{"device": SECOND, "state": "Ready", "clients": 2}],
-        "problems": [],
-    }
-
-
-def _instance(uuid: str, profile: str, start: int, *, used: bool = False) -> dict[str, Any]:
-    return {"uuid": uuid, "profile": profile, "start": start, "used": used}
-
-
-def test_a_refused_plan_is_found_by_its_digest() -> None:
-    """Both digests are there: that of the plan in force and that of the refused one, with why."""
-    content = content_of(REJECTED)
-    assert REJECTED.refusal
-    assert (content["phase"], content["digest"]) == ("Rejected", DIGEST)
-    assert content["rejected"] == {
-        "digest": REJECTED.refusal.digest,
-        "path": 'gpus[0].mig["8g.40gb"]',
-        "message": "GPU 0 (NVIDIA H100 80GB HBM3) has no profile 8g.40gb",
-    }
-    assert content["problems"][0]["code"] == "UnknownProfile"
-
-
-def test_what_blocks_is_said_in_a_sentence() -> None:
-    """And as a problem with its code and GPU."""
-    content = content_of(BLOCKED)
-    assert content["message"] == BLOCKED.problems[0].message
-    assert content["problems"][0]["gpu"] == FIRST
 
 
 def test_a_gpu_that_does_not_answer_counts_as_used() -> None:

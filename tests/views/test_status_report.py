@@ -19,7 +19,6 @@ from nodeagent.plan.observed import (
     GpuInstanceProfile,
     Memory,
     MigMode,
-    NvLinks,
     ObservedNode,
     Placement,
 )
@@ -28,7 +27,6 @@ from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase, Reading
-from nodeagent.views.shapes import Refused
 from nodeagent.views.status_report import status_json
 
 THREE = GpuInstanceProfile(9, 2, "3g.40gb", 3, 40 << 30, 60, 2, (Placement(0, 4), Placement(4, 4)))
@@ -62,54 +60,6 @@ def state(**fields: Any) -> NodeState:
         **fields,
     }
     return NodeState("node-a", "file", **given)
-
-
-def test_the_whole_state() -> None:
-    """Every key of the contract, with the values of the state."""
-    report = status_json(state())
-    assert report is not None
-    assert {k: report[k] for k in ("node", "phase", "digest", "source", "observedAt", "mps")} == {
-        "node": "node-a",
-        "phase": "InSync",
-        "digest": "sha256:00",
-        "source": "file",
-        "observedAt": "2030-01-02T03:04:05.678Z",
-        "mps": [],
-    }
-    gpu = report["gpus"][0]
-    assert gpu["mig"] == {"current": "enabled", "pending": "enabled"}
-    assert gpu["free"] == {"slots": [5, 6, 7], "creatable": {"1g.10gb": 2}}
-    assert gpu["health"] == {"status": "healthy", "findings": []}
-    assert gpu["instances"][0] == {
-        "uuid": "MIG-1",
-        "profile": "3g.40gb",
-        "start": 0,
-        "size": 4,
-        "gi": 1,
-        "ci": 0,
-        "inUse": True,
-        "users": [
-            {
-                "source": "process",
-                "pid": 4711,
-                "command": "python",
-                "memory": {"used": 5},
-                "pod": {"namespace": "ml", "name": "train-0", "container": "main"},
-            }
-        ],
-        "memory": {"used": 5, "total": 40 << 30},
-    }
-
-
-def test_where_a_gpu_is_shown_where_it_is_known() -> None:
-    """NUMA node 0 is one; a card without NVLink, or a driver that reports nothing, has no key."""
-    gpu = replace(MIG_GPU, numa_node=0, nvlink=NvLinks(18, 17, (("nvswitch", 17),)))
-    report = status_json(state(observed=ObservedNode((gpu, LOST))))
-    assert report
-    first, second = report["gpus"]
-    assert first["numaNode"] == 0
-    assert first["nvlink"] == {"total": 18, "active": 17, "peers": {"nvswitch": 17}}
-    assert not {"numaNode", "nvlink"} & second.keys()
 
 
 def test_a_half_made_instance_is_shown_without_uuid() -> None:
@@ -228,19 +178,6 @@ def test_why_gpus_offer_less_to_claims() -> None:
     report = status_json(state(claims=()))
     assert report is not None
     assert "lessOffered" not in report
-
-
-def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
-    """Both digests are there: what holds, and what does not."""
-    problem = Problem(code=Code.SYNTAX, message="no", path="gpus[0]")
-    refusal = Refused(digest="sha256:11", problems=(problem,))
-    report = status_json(state(phase=Phase.REJECTED, refusal=refusal))
-    assert report
-    assert report["digest"] == "sha256:00"
-    assert report["rejected"] == {
-        "digest": "sha256:11",
-        "problems": ({"code": "Syntax", "path": "gpus[0]", "message": "no"},),
-    }
 
 
 def test_what_the_checks_found() -> None:
