@@ -22,7 +22,8 @@ from typing import Final, Self
 from msgspec import MsgspecError, Struct, json
 
 from nodeagent.claims.model import UID, ClaimRecord
-from nodeagent.claims.offering.planned import beside_records
+from nodeagent.claims.offering.planned import beside_claims
+from nodeagent.claims.parts import reserved_on
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import (
     StateFormat,
@@ -32,7 +33,7 @@ from nodeagent.files.state import (
     write_state,
 )
 from nodeagent.gpu.kernel import boot_id
-from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.desired import DesiredGpu, Reserved
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
@@ -220,8 +221,15 @@ class RecordStore:
         return [other for other in self._records.values() if other.uid != record.uid]
 
     def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
-        """A plan's goal of the GPU beside what claims have there."""
-        return beside_records(goal, gpu, self.records, self.unreadable)
+        """A plan's goal of the GPU beside what claims have there, by their records. One that cannot
+        be read may have any of it.
+        """
+        unreadable = (one for one in self.unreadable if one.concerns(gpu.uuid))
+        held = [
+            Reserved("", None, f"the record {one.path}, which cannot be read") for one in unreadable
+        ]
+        held += reserved_on(gpu.uuid, self.records)
+        return beside_claims(goal, gpu, tuple(held), self.records)
 
     def refuse_unreadable(self, uid: str) -> None:
         """Raise NodeagentError where a record that cannot be read may be that claim's."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import json
 
@@ -32,9 +32,6 @@ from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.search import best_layout
 from nodeagent.structs import Struct, replace
-
-if TYPE_CHECKING:
-    from nodeagent.claims.records import UnreadableRecord
 
 # --- what claims have of the plan -----------------------------------------------------------------
 
@@ -94,21 +91,6 @@ def is_laid_out(wanted: Sequence[WantedInstance], own: Sequence[GpuInstance]) ->
 
 
 # --- what the plan has of claims ------------------------------------------------------------------
-
-
-def beside_records(
-    goal: DesiredGpu,
-    gpu: Gpu,
-    records: Sequence[ClaimRecord],
-    unreadable: Iterable[UnreadableRecord],
-) -> DesiredGpu:
-    """The plan's goal beside what the records of claims say that these have."""
-    held_back = (
-        Reserved("", None, f"the record {one.path}, which cannot be read")
-        for one in unreadable
-        if one.concerns(gpu.uuid)
-    )
-    return beside_claims(goal, gpu, (*held_back, *reserved_on(gpu.uuid, records)), records)
 
 
 def beside_claims(

@@ -80,14 +80,12 @@ class Upkeep:
             decision.problem is None or decision.problem.code == Code.GPU_UNKNOWN
         ):
             return decision.problem
-        # What is there for a claim that goes on is made again even while neither answers.
-        goes_on = decision.action is ClaimAction.REPAIR
         try:
             async with self._claims.lock(uid):
                 record = self._claims.store.get(uid)
                 if record is None:  # released meanwhile
                     return None
-                decision = await self._decide(record, goes_on=goes_on)
+                decision = await self._decide(record)
                 match decision.action:
                     case ClaimAction.REPAIR:
                         await self._claims.make(record)
@@ -99,8 +97,8 @@ class Upkeep:
             return _problem(error)
         return decision.problem
 
-    async def _decide(self, record: ClaimRecord, *, goes_on: bool) -> Decision:
-        claims, allocations, _ = await self._observe_claims([] if goes_on else [record])
+    async def _decide(self, record: ClaimRecord) -> Decision:
+        claims, allocations, _ = await self._observe_claims([record])
         observed = await self._claims.observe()
         return decision_of(record, await self._snapshot(observed, claims, allocations, [record]))
 
