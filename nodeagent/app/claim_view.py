@@ -100,8 +100,8 @@ class ClaimView:
 
 
 class ClaimReports:
-    """Reports for the agent of the Node `node` while `run` runs. `recent`: whose a claim is, where
-    the API server has just said so.
+    """Reports for the agent of the Node `node` while `run` runs. `recent`: a claim as the API
+    server has it, where that was asked just now.
     """
 
     def __init__(
@@ -110,9 +110,8 @@ class ClaimReports:
         self._event_log = event_log
         self._history = ClaimHistory()
         self._events = ClaimEventPublisher(access, node, recent=recent)
-        self._status = ClaimStatusPublisher(access)
+        self._status = ClaimStatusPublisher(access, recent=recent)
         self._shown: set[str] = set()  # uids of claims that were ready
-        self.was_read = self._status.was_read
 
     def observe(
         self,

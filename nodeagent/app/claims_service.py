@@ -200,9 +200,7 @@ class ClaimsService:
             found = await self._cluster.access.find(request, read_claim)
         except ClusterFault as fault:
             raise ClaimUnread(fault.message, remedy=fault.remedy) from fault
-        self.view.pods.reserve((namespace, name), found.reserved_for if found else None)
-        if found is not None:
-            self._reports.was_read(found)
+        self.view.pods.was_read((namespace, name), found)
         return found
 
     async def _observed(self) -> ObservedNode:

@@ -13,7 +13,6 @@ every hour: claims are served without it.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,8 +24,7 @@ import structlog
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.device_reports import DeviceStatus, entries, shown_statuses
-from nodeagent.claims.serving.claim_object import ClaimObject, ReservedFor, read_claim
-from nodeagent.claims.serving.claim_pods import RECENT
+from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import time_text
@@ -48,8 +46,10 @@ _MAX_WAITING: Final = 256
 _MAX_PODS: Final = 16  # of one claim
 _DENIED: Final = (3600.0, 3600.0)  # seconds; rights may be mended
 
-Recent = Callable[[tuple[str, str]], ReservedFor | None]
-"""What the API server had of the claim of this namespace and name a moment ago, if anything."""
+Recent = Callable[[tuple[str, str]], ClaimObject | None]
+"""What the API server had of the claim of this namespace and name a moment ago, if anything: it is
+not asked again.
+"""
 
 
 class ClaimEventPublisher:
@@ -98,10 +98,9 @@ class ClaimEventPublisher:
         if known is None:
             request = requests.get_claim(news.namespace, news.name)
             try:
-                found = await self._access.find(request, read_claim)
+                known = await self._access.find(request, read_claim)
             except faults.ClusterFault:
                 return [claim]
-            known = found.reserved_for if found else None
         pods = known.pods[:_MAX_PODS] if known and known.uid == news.uid else ()
         return [
             claim,
@@ -129,21 +128,16 @@ class ClaimStatusPublisher:
         self,
         access: ClusterAccess,
         *,
+        recent: Recent = lambda _: None,
         retry: tuple[float, float] = (0.5, 30.0),
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access
+        self._recent = recent
         self._wall = wall
         self._written: dict[str, ClaimStatus] = {}
-        self._read: dict[str, tuple[float, ClaimObject]] = {}  # by uid, when and what
         intervals = WriteIntervals(interval=0.0, retry=retry, denied=_DENIED)
         self._keeper = Keeper[str, ClaimStatus](self, intervals, on_fault=_log_denial)
-
-    def was_read(self, claim: ClaimObject) -> None:
-        """What the API server has at this moment: it is not asked again before the first write."""
-        now = asyncio.get_running_loop().time()
-        self._read = {uid: one for uid, one in self._read.items() if one[0] > now - RECENT}
-        self._read[claim.uid] = now, claim
 
     def publish(self, claims: Iterable[ClaimStatus]) -> None:
         """These are the claims now; of others nothing is written any more."""
@@ -164,10 +158,9 @@ class ClaimStatusPublisher:
 
     async def send(self, uid: str, wanted: ClaimStatus) -> None:
         was_written = self._written.pop(uid, None) is not None
-        read_at, shown = self._read.pop(uid, (-math.inf, None))
-        is_old = asyncio.get_running_loop().time() > read_at + RECENT
+        shown = self._recent((wanted.namespace, wanted.name))
         try:
-            if is_old or was_written:  # it may have been read before that was
+            if was_written or shown is None or shown.uid != uid:  # it may be older than that write
                 shown = await self._shown(wanted)
             if shown is not None:
                 await self._write(wanted, shown)

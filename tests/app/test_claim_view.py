@@ -9,7 +9,6 @@ from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.records import write_record
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.claims.serving.attempts import Operation
-from nodeagent.claims.serving.claim_object import ReservedFor
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.files.cdi import Edits
@@ -18,7 +17,7 @@ from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.owner import GpuOwners
 from tests.claims.machine import capabilities, no_daemons, uid
-from tests.claims.samples import GPU, MIG_DEVICE, POOL, UID, mig_device, record
+from tests.claims.samples import GPU, MIG_DEVICE, POOL, UID, mig_device, record, reserved
 from tests.rig import open_driver
 
 MADE: ClaimedDevice = mig_device(instance=7, compute=0, uuid="MIG-1")
@@ -57,7 +56,7 @@ async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
     with view.attempts.attempt(Operation.PREPARE, "team", "other", uid(1)):
         assert [claim.name for claim in view.served] == ["other", "trainer"]
     assert view.served == before
-    view.pods.reserve(("team", "trainer"), ReservedFor(UID, (("pod-1", "uid-1"),)))
+    view.pods.was_read(("team", "trainer"), reserved(UID, "pod-1"))
     assert [pod.name for pod in view.served[0].pods] == ["pod-1"]
     view.upkeep_problems = {UID: Problem(code=Code.IN_USE, message="it is used")}
     health.append(DeviceHealth(POOL, MIG_DEVICE, "unhealthy", 0.0, "it is hot"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from nodeagent.claims.model import Allocated
 from nodeagent.claims.offering.gpu_rules import GpuRules
-from nodeagent.claims.serving.claim_object import ClaimObject, ReservedFor, read_claim
+from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
 from nodeagent.claims.serving.toolkit import ToolkitEdits
@@ -32,6 +32,7 @@ from nodeagent.reconcile.step_run import NodeDriver
 from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase as NodePhase
+from tests.claims.samples import reserved
 from tests.rig import Rig, open_driver, running
 
 NODE = "gpu-node-0"
@@ -103,7 +104,7 @@ class PodsOfProcesses(UsageSource):
 
 def reserve(claims: NodeClaims, claim: tuple[str, str, str], pod: str) -> None:
     """The API server says that the pod has the claim."""
-    claims.pods.reserve(claim[:2], ReservedFor(claim[2], ((pod, ""),)))
+    claims.pods.was_read(claim[:2], reserved(claim[2], pod))
 
 
 class Hardware(NodeReader):

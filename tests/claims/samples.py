@@ -62,6 +62,12 @@ def claim_object(claim: object) -> ClaimObject:
     return read_claim(json.encode(claim))
 
 
+def reserved(uid: str, *pods: str) -> ClaimObject:
+    """A claim that is reserved for these pods of its namespace."""
+    consumers = [{"resource": "pods", "name": name, "uid": f"uid-{name}"} for name in pods]
+    return claim_object({"metadata": {"uid": uid}, "status": {"reservedFor": consumers}})
+
+
 def allocation(claim: object, *, uid: str = UID, nvidia: bool = False) -> ClaimAllocation:
     """Of the claim team/trainer."""
     found = claim_object(claim)

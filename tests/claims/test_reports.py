@@ -13,7 +13,6 @@ from nodeagent.claims.reporting.claim_news import ClaimHistory
 from nodeagent.claims.reporting.device_reports import DeviceHealth, Status, device_health
 from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
 from nodeagent.claims.serving.attempts import Attempt, Operation
-from nodeagent.claims.serving.claim_object import ReservedFor
 from nodeagent.claims.serving.claim_pods import RECENT, ClaimPods
 from nodeagent.health.findings import Finding, Location, Moment
 from nodeagent.health.state import GpuHistory, HealthState
@@ -31,6 +30,7 @@ from tests.claims.samples import (
     claim_object,
     mig_device,
     record,
+    reserved,
     whole_device,
 )
 from tests.claims.snapshots import instance
@@ -62,7 +62,7 @@ def attempt(operation: Operation = Operation.PREPARE, **known: Any) -> Attempt:
 def test_a_claim_that_is_ready() -> None:
     """Each key of the JSON."""
     pods = ClaimPods()
-    pods.reserve(("team", "trainer"), ReservedFor("uid", (("pod-1", "uid-1"),)))
+    pods.was_read(("team", "trainer"), reserved("uid", "pod-1"))
     ready = record(MADE, since=1893553445.5)
     assert as_json(only(records=(ready,), pods=pods)) == {
         "namespace": "team",
@@ -172,11 +172,6 @@ TRAINER = ("team", "trainer")
 KEY_OF_DEVICE = ("node/gpu", "mig-1g-10gb-4", "")
 
 
-def reserved(*names: str) -> ReservedFor:
-    """The pods with these names."""
-    return ReservedFor("uid", tuple((name, f"uid-{name}") for name in names))
-
-
 def pod(name: str, container: str = "") -> Pod:
     """Of the claim's namespace."""
     return Pod(namespace="team", name=name, container=container)
@@ -190,9 +185,9 @@ def listed_in(pod: str, container: str, claim: str = "trainer") -> Allocated:
 def test_the_pods_that_a_claim_is_reserved_for() -> None:
     """Known before anything is made; a claim that is gone has none."""
     pods = ClaimPods()
-    pods.reserve(TRAINER, reserved("a", "b"))
+    pods.was_read(TRAINER, reserved("uid", "a", "b"))
     assert pods.of(TRAINER) == [pod("a"), pod("b")]
-    pods.reserve(TRAINER, None)
+    pods.was_read(TRAINER, None)
     assert pods.of(TRAINER) == []
 
 
@@ -201,8 +196,8 @@ def test_what_was_read_of_a_claim_is_its_present_state_for_a_moment() -> None:
     now = 100.0
     pods = ClaimPods(lambda: now)
     assert pods.recent(TRAINER) is None
-    pods.reserve(TRAINER, reserved("a"))
-    assert pods.recent(TRAINER) == reserved("a")
+    pods.was_read(TRAINER, reserved("uid", "a"))
+    assert pods.recent(TRAINER) == reserved("uid", "a")
     now += RECENT
     assert pods.recent(TRAINER) is None
     assert pods.of(TRAINER) == [pod("a")]
@@ -216,13 +211,13 @@ def test_the_object_names_its_pods() -> None:
         {"apiGroup": "", "resource": "pods", "name": "b", "uid": "uid-b"},
     ]
     claim = {"metadata": {"uid": "uid"}, "status": {"reservedFor": consumers}}
-    assert claim_object(claim).reserved_for == reserved("a", "b")
+    assert claim_object(claim).pods == (("a", "uid-a"), ("b", "uid-b"))
 
 
 def test_the_kubelet_adds_the_container() -> None:
     """Where one container has it; a pod is there once."""
     pods = ClaimPods()
-    pods.reserve(TRAINER, reserved("a", "b"))
+    pods.was_read(TRAINER, reserved("uid", "a", "b"))
     listed = [listed_in("a", "main"), listed_in("b", "one"), listed_in("b", "two")]
     assert pods.observe(listed, {TRAINER})
     assert pods.of(TRAINER) == [pod("a", "main"), pod("b")]
@@ -234,7 +229,7 @@ def test_the_kubelet_adds_the_container() -> None:
 def test_claims_that_are_over_are_forgotten() -> None:
     """Else a node would remember every claim that it ever had."""
     pods = ClaimPods()
-    pods.reserve(TRAINER, reserved("a"))
+    pods.was_read(TRAINER, reserved("uid", "a"))
     pods.observe([], ())
     assert pods.of(TRAINER) == []
 

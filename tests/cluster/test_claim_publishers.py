@@ -17,7 +17,7 @@ from nodeagent.app.claim_view import ClaimReports
 from nodeagent.claims.model import RecordPhase
 from nodeagent.claims.reporting.claim_news import ClaimNews
 from nodeagent.claims.reporting.device_reports import DeviceHealth, device_statuses
-from nodeagent.claims.serving.claim_object import ReservedFor, read_claim
+from nodeagent.claims.serving.claim_object import read_claim
 from nodeagent.cluster.claim_publishers import (
     ClaimEventPublisher,
     ClaimStatus,
@@ -25,7 +25,7 @@ from nodeagent.cluster.claim_publishers import (
 )
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.reconcile.event_log import EventLog
-from tests.claims.samples import DRIVER, MIG_DEVICE, POOL, mig_device, record, result_json
+from tests.claims.samples import DRIVER, MIG_DEVICE, POOL, mig_device, record, reserved, result_json
 from tests.cluster.client.rig import kubeconfig, running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Freeze
@@ -158,16 +158,14 @@ async def test_a_device_that_is_made_again_is_not_prepared(
 async def test_a_status_needs_no_second_look(server: ApiServer, tmp_path: Path) -> None:
     """At a claim that was read for its prepare a moment ago, be it another one by now."""
     async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api, retry=(0.01, 0.1))
         shown = read_claim(json.dumps(server.store.get(KEY)).encode())
+        publisher = ClaimStatusPublisher(api, recent=lambda _: shown, retry=(0.01, 0.1))
         async with running(publisher.run()):
-            publisher.was_read(shown)
             publisher.publish([status(server)])
             await until(lambda: ready(server)[0] == "True")
             assert [one.method for one in server.requests] == ["PATCH"]
             old = replace(status(server), uid="uid-of-old", name=NAME)
             shown.metadata.uid = old.uid
-            publisher.was_read(shown)
             publisher.publish([old])
             await until(lambda: [one.method for one in server.requests][1:] == ["PATCH", "GET"])
             assert ready(server)[0] == "True"
@@ -298,13 +296,13 @@ async def test_a_claim_that_was_read_just_now_is_not_asked_for(
     server: ApiServer, tmp_path: Path
 ) -> None:
     """Its pods are known by then; those of a claim that was made anew with its name are not its."""
-    known = {NAME: ReservedFor(uid(server), (("pod-7", "uid-7"),))}
+    known = {NAME: reserved(uid(server), "pod-7")}
     async with access(server, tmp_path) as api:
         publisher = ClaimEventPublisher(api, "gpu-0", recent=lambda key: known.get(key[1]))
         async with running(publisher.run()):
             publisher.publish(news(server))
             await until(lambda: len(server.events) == 2)
-            known[NAME] = ReservedFor("uid-of-another", (("pod-8", "uid-8"),))
+            known[NAME] = reserved("uid-of-another", "pod-8")
             publisher.publish(news(server, "ClaimReleased"))
             await until(lambda: len(server.events) == 3)
     assert {(e["involvedObject"]["name"], e["reason"]) for e in server.events} == {

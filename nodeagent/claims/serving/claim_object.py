@@ -7,7 +7,6 @@ Kubernetes adds some.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -107,14 +106,6 @@ class _Status(Struct, rename="camel"):
     devices: tuple[ShownDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReservedFor:
-    """The uid of the claim, and the pods that it is reserved for by name, with their uids."""
-
-    uid: str
-    pods: tuple[tuple[str, str], ...] = ()
-
-
 class ClaimObject(Struct):
     """The claim."""
 
@@ -131,10 +122,11 @@ class ClaimObject(Struct):
         return self.status.allocation.devices if self.status.allocation else None
 
     @property
-    def reserved_for(self) -> ReservedFor:
+    def pods(self) -> tuple[tuple[str, str], ...]:
+        """The pods that it is reserved for by name, with their uids."""
         consumers = self.status.reserved_for
         pods = ((one.name, one.uid) for one in consumers if one.resource == "pods" and one.name)
-        return ReservedFor(self.uid, tuple(pods))
+        return tuple(pods)
 
 
 # Made in the thread that imports this: several that are the first to use a class crash (0.22).

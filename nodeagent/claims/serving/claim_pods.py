@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from nodeagent.claims.model import Allocated, ClaimRecord
-from nodeagent.claims.serving.claim_object import ReservedFor
+from nodeagent.claims.serving.claim_object import ClaimObject
 from nodeagent.views.shapes import Pod
 
 ClaimKey = tuple[str, str]  # namespace and name
@@ -24,18 +24,18 @@ class ClaimPods:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._reserved: dict[ClaimKey, tuple[float, ReservedFor | None]] = {}
+        self._read: dict[ClaimKey, tuple[float, ClaimObject | None]] = {}
         self._listed: dict[ClaimKey, list[Pod]] = {}
         self.version = 0  # another one whenever `of` may answer otherwise
 
-    def reserve(self, key: ClaimKey, claim: ReservedFor | None) -> None:
-        """Note the pods that the API server names now; None: the claim is gone."""
-        self._reserved[key] = (self._clock(), claim)
+    def was_read(self, key: ClaimKey, claim: ClaimObject | None) -> None:
+        """Record what the API server has of the claim now; None: it is gone."""
+        self._read[key] = (self._clock(), claim)
         self.version += 1
 
-    def recent(self, key: ClaimKey) -> ReservedFor | None:
-        """The pods that the API server named a moment ago; None: no claim, or not asked."""
-        read_at, claim = self._reserved.get(key, (0.0, None))
+    def recent(self, key: ClaimKey) -> ClaimObject | None:
+        """What the API server had of the claim a moment ago; None: no claim, or not asked."""
+        read_at, claim = self._read.get(key, (0.0, None))
         return claim if self._clock() - read_at < RECENT else None
 
     def observe(self, allocations: Iterable[Allocated], known: Collection[ClaimKey]) -> bool:
@@ -53,7 +53,7 @@ class ClaimPods:
                 for key, pods in containers.items()
             },
         )
-        self._reserved = {key: pods for key, pods in self._reserved.items() if key in known}
+        self._read = {key: pods for key, pods in self._read.items() if key in known}
         self.version += 1
         return self._listed != before
 
@@ -61,7 +61,7 @@ class ClaimPods:
         """The kubelet's list counts where it has the claim."""
         if listed := self._listed.get(key):
             return listed
-        _, claim = self._reserved.get(key, (0.0, None))
+        _, claim = self._read.get(key, (0.0, None))
         return [_pod(key[0], name, set()) for name, _ in claim.pods] if claim else []
 
     def names(self, *records: ClaimRecord) -> frozenset[tuple[str, str]]:
