@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from nodeagent.settings import load_settings
-from tests.manifests.rendering import MANIFESTS, one, pod_of, why_not, with_components, written
+from tests.manifests.rendering import (
+    MANIFESTS,
+    one,
+    pod_of,
+    render,
+    why_not,
+    with_components,
+    written,
+)
 from tests.monitoring.scraped import JOB
 from tools.make_dashboard import DASHBOARD
 from tools.make_prometheus_rule import RULES
@@ -74,14 +80,7 @@ def test_the_objects_of_operator_and_sidecar_render() -> None:
     """Monitor, rules and dashboard come out in the agent's namespace; the dashboard as the file is,
     marked for the sidecar.
     """
-    result = subprocess.run(
-        ["kubectl", "kustomize", str(MANIFESTS / "monitoring")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    found = list(yaml.safe_load_all(result.stdout))
+    found = render(MANIFESTS / "monitoring")
     kinds = {d["kind"]: d for d in found}
     assert set(kinds) == {"ConfigMap", "PodMonitor", "PrometheusRule"}
     assert {d["metadata"]["namespace"] for d in found} == {MONITOR["metadata"]["namespace"]}

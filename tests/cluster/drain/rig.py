@@ -20,6 +20,7 @@ from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Problem
+from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.settings import KubernetesSettings
@@ -61,6 +62,20 @@ def judged(
     return PlanEvaluation(plan(desired, observed), document, desired), observed
 
 
+def used(gpu: Gpu, *pods: str, kubelet: bool = False) -> Gpu:
+    """The GPU with its instances used by these pods of the namespace team in turn, as processes or
+    as the kubelet says; "" is a process of no pod, and "-" stands for no use.
+    """
+    usages = {}
+    for number, (instance, pod) in enumerate(zip(gpu.instances, pods, strict=False)):
+        pid, source = (0, "kubelet") if kubelet else (100 + number, "process")
+        user = User(pid, "python", source, namespace="team" if pod else "", pod=pod)
+        usages[instance.id] = Usage() if pod == "-" else Usage((user,))
+    return gpu.with_mig_devices(
+        lambda instance, device: replace(device, usage=usages.get(instance.id, Usage()))
+    )
+
+
 def todo_of(evaluation: PlanEvaluation) -> NodePlan:
     """What the loop would work on."""
     assert evaluation.plan is not None
@@ -90,6 +105,10 @@ class Agent:
             evaluation, observed = judged([after], config=config)
         self.around.after_round(evaluation, observed)
         return problems
+
+    async def prepare(self) -> tuple[Problem, ...]:
+        """What the loop has done before work."""
+        return await self.around.prepare(todo_of(judged([BEFORE])[0]))
 
     def codes(self) -> list[str]:
         """What is wrong just now."""

@@ -12,7 +12,6 @@ from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import WhenInUse
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code
-from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
 from tests.cluster.client.rig import until
@@ -27,6 +26,7 @@ from tests.cluster.drain.rig import (
     asked,
     judged,
     marks,
+    used,
 )
 from tests.plan.cards import with_instances
 from tests.simulated_cluster.api_server import ApiServer
@@ -49,16 +49,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 def held(*pods: str, kubelet: bool = False) -> Gpu:
     """Two quarters, used by these pods."""
-    gpu = with_instances(EMPTY, [("2g.20gb", 0), ("2g.20gb", 4)])
-    instances = []
-    for number, instance in enumerate(gpu.instances):
-        users: tuple[User, ...] = ()
-        if number < len(pods):
-            pid, source = (0, "kubelet") if kubelet else (100 + number, "process")
-            users = (User(pid, "python", source, namespace="team", pod=pods[number]),)
-        device = replace(instance.compute[0], usage=Usage(users))
-        instances.append(replace(instance, compute=(device,)))
-    return replace(gpu, instances=tuple(instances))
+    return used(with_instances(EMPTY, [("2g.20gb", 0), ("2g.20gb", 4)]), *pods, kubelet=kubelet)
 
 
 def settle(it: Agent, gpu: Gpu) -> None:

@@ -14,6 +14,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
+from tests.cluster.drain.rig import used
 from tests.plan.cards import NOT_KNOWN, card, wanted, with_instances
 
 H100 = card("h100-80gb")
@@ -25,16 +26,6 @@ MPS = WantedMps(Sharing((Share("s", 1, None, None),), "report"), Account(1000, 1
 def of(pod: str, pid: int = 1) -> User:
     """A process of a pod in the namespace team; without a pod when that is empty."""
     return User(pid, "python", namespace="team" if pod else "", pod=pod)
-
-
-def used(gpu: Gpu, *pods: str) -> Gpu:
-    """The GPU with its instances used by these pods in turn; "-" stands for no pod."""
-    instances = []
-    for number, (instance, pod) in enumerate(zip(gpu.instances, pods, strict=True)):
-        usage = Usage() if pod == "-" else Usage((of(pod, 100 + number),))
-        device = replace(instance.compute[0], usage=usage)
-        instances.append(replace(instance, compute=(device,)))
-    return replace(gpu, instances=tuple(instances))
 
 
 def chosen(gpu: Gpu, asked: DesiredGpu, *pods: Pod, reset: bool = True) -> Evictions:
@@ -55,7 +46,7 @@ def names(found: Evictions) -> list[str]:
     return [pod.name for pod in found.wanted]
 
 
-SEVEN_USED = used(with_instances(H100, SEVEN), "a", "b", "c", "d", "e", "f", "g")
+SEVEN_USED = used(with_instances(H100, SEVEN), *"abcdefg")
 
 
 def test_only_those_in_the_way_go() -> None:
@@ -84,13 +75,10 @@ def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
 
 def test_their_end_is_enough() -> None:
     """Once they have gone, the very same plan can be carried out."""
-    cases: list[tuple[str, ...]] = [("e", "f", "g")]
-    for gone in cases:
-        left = [pod if pod not in gone else "-" for pod in "abcdefg"]
-        gpu = used(with_instances(H100, SEVEN), *left)
-        asked = evict(("3g.40gb", 1), ("1g.10gb", 4))
-        made = plan(DesiredNode({gpu.key: asked}), ObservedNode((gpu,)))
-        assert made.verdict is Verdict.APPLICABLE
+    gpu = used(with_instances(H100, SEVEN), *"abcd---")
+    asked = evict(("3g.40gb", 1), ("1g.10gb", 4))
+    made = plan(DesiredNode({gpu.key: asked}), ObservedNode((gpu,)))
+    assert made.verdict is Verdict.APPLICABLE
 
 
 @pytest.mark.parametrize(
@@ -120,8 +108,10 @@ def test_a_process_without_a_pod_keeps_the_pods() -> None:
 def test_unknown_users_keep_the_pods() -> None:
     """Not knowing counts as use, and cannot be evicted."""
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "-")
-    device = replace(gpu.instances[1].compute[0], usage=NOT_KNOWN)
-    gpu = replace(gpu, instances=(gpu.instances[0], replace(gpu.instances[1], compute=(device,))))
+    first, _ = (instance.id for instance in gpu.instances)
+    gpu = gpu.with_mig_devices(
+        lambda instance, c: c if instance.id == first else replace(c, usage=NOT_KNOWN)
+    )
     found = chosen(gpu, evict(("7g.80gb", 1)))
     assert (found.wanted, len(found.problems)) == ({}, 1)
 
@@ -174,8 +164,8 @@ def test_clients_of_mps_go_with_their_daemon() -> None:
     """A daemon's clients are users too, also where only the daemon knows them."""
     gpu = with_instances(H100, [("1g.10gb", 0)])
     daemon = DeviceDaemon(MPS, "Ready", pid=8, servers=(9,), clients=Usage((of("client", 77),)))
-    device = replace(gpu.instances[0].compute[0], mps=daemon, usage=Usage((User(9, "server"),)))
-    gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=(device,)),))
+    usage = Usage((User(9, "server"),))
+    gpu = gpu.with_mig_devices(lambda _, c: replace(c, mps=daemon, usage=usage))
     assert names(chosen(gpu, evict(("7g.80gb", 1)))) == ["client"]
 
 

@@ -143,8 +143,7 @@ async def test_a_taint_keeps_pods_away_meanwhile(server: ApiServer, tmp_path: Pa
     later = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
     server.patch_node(NODE, {"spec": {"taints": [theirs]}})
     async with agent(server, tmp_path, taints=True, allocatable_deadline=5) as it:
-        evaluation, _ = judged([BEFORE])
-        assert await it.around.prepare(todo_of(evaluation)) == ()
+        assert await it.prepare() == ()
         assert taints() == [theirs, CHANGING]
         assert not unschedulable(server)
         server.patch_node(NODE, {"spec": {"taints": [theirs, CHANGING, later]}})
@@ -153,7 +152,7 @@ async def test_a_taint_keeps_pods_away_meanwhile(server: ApiServer, tmp_path: Pa
         assert CHANGING in taints(), "until pods can have the new devices"
         offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: taints() == [theirs, later])
-        assert await it.around.prepare(todo_of(evaluation)) == ()
+        assert await it.prepare() == ()
         assert CHANGING in taints()
     async with agent(server, tmp_path) as it:
         assert await it.round(AFTER, AFTER) == ()
@@ -167,8 +166,7 @@ async def test_a_crash_in_the_middle_is_put_right_by_the_next_agent(
     """Whatever its settings are, it puts back what stands on the Node after its first round."""
     server.pods.gone("plugin", "gpu")
     async with agent(server, tmp_path, clients=clients, cordon=True) as it:
-        evaluation, _ = judged([BEFORE])
-        assert await it.around.prepare(todo_of(evaluation)) == ()
+        assert await it.prepare() == ()
     assert unschedulable(server)
     server.add_pod("plugin-2", namespace="gpu", node=NODE, labels=PLUGIN)
     async with agent(server, tmp_path, clients="nothing") as it:
@@ -186,8 +184,7 @@ async def test_a_stop_in_the_middle_puts_back_at_once(server: ApiServer, tmp_pat
     async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
         await it.round()
         it.around.after_round(*judged([AFTER], config="shared"))
-        evaluation, _ = judged([BEFORE])
-        assert await it.around.prepare(todo_of(evaluation)) == ()
+        assert await it.prepare() == ()
         await it.around.shut_down(within=5)
         assert not unschedulable(server)
         assert labels(server)["device-plugin"] == "true"
@@ -213,30 +210,23 @@ async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path
 async def test_what_the_node_does_not_offer_is_reported_until_it_does(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """After the deadline it is a problem; an offer that comes late ends it. No request is sent."""
-    async with agent(server, tmp_path) as it:
+    """After the deadline it is a problem; an offer that comes late ends it. No request is sent.
+    What a problem says to type reaches each pod that the agent itself would delete.
+    """
+    here = f"--field-selector spec.nodeName={NODE}"
+    async with agent(server, tmp_path, plugin_pods=("app=plugin", "name=ds,tier=a")) as it:
         assert await it.round() == ()
         assert it.codes() == []
         before = len(asked(server))
         await until(lambda: it.codes() == ["NotOffered", "NotOffered"])
         assert THREE in it.around.problems[0].message
+        for problem in it.around.problems:
+            assert f"pods -A -l app=plugin {here}; kubectl " in problem.remedy
+            assert f"pods -A -l name=ds,tier=a {here}`" in problem.remedy
         assert [kind for kind, _ in it.reported] == [EventType.NOT_OFFERED] * 2
         offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: not it.around.problems)
         assert asked(server)[before:] == []
-
-
-async def test_the_commands_select_the_plugins_pods_by_every_label(
-    server: ApiServer, tmp_path: Path
-) -> None:
-    """What a problem says to type reaches each pod that the agent itself would delete."""
-    here = f"--field-selector spec.nodeName={NODE}"
-    async with agent(server, tmp_path, plugin_pods=("app=plugin", "name=ds,tier=a")) as it:
-        await it.round()
-        await until(lambda: it.codes() == ["NotOffered", "NotOffered"])
-        for problem in it.around.problems:
-            assert f"pods -A -l app=plugin {here}; kubectl " in problem.remedy
-            assert f"pods -A -l name=ds,tier=a {here}`" in problem.remedy
 
 
 async def test_steady_state_asks_for_nothing(server: ApiServer, tmp_path: Path) -> None:
