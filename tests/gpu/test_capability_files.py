@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -201,28 +201,30 @@ def test_a_process_that_may_not_be_looked_into_leaves_it_unknown() -> None:
     assert "1 processes may not be read" in usage.reason
 
 
-def test_hidden_processes_leave_it_unknown(proc: FakeProc) -> None:
-    """With hidepid, what cannot be seen is not even listed, not even process 1."""
-    (proc.root / "1").rename(proc.root / "was1")
-    usage = proc.read().users(device(2, 0))
-    assert not usage.known
-    assert "hidepid" in usage.reason
+NO_DRIVER = "Character devices:\n  1 mem\n"
 
 
-def test_a_container_with_a_process_namespace_of_its_own_leaves_it_unknown(
-    proc: FakeProc,
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda proc: (proc.root / "1").rename(proc.root / "was1"), "hidepid"),
+        (lambda proc: proc.link("self/ns/pid", "pid:[4026532301]"), "hostPID"),
+        (lambda proc: (proc.root / "driver/nvidia-caps/mig-minors").unlink(), "mig-minors"),
+        (lambda proc: (proc.root / "devices").write_text(NO_DRIVER), "has no nvidia-caps"),
+        (lambda proc: (proc.root / "devices").unlink(), "cannot be looked through"),
+    ],
+)
+def test_what_cannot_be_seen_leaves_it_unknown(
+    proc: FakeProc, break_it: Callable[[FakeProc], object], reason: str
 ) -> None:
-    """Processes of other containers are not visible from there."""
-    proc.link("self/ns/pid", "pid:[4026532301]")
+    """Processes are hidden or in another namespace, files cannot be distinguished, the driver's
+    number or /proc itself is not there: none of it must look like an idle machine.
+    """
+    proc.add(4711, FIRST_0)
+    break_it(proc)
     usage = proc.read().users(device(2, 0))
     assert not usage.known
-    assert "hostPID" in usage.reason
-
-
-def test_an_unreadable_proc_leaves_it_unknown(tmp_path: Path) -> None:
-    """A wrong mount must not look like an idle machine."""
-    usage = UsageProbe(tmp_path / "nothing").read().users(device(2, 0))
-    assert not usage.known
+    assert reason in usage.reason
 
 
 def test_without_capability_files_no_process_holds_one(tmp_path: Path) -> None:
@@ -231,24 +233,6 @@ def test_without_capability_files_no_process_holds_one(tmp_path: Path) -> None:
     proc.link("self/ns/pid", "pid:[4026532301]")
     proc.add(4711, "/dev/nvidia0")
     assert proc.read().users(device(1, 0)) == Usage()
-
-
-def test_open_files_that_cannot_be_distinguished_leave_it_unknown(tmp_path: Path) -> None:
-    """In some containers mig-minors is hidden."""
-    proc = FakeProc(tmp_path)
-    (tmp_path / "driver/nvidia-caps/mig-minors").unlink()
-    proc.add(4711, FIRST_0)
-    usage = proc.read().users(device(1, 0))
-    assert not usage.known
-    assert "mig-minors" in usage.reason
-
-
-def test_devices_without_a_driver_leave_it_unknown(proc: FakeProc) -> None:
-    """The kernel lists each driver; without its number no open file can be recognised."""
-    (proc.root / "devices").write_text("Character devices:\n  1 mem\n")
-    usage = proc.read().users(device(1, 0))
-    assert not usage.known
-    assert "has no nvidia-caps" in usage.reason
 
 
 def test_a_gpu_whose_device_file_is_not_known_may_be_anyones(proc: FakeProc) -> None:

@@ -115,6 +115,11 @@ def test_what_there_is_with_mig() -> None:
     assert utilization.part == Gpm((1,), ("NVML_GPM_METRIC_GRAPHICS_UTIL",))
 
 
+def test_nothing_that_blocks_is_asked() -> None:
+    """PCIe throughput, whose call takes 20 ms, is made of byte counters."""
+    assert all("PcieThroughput" not in str(source) for _, source in _sources())
+
+
 def test_counters_are_read_and_events_reported() -> None:
     """A rate is no counter, and only events and what is composed of them are reported."""
     for row in ROWS:

@@ -74,23 +74,6 @@ async def test_a_pending_mode_becomes_current_with_a_reset(
         assert layout(await laid_out(driver, 0, at0="3g.20gb")) == {Placement(0, 4): ("3g.20gb",)}
 
 
-async def test_a_reset_between_the_steps_of_another_gpu(
-    node: SimulatedNode,
-) -> None:
-    """NVML is started anew for it; what was planned for the other GPU goes on."""
-    async with driver_with(SMI) as driver:
-        for gpu in (await driver.observe()).gpus:
-            await driver.apply(enable(gpu))
-        first, second = (await driver.observe()).gpus
-        await driver.apply(ResetGpu(first.uuid, "MIG mode is pending"))
-        await driver.apply(ResetGpu(second.uuid, "MIG mode is pending"))
-        await driver.apply(create(first, "3g.20gb", 0))
-        first = await driver.observe_gpu(first.uuid)
-        await driver.apply(ResetGpu(second.uuid, ""))
-        await driver.apply(destroy(first, first.instances[0]))
-        assert layout(await driver.observe_gpu(first.uuid)) == {}
-
-
 async def test_a_reset_and_the_steps_of_another_gpu_take_turns(node: SimulatedNode) -> None:
     """No call meets the NVML that is shut down for it."""
     async with driver_with(SMI) as driver:

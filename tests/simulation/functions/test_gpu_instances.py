@@ -53,24 +53,6 @@ def test_creations_land_where_they_were_seen_to_land(seen: dict[str, Any], board
             assert seen["placements"] == places
 
 
-@pytest.mark.parametrize("seen", SEEN["remaining_capacity"], ids=lambda seen: seen["name"])
-def test_remaining_capacity_is_as_seen(seen: dict[str, Any]) -> None:
-    """The free and total counts of a partly and of a fully used A100 80GB are reproduced."""
-    switches = Switches(**seen["switches"])
-    with calls.node_with("a100-80gb", mirrored=seen["mirrored"], switches=Switches()) as node:
-        device = calls.gpu()
-        for name, start in seen["existing"]:
-            calls.create(device, name, start)
-        node.state.switches = switches
-        for name, info in calls.profiles(device).items():
-            full_name = info.name.removeprefix("MIG ")
-            if seen["free_total"] == "all 0":
-                assert calls.free(device, name) == 0
-            elif full_name in seen["free_total"]:
-                found = f"{calls.free(device, name)}/{info.instanceCount}"
-                assert seen["free_total"][full_name] == found
-
-
 def test_an_old_driver_refuses_4g_beside_3g() -> None:
     """With the switch for drivers before R510, either one shuts the other out."""
     with calls.node_with("a100-80gb", switches=Switches(old_driver_no_4g_with_3g=True)):
