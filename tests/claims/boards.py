@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from nodeagent.claims.names import DevicePlace, mig_device_name, places
-from nodeagent.claims.offering.counters import Amounts, CounterScheme
+from nodeagent.claims.names import mig_device_name, places
+from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.plan.observed import Gpu, MigMode
 from nodeagent.simulation.boards import GpuProfile, board_names, load_board
 from nodeagent.simulation.geometry import may_join
@@ -58,11 +58,10 @@ def legal_sets(board: str) -> frozenset[DeviceSet]:
     return frozenset(found)
 
 
-def feasible_sets(gpu: Gpu, *, without: Iterable[str] = ()) -> frozenset[DeviceSet]:
-    """By counters alone, and of these not those that are named in `without`."""
+def feasible_sets(gpu: Gpu) -> frozenset[DeviceSet]:
+    """By counters alone."""
     scheme = CounterScheme.of(gpu)
-    left_out = set(without)
-    candidates = [(name, _takes(scheme, place, left_out)) for name, place in places(gpu).items()]
+    candidates = [(name, scheme.consumption(place)) for name, place in places(gpu).items()]
     left = dict(scheme.totals)
     found: set[DeviceSet] = set()
 
@@ -79,7 +78,3 @@ def feasible_sets(gpu: Gpu, *, without: Iterable[str] = ()) -> frozenset[DeviceS
 
     grow(0, ())
     return frozenset(found)
-
-
-def _takes(scheme: CounterScheme, place: DevicePlace, left_out: set[str]) -> Amounts:
-    return {c: n for c, n in scheme.consumption(place).items() if c not in left_out}

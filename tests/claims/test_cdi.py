@@ -31,7 +31,7 @@ from nodeagent.claims.serving.cdi import (
     withdraw,
 )
 from nodeagent.claims.serving.daemons import ClaimDaemons, MpsEdits
-from nodeagent.claims.serving.toolkit import TOOLKIT_DIRS, NoToolkitEdits, ToolkitEdits
+from nodeagent.claims.serving.toolkit import NoToolkitEdits, ToolkitEdits
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import Edits
 from nodeagent.plan.observed import Gpu, ObservedNode
@@ -251,18 +251,6 @@ def test_the_toolkits_edits(tmp_path: Path) -> None:
     assert toolkit.read() == COMMON
     (first / "c.json").unlink()
     assert toolkit.read() == edits
-
-
-def test_a_document_of_an_earlier_driver(tmp_path: Path) -> None:
-    """One in /etc/cdi is passed over where the toolkit has generated another since the start of the
-    machine: runtimes prefer that, too.
-    """
-    folders = [tmp_path / folder.relative_to("/") for folder in TOOLKIT_DIRS]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    (tmp_path / "etc/cdi/nvidia.yaml").write_text(YAML)
-    (tmp_path / "var/run/cdi/nvidia.json").write_text(json.dumps(TOOLKIT))
-    assert ToolkitEdits(folders).read() == COMMON
 
 
 @pytest.mark.parametrize(

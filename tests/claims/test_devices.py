@@ -105,10 +105,7 @@ def _gib(share: GpuShare) -> range:
     ("pool", "device", "message"),
     [
         (f"{NODE}/gpu-h100-80gb", "mig-1g-10gb-7", r"has no device mig-1g-10gb-7 \(it has: gpu, "),
-        (f"{NODE}/gpu-h100-80gb", "mps-20gb-0", "has no device mps-20gb-0"),
-        (f"{NODE}/gpu-h100-80gb", "MIG-1g-10gb-0", "has no device MIG-1g-10gb-0"),
         (f"{NODE}/gpu-gone", "gpu", r"this node has no GPU gpu-gone \(it has: gpu-h100-80gb\)"),
-        (f"{NODE}/GPU-h100-80gb", "gpu", "this node has no GPU GPU-h100-80gb"),
         ("other/gpu-h100-80gb", "gpu", f"pool other/gpu-h100-80gb is not one of node {NODE}"),
         (NODE, "gpu-0", f"pool {NODE} is not one of node {NODE}"),  # as NVIDIA's driver has them
     ],

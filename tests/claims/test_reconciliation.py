@@ -68,17 +68,6 @@ def test_a_process_on_it() -> None:
         assert found == left("the claim is gone, but it is used by pid 4711 (python)")
 
 
-def test_another_pods_allocation_in_the_drivers_picture() -> None:
-    """Such as of a device plugin: it holds up every release."""
-    other = User(0, source="kubelet", namespace="other", pod="pod-2")
-    releasing = record(mig_device(instance=7, uuid="MIG-7"), phase=RecordPhase.RELEASING)
-    there = gpu(instance(usage=Usage((other,))))
-    found = decide(snapshot(there, records=(releasing,)))
-    assert found == left(
-        "its release was begun, but it is used by an allocation of pod other/pod-2"
-    )
-
-
 # --- other devices --------------------------------------------------------------------------------
 
 

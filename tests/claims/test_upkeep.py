@@ -61,25 +61,6 @@ async def test_a_monitor_that_is_gone(node: SimulatedNode, home: Home) -> None:
         assert (home.records(), home.files()) == ([f"{UIDS[1]}.json"], [file_name(UIDS[1])])
 
 
-async def test_what_is_used_stays(node: SimulatedNode, home: Home) -> None:
-    """By a pod that the kubelet lists, or by a process, which is named; then it goes."""
-    async with home.agent() as (claims, rig):
-        name = home.claim(0, (pool(rig), DEVICE))
-        [device] = await claims.prepare(*name)
-        home.claims.clear()
-        home.run_pod(name, (pool(rig), DEVICE))
-        await messages(claims, home, rig)
-        assert laid_out(node) == [(2, 1)]
-        home.pods = []
-        node.occupy(device.uuid, pid=4711, command="train")
-        [message] = await messages(claims, home, rig)
-        assert "claim team/trainer-0: the claim is gone, but it is used by pid 4711" in message
-        assert recorded(home).phase is RecordPhase.READY
-        node.release(device.uuid)
-        assert await messages(claims, home, rig) == []
-        assert (laid_out(node), home.records(), home.files()) == ([], [], [])
-
-
 async def test_a_process_that_came_since_the_node_was_observed(
     node: SimulatedNode, home: Home
 ) -> None:
