@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import time
@@ -167,16 +166,3 @@ def events_of(process: Process, kind: str) -> int:
 def threads_of(process: Process) -> int:
     """How many threads it has."""
     return len(list(Path(f"/proc/{process.popen.pid}/task").iterdir()))
-
-
-def test_works_on_when_its_log_has_no_reader(tmp_path: Path) -> None:
-    """journald, or another reader, went away; the plan is followed all the same."""
-    write_plan(tmp_path, "{3g.40gb: 2}")
-    os.mkfifo(tmp_path / "stderr")
-    reader = os.open(tmp_path / "stderr", os.O_RDONLY | os.O_NONBLOCK)
-    with agent(tmp_path) as process:
-        process.until_phase("InSync")
-        os.close(reader)
-        write_plan(tmp_path, "{7g.80gb: 1}")
-        process.until(lambda body: body["phase"] == "InSync" and profiles(body) == ["7g.80gb"])
-        assert process.end() == 0

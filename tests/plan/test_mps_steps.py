@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, WantedInstance
-from nodeagent.plan.observed import DeviceDaemon
+from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code
@@ -71,20 +71,40 @@ def test_a_setting_leaves_the_mode_alone() -> None:
     assert plan_gpu(whole(A), without_mig(T4, mps=daemon(A)), LEAVE).verdict is Verdict.IN_SYNC
 
 
-def test_a_mode_that_is_not_known_is_not_set() -> None:
-    """What cannot be read back is not planned, for it would be planned for ever."""
-    assert [StartMps] == kinds(plan_gpu(whole(A), without_mig(T4, compute_mode=None)))
+DOWN = DeviceDaemon(A, "Backoff", "it crashed")
+CASES = {
+    "a mode that is not known is not set": (
+        (whole(A), without_mig(T4, compute_mode=None)),
+        [StartMps],
+    ),
+    "a mode changed by hand is set again": (
+        (whole(A), running(A, compute_mode=DEFAULT)),
+        [SetComputeMode],
+    ),
+    "a daemon that is down is its supervisor's": ((whole(A), running(A, mps=DOWN)), []),
+    "another user takes another daemon": ((whole(D), running(A)), [StopMps, StartMps]),
+    "so does no memory limit any more": ((whole(C), running(A)), [StopMps, StartMps]),
+    "clients of a lost daemon are no obstacle": (
+        (whole(A), without_mig(T4, usage=CLIENT, compute_mode=EXCLUSIVE)),
+        [StartMps],
+    ),
+    "the mode comes back though the daemon is gone": (
+        (whole(), running(A, mps=None)),
+        [SetComputeMode],
+    ),
+    "a mode set by hand stays": ((whole(), without_mig(T4, compute_mode=EXCLUSIVE)), []),
+    "a time slice that is not known is set": (
+        (whole(time_slice=TimeSlice.DEFAULT), T4),
+        [SetTimeSlice],
+    ),
+    "a time slice set by hand stays": ((whole(), without_mig(T4, time_slice=TimeSlice.LONG)), []),
+}
 
 
-def test_a_mode_changed_past_the_agent_is_set_again() -> None:
-    """The daemon stays; clients that miss it would run past it otherwise."""
-    assert [SetComputeMode] == kinds(plan_gpu(whole(A), running(A, compute_mode=DEFAULT)))
-
-
-def test_an_equal_daemon_needs_nothing_whatever_its_state() -> None:
-    """One that is down is the business of who supervises it."""
-    down = DeviceDaemon(A, "Backoff", "it crashed")
-    assert plan_gpu(whole(A), running(A, mps=down)).verdict is Verdict.IN_SYNC
+@pytest.mark.parametrize(("change", "steps"), CASES.values(), ids=CASES)
+def test_what_it_takes(change: tuple[DesiredGpu, Gpu], steps: list[type]) -> None:
+    """From what is found to what is wanted."""
+    assert kinds(plan_gpu(*change)) == steps
 
 
 def test_other_limits_need_no_restart() -> None:
@@ -95,14 +115,6 @@ def test_other_limits_need_no_restart() -> None:
     assert isinstance(step, StartMps)
     assert step.runs
     assert result.after.mps == replace(daemon(B, CLIENT))
-
-
-@pytest.mark.parametrize("wanted", [C, D])
-def test_a_restart_where_it_must_be(wanted: WantedMps) -> None:
-    """Another user, or no memory limit any more; the mode stays as it is."""
-    result = plan_gpu(whole(wanted), running(A))
-    assert [StopMps, StartMps] == kinds(result)
-    assert daemons_of(result.after) == [wanted]
 
 
 @pytest.mark.parametrize("wanted", [None, C, D])
@@ -126,13 +138,10 @@ def test_its_own_servers_are_no_users() -> None:
 
 
 def test_mps_gone_brings_the_earlier_mode_back() -> None:
-    """Also when the daemon is gone already, and only where the agent changed the mode."""
+    """It was noted before the agent changed it."""
     result = plan_gpu(whole(), running(A))
     assert [StopMps, SetComputeMode] == kinds(result)
     assert (result.after.compute_mode, result.after.earlier_mode) == (DEFAULT, None)
-    assert [SetComputeMode] == kinds(plan_gpu(whole(), running(A, mps=None)))
-    by_hand = without_mig(T4, compute_mode=EXCLUSIVE)
-    assert plan_gpu(whole(), by_hand).verdict is Verdict.IN_SYNC
 
 
 @pytest.mark.parametrize("usage", [IN_USE, NOT_KNOWN])
@@ -155,13 +164,6 @@ def test_an_allocation_keeps_a_daemon_but_keeps_none_from_coming() -> None:
     assert "an allocation of pod ml/trainer" in blocked.problems[0].message
 
 
-def test_clients_left_by_a_lost_daemon_are_no_obstacle() -> None:
-    """They are clients of MPS already."""
-    assert [StartMps] == kinds(
-        plan_gpu(whole(A), without_mig(T4, usage=CLIENT, compute_mode=EXCLUSIVE))
-    )
-
-
 # --- time slices ------------------------------------------------------------------------------
 
 
@@ -174,16 +176,6 @@ def test_time_slice_and_mode() -> None:
     assert plan_gpu(desired, result.after).verdict is Verdict.IN_SYNC
     back = plan_gpu(whole(), result.after)
     assert back.after == found
-
-
-def test_time_slice_that_is_not_known_is_set() -> None:
-    """It could be anything."""
-    assert [SetTimeSlice] == kinds(plan_gpu(whole(time_slice=TimeSlice.DEFAULT), T4))
-
-
-def test_time_slice_of_others_is_left_alone() -> None:
-    """What the agent did not set is not set back."""
-    assert plan_gpu(whole(), without_mig(T4, time_slice=TimeSlice.LONG)).steps == ()
 
 
 def test_a_client_is_named_once() -> None:

@@ -52,6 +52,25 @@ def kinds(steps: object) -> list[type]:
     return [type(step) for step in steps]
 
 
+def test_keeps_what_fits_and_creates_largest_first() -> None:
+    """Two of seven 1g stay; five go before the 3g and then the 2g are created."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", s) for s in range(7)])
+    result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("2g.20gb", 1), ("1g.10gb", 2)]), gpu)
+    assert [DestroyGpuInstance] * 5 + [CreateGpuInstance] * 2 == kinds(result.steps)
+    assert [s.profile for s in result.steps if isinstance(s, CreateGpuInstance)] == [
+        "3g.40gb",
+        "2g.20gb",
+    ]
+
+
+def test_a_device_in_use_is_a_fixed_point() -> None:
+    """A 1g in use at slice 1 stays there, and the 3g goes to the other half."""
+    gpu = with_instances(card("h100-80gb"), [("1g.10gb", 1), ("1g.10gb", 4)], used=[0])
+    result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 2)]), gpu)
+    assert Verdict.APPLICABLE is result.verdict
+    assert {("1g.10gb", 1), ("3g.40gb", 4)} <= places(result.after)
+
+
 def test_blocked_names_blocker_and_purpose() -> None:
     """A plan that needs a slice in use is refused, with who uses it and what it is needed for."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[0, 1])
@@ -132,6 +151,15 @@ def test_half_made_is_completed() -> None:
     assert [CreateComputeInstance] == kinds(result.steps)
 
 
+def test_half_made_elsewhere_goes() -> None:
+    """A GPU instance without compute instance that the plan cannot use goes."""
+    gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0)])
+    gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=()),))
+    result = plan_gpu(wanted(gpu, [("4g.40gb", 1)]), gpu)
+    assert [DestroyGpuInstance, CreateGpuInstance] == kinds(result.steps)
+    assert "half-made" in result.steps[0].reason
+
+
 # --- mode -------------------------------------------------------------------------------------
 
 
@@ -189,6 +217,14 @@ def test_enabled_leaves_instances() -> None:
     """`enabled` asks for the mode alone."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0)])
     assert Verdict.IN_SYNC is plan_gpu(ON, gpu).verdict
+
+
+def test_creation_waits_for_a_client_of_the_whole_gpu() -> None:
+    """A process that holds the GPU outside any instance makes the driver refuse new ones."""
+    gpu = replace(card("h100-80gb"), usage=Usage((User(7, "nsys"),)))
+    result = plan_gpu(wanted(gpu, [("1g.10gb", 1)]), gpu)
+    assert Verdict.BLOCKED is result.verdict
+    assert "nsys" in result.problems[0].message
 
 
 # --- the node ---------------------------------------------------------------------------------

@@ -330,23 +330,6 @@ async def test_waits_for_a_driver_that_is_not_there(tmp_path: Path) -> None:
             assert not_ready(rig.state) == ()
 
 
-async def test_a_driver_that_goes_away_and_comes_back(tmp_path: Path) -> None:
-    """A driver reload in the middle of life is got over without a restart."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, retry=0.05)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
-            layout = rig.layout()
-            node.unload_driver()
-            await rig.round()
-            assert rig.state.phase is Phase.FAILED
-            assert "driver is not loaded" in not_ready(rig.state)[0]
-            node.load_driver()
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.layout() == layout
-            assert not_ready(rig.state) == ()
-
-
 async def test_a_driver_that_only_starts_has_not_returned(tmp_path: Path) -> None:
     """It is said to answer when it listed its GPUs, and not again and again before."""
     with simulated("h100-80gb:1") as node:
