@@ -238,6 +238,11 @@ def test_several_kinds_of_cards_are_distinguished() -> None:
         GeneratedEntry(True, {"1g.10gb": 4}, ("0x20B010DE",)),
         GeneratedEntry(True, {"1g.10gb": 7}, ("0x20B210DE", "0x233010DE")),
     )
+    entries = read_document(file_of(made), configuration="all-1g.10gb").entries
+    assert [{chosen.device for chosen in entry.pci_filters} for entry in entries] == [
+        {0x20B010DE},
+        {0x20B210DE, 0x233010DE},
+    ]
     assert [entry.filters for entry in made[BALANCED]] == [
         ("0x20B010DE",),
         ("0x20B210DE",),
