@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.drain.finished_pods import ended_pods
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import WhenInUse
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
-from tests.cluster.client.rig import until
+from tests.cluster.client.rig import kubeconfig, until
 from tests.cluster.drain.rig import (
     AFTER,
     EMPTY,
@@ -285,6 +287,16 @@ async def test_a_suspicion_that_is_raised_meanwhile_is_kept(
         await until(lambda: len(it.woken) == 2)
         assert await asking == {a}
         assert await pods.among({a, b}, 60.0) == {a, b}
+
+
+async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path: Path) -> None:
+    """Gone is not ended, and no answer says nothing."""
+    a, b, c = (PodName("team", name) for name in "abc")
+    server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="team")
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        assert await ended_pods(access, [a, b, c], within=2.0) == {a}
+        server.faults.next(1, Answer(500), path="*/pods/a")
+        assert await ended_pods(access, [a, b], within=2.0) == frozenset()
 
 
 async def test_a_long_goodbye_costs_few_requests(server: ApiServer, tmp_path: Path) -> None:
