@@ -36,7 +36,7 @@ class LoopControl:
         self.offered = asyncio.Event()  # the plan's source has reported, or the agent stops
         self.settled = asyncio.Event()  # the first round is over, however it ended
         self.stopping = False
-        self.looked_at = math.inf  # the beginning of the last round that observed the node
+        self.looked_at = math.inf  # when the node was observed last, or that was tried
         self._look_due = True
         self._wake = asyncio.Event()
         self._allowance = Allowance(interval=_WAKE_INTERVAL, burst=_WAKE_BURST)

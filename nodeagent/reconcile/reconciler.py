@@ -249,6 +249,7 @@ class Reconciler:
     async def _observe(self, *, details: bool = True) -> PlanEvaluation:
         async with self.control.abandoned_at_stop():
             observed = await self.owners.observe(details=details)
+        self.control.looked_at = asyncio.get_running_loop().time()
         self._observed_at = datetime.now(UTC)
         self._details = details
         self._alive(0)

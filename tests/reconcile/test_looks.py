@@ -43,6 +43,21 @@ async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Pa
             assert not [c for c in node.journal.named(LOOK) if begun < c.number < made.number]
 
 
+async def test_a_long_look_is_as_old_as_its_end(tmp_path: Path) -> None:
+    """A status that is asked for right after it needs no other."""
+    with simulated("h100-80gb:1") as node:
+        async with running(Rig(tmp_path)) as rig:
+            rig.offer(ONE)
+            await rig.settle(Phase.IN_SYNC)
+            held = node.inject(LOOK, hang=True, times=1)
+            rig.control.wake("the status is requested")
+            await rig.until(lambda: not held.times)
+            before = asyncio.get_running_loop().time()
+            node.clear_faults()
+            await rig.rest()
+            assert rig.control.looked_at >= before
+
+
 async def test_what_came_of_a_plan_is_known_from_the_gpus_that_it_changed(tmp_path: Path) -> None:
     """They are read back, and for people with their memory; the others were looked at before."""
     with simulated("h100-80gb:3") as node:
