@@ -104,10 +104,15 @@ def test_each_setting_can_be_set_by_its_variable() -> None:
 
 
 def test_nothing_said_is_nothing_set(tmp_path: Path) -> None:
-    """Empty variables, keys without a value and empty groups leave the defaults."""
+    """Empty variables, keys without a value and empty groups leave the defaults; what is set to
+    its default is equal to that.
+    """
     path = _file(tmp_path, "plan:\nlog: {level: }\n")
     settings = load_settings(path, {"NODEAGENT_PLAN_NAME": ""}, {"plan.name": None})
     assert settings == load_settings(None, {}, {})
+    said = load_settings(None, {}, {"drift": "mend", "plan.source": "auto"})
+    assert said == settings
+    assert (set(said.given), set(said.plan.given)) == ({"drift"}, {"source"})
 
 
 @pytest.mark.parametrize(

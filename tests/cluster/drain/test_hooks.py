@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.drain.hooks import check_settings
 from nodeagent.errors import UsageError
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
-from nodeagent.settings import KubernetesSettings
 from tests.cluster.client.rig import until
 from tests.cluster.drain.rig import (
     AFTER,
@@ -337,10 +335,13 @@ async def test_the_end_of_an_outage_cuts_the_pause_short(server: ApiServer, tmp_
 @pytest.mark.parametrize(
     "wrong", [{"tolerate": ("mig-manger",)}, {"plugin_pods": ("nvidia",)}], ids=str
 )
-def test_settings_that_name_nothing_known(wrong: dict[str, Any]) -> None:
+async def test_settings_that_name_nothing_known(
+    server: ApiServer, tmp_path: Path, wrong: dict[str, Any]
+) -> None:
     """A spelling mistake is refused at the start, and not taken for a program that is not there."""
     with pytest.raises(UsageError, match=f"kubernetes.{next(iter(wrong))}"):
-        check_settings(KubernetesSettings(**wrong))
+        async with agent(server, tmp_path, **wrong):
+            pass
 
 
 async def test_labels_that_mig_manager_paused_stay_paused(
