@@ -173,8 +173,7 @@ def seal_pipe_directory(pipe: str) -> None:
     """
     if os.geteuid() != 0:
         return
-    with opened_above(Path(pipe)) as above:
-        descriptor = open_below(above, Path(pipe).name, DIRECTORY_FLAGS)
+    descriptor = open_in(Path(pipe), "", DIRECTORY_FLAGS)
     try:
         found = os.fstat(descriptor)
         if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) != (0, 0, _MODES["pipe"]):
@@ -224,21 +223,20 @@ def remove_directories(run_dir: Path, device: str) -> None:
         ) from error
 
 
-@contextmanager
-def opened_above(directory: Path) -> Iterator[int]:
-    """The directory above one that another user has. Raises OSError."""
+def open_in(directory: Path, name: str, flags: int, mode: int = 0) -> int:
+    """Open a file in a directory that another user has, or with "" the directory. Raises OSError,
+    also where anything is mounted on it.
+    """
     above = os.open(directory.parent, DIRECTORY_FLAGS)
     try:
-        yield above
+        return open_below(above, f"{directory.name}/{name}".rstrip("/"), flags, mode)
     finally:
         os.close(above)
 
 
 def owner_of(directory: str) -> int:
     """Whose it is. Raises OSError, also where anything is mounted on it."""
-    path = Path(directory)
-    with opened_above(path) as above:
-        found = open_below(above, path.name, os.O_PATH | os.O_NOFOLLOW)
+    found = open_in(Path(directory), "", os.O_PATH | os.O_NOFOLLOW)
     try:
         return os.fstat(found).st_uid
     finally:

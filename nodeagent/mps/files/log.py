@@ -14,6 +14,7 @@ chose. Wordings differ between versions and are matched loosely.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import stat
@@ -25,8 +26,7 @@ from typing import Self
 from asyncinotify import Inotify, Mask
 
 from nodeagent.files.open_directory import DIRECTORY_FLAGS
-from nodeagent.files.unasked import open_below
-from nodeagent.mps.files.directories import opened_above
+from nodeagent.mps.files.directories import open_in
 from nodeagent.mps.shares import LOG_NAME
 from nodeagent.structs import Struct
 
@@ -216,7 +216,9 @@ class DaemonLog:
 
     def __init__(self, log_directory: str, *, tail: int = 0) -> None:
         self._directory = Path(log_directory)
-        self._descriptor = _opened(self._directory)
+        self._descriptor: int | None = None
+        with suppress(OSError):
+            self._descriptor = open_log(self._directory, os.O_RDWR)
         self._offset = max(self._size - tail, 0)
         self._rest = b""
         self._skips = self._offset > 0 and tail > 0  # the first line is only part of one
@@ -286,8 +288,7 @@ class DaemonLog:
         return b"" if self._descriptor is None else os.pread(self._descriptor, count, offset)
 
     def _keep(self, content: bytes) -> None:
-        with opened_above(self._directory) as above:
-            directory = open_below(above, self._directory.name, DIRECTORY_FLAGS)
+        directory = open_in(self._directory, "", DIRECTORY_FLAGS)
         try:
             with suppress(FileNotFoundError):
                 os.unlink(EARLIER_NAME, dir_fd=directory)
@@ -300,16 +301,13 @@ class DaemonLog:
             os.close(directory)
 
 
-def _opened(directory: Path) -> int | None:
-    """A descriptor, None unless the log is a regular file with no other name."""
-    try:
-        with opened_above(directory) as above:
-            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
-            descriptor = open_below(above, f"{directory.name}/{LOG_NAME}", flags)
-    except OSError:
-        return None
-    found = os.fstat(descriptor)
+def open_log(directory: Path, flags: int, mode: int = 0) -> int:
+    """Open the log, whose directory is the daemon's user's, who could put anything there. Raises
+    OSError unless it is a regular file with no other name. Blocks as long as the file system does.
+    """
+    log = open_in(directory, LOG_NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    found = os.fstat(log)
     if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-        return descriptor
-    os.close(descriptor)
-    return None
+        return log
+    os.close(log)
+    raise OSError(errno.EINVAL, "it is not a plain file", str(directory / LOG_NAME))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.unasked import open_below
-from nodeagent.mps.files.directories import opened_above
+from nodeagent.mps.files import log
 from nodeagent.mps.processes import CONTROL, MpsProcess, mps_process, process_end
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import LOG_NAME, SHM, DaemonSpec
@@ -165,25 +163,12 @@ def has_private_shm(pid: int, spec: DaemonSpec) -> bool | None:
 
 
 def open_log(spec: DaemonSpec) -> int:
-    """Its log, to append to. The directory is the daemon's user's, who could put anything there.
-
-    Raises StartError; blocks for as long as the file system does.
-    """
+    """Its log, to append to. Raises StartError; blocks for as long as the file system does."""
     path = Path(spec.log_directory) / LOG_NAME
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with opened_above(path.parent) as above:
-            log = open_below(above, f"{path.parent.name}/{path.name}", flags, 0o640)
+        return log.open_log(path.parent, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     except OSError as error:
         raise StartError(
-            f"{path} cannot be written: {error.strerror}", remedy=_in_its_place(path)
+            f"{path} cannot be written: {error.strerror}",
+            remedy=f"`ls -ld {path}` shows what is in its place; `mv {path} {path}.old` makes room",
         ) from error
-    found = os.fstat(log)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        os.close(log)
-        raise StartError(f"{path} is not a plain file", remedy=_in_its_place(path))
-    return log
-
-
-def _in_its_place(path: Path) -> str:
-    return f"`ls -ld {path}` shows what is in its place; `mv {path} {path}.old` makes room"
