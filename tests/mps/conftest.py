@@ -179,6 +179,5 @@ async def fleet(rig: FleetRig) -> AsyncIterator[Fleet]:
 @pytest.fixture
 def client(rig: FleetRig, fleet: Fleet) -> Iterator[SimulatedClient]:
     """A client that its server has taken."""
-    with rig.client() as made:
-        made.wait_until_accepted()
+    with rig.served() as made:
         yield made

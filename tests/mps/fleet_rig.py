@@ -8,10 +8,11 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -140,6 +141,14 @@ class FleetRig:
         async with Fleet(replace(context, private_shm=private_shm)) as made:
             yield made
 
+    async def left_daemon(self, plan: WantedMps | None = None) -> int:
+        """The pid of a daemon that was Ready when its agent went."""
+        async with self.fleet() as fleet:
+            await fleet.start(GPU, plan or wanted())
+            pid = status(fleet).pid
+        assert pid is not None
+        return pid
+
     def context(
         self,
         policy: MpsSettings,
@@ -204,6 +213,13 @@ class FleetRig:
             self.pipes(device), uid=uid, environment=environment, python=shared_interpreter()
         )
 
+    @contextmanager
+    def served(self, device: str = GPU, *, uid: int = US) -> Iterator[SimulatedClient]:
+        """A client that its server has taken."""
+        with self.client(device, uid=uid) as client:
+            client.wait_until_accepted()
+            yield client
+
     def processes(self, program: str | None = None, device: str | None = None) -> list[MpsProcess]:
         """Daemons and servers of these folders, or some of them; front-ends for a moment too."""
         place = str(self.pipes(device)) if device else str(self.folder)
@@ -221,6 +237,25 @@ class FleetRig:
 
     def servers(self, device: str = GPU) -> list[int]:
         return [one.pid for one in self.processes(SERVER, device)]
+
+
+@contextmanager
+def called_like(
+    program: str, pipes: str | Path, *, uid: int | None = None, arguments: Sequence[str] = ("-f",)
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the name and the pipe directory of a program of MPS, which it is not."""
+    with subprocess.Popen(
+        [program, *arguments],
+        executable="/bin/sh",
+        stdin=subprocess.PIPE,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)},
+        user=uid,
+        extra_groups=None if uid is None else (),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _reap_daemons() -> None:

@@ -362,8 +362,7 @@ def test_no_limit_wanted() -> None:
 async def daemon(rig: FleetRig, fleet: Fleet) -> None:
     """One that is Ready, with a server."""
     await fleet.start(GPU, wanted())
-    with rig.client() as client:
-        client.wait_until_accepted()
+    with rig.served():
         await until(lambda: bool(status(fleet).clients))
 
 

@@ -118,8 +118,8 @@ async def test_stop_is_refused_while_clients_are_there(
     assert isinstance(caught.value, StillInUse)
     await ready(fleet)
     client.allocate(1 << 20)
-    with rig.client() as another:
-        another.wait_until_accepted()
+    with rig.served():
+        pass
     assert rig.said(ReportSubject.EXITED) == []
 
 
@@ -141,8 +141,7 @@ async def test_keep_only(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         await asyncio.gather(fleet.start(GPU, wanted()), fleet.start(OTHER_GPU, wanted()))
         kept = status(fleet, OTHER_GPU).pid
-        with rig.client() as client:
-            client.wait_until_accepted()
+        with rig.served():
             await fleet.keep_only({OTHER_GPU})
         assert [s.device for s in fleet.statuses()] == [OTHER_GPU]
         assert status(fleet, OTHER_GPU).pid == kept
@@ -172,8 +171,8 @@ async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
     await fleet.start(GPU, wanted(2048, 25.0))  # a plan may still change what those inside have
     assert (rig.pipes(OTHER_GPU) / "control").exists()
     fleet.cordon({})
-    with rig.client() as another:
-        another.wait_until_accepted()
+    with rig.served():
+        pass
     assert (status(fleet).trouble, status(fleet).pid) == ("", before)
 
 
@@ -186,8 +185,7 @@ async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         pid = status(fleet).pid
-        with rig.client() as client:
-            client.wait_until_accepted()
+        with rig.served() as client:
             asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
             assert (asked.state, asked.pid, asked.runs) == ("Ready", pid, wanted())
             assert [user.pid for user in asked.clients.processes] == [client.pid]

@@ -31,9 +31,7 @@ from tests.mps.fleet_rig import (
 
 async def test_an_agent_that_died_before_it_wrote_down_which(rig: FleetRig) -> None:
     """The one daemon of that directory is it, if all the rest agrees."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
+    pid = await rig.left_daemon()
     [record] = read_records(rig.run_dir)
     assert isinstance(record, Record)
     write_record(rig.run_dir, replace(record, process=None, runs=None))
@@ -43,9 +41,7 @@ async def test_an_agent_that_died_before_it_wrote_down_which(rig: FleetRig) -> N
 
 async def test_a_plan_that_changed_while_no_agent_was_there(rig: FleetRig) -> None:
     """What the process runs as and what is wanted are distinguished: limits are set on it."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted(4096))
-        pid = status(fleet).pid
+    pid = await rig.left_daemon(wanted(4096))
     [record] = read_records(rig.run_dir)
     assert isinstance(record, Record)
     write_record(rig.run_dir, replace(record, wanted=wanted(2048)))
@@ -58,17 +54,15 @@ async def test_a_plan_that_changed_while_no_agent_was_there(rig: FleetRig) -> No
 
 async def test_sockets_that_were_hidden_come_back(rig: FleetRig) -> None:
     """An agent that died in the middle of a drain leaves a daemon that no client finds."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
+    pid = await rig.left_daemon()
     rig.back().mkdir()
     for name in ("control", "control_privileged"):
         (rig.pipes() / name).rename(rig.back() / name)
     async with rig.fleet() as fleet:
         assert (await ready(fleet)).pid == pid
         assert list(rig.back().iterdir()) == []
-        with rig.client() as client:
-            await asyncio.to_thread(client.wait_until_accepted)
+        with rig.served():
+            pass
 
 
 @as_root
@@ -76,15 +70,11 @@ async def test_who_waits_is_known_to_the_next_agent(rig: FleetRig) -> None:
     """From the log that is there already."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
-    with rig.client() as client:
-        await asyncio.to_thread(client.wait_until_accepted)  # the first decides whose server it is
-        with rig.client(uid=1234) as stranger:
-            assert await asyncio.to_thread(stranger.wait_until_connected)
-            await until(lambda: f"NEW CLIENT {stranger.pid}" in rig.log().read_text())
-            async with rig.fleet():
-                assert f"pid {stranger.pid}" in await rig.reported(
-                    ReportSubject.FOREIGN_USER_WAITING
-                )
+    with rig.served(), rig.client(uid=1234) as stranger:
+        assert await asyncio.to_thread(stranger.wait_until_connected)
+        await until(lambda: f"NEW CLIENT {stranger.pid}" in rig.log().read_text())
+        async with rig.fleet():
+            assert f"pid {stranger.pid}" in await rig.reported(ReportSubject.FOREIGN_USER_WAITING)
 
 
 async def test_an_agent_that_leaves_while_it_starts_one(rig: FleetRig) -> None:
@@ -107,29 +97,25 @@ async def test_a_daemon_with_another_shm(rig: FleetRig) -> None:
     /dev/shm than the daemon's, so it is replaced once its own clients are gone.
     """
     shm = rig.pipes().with_name("shm")
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
-    with rig.client() as client:
-        await asyncio.to_thread(client.wait_until_accepted)
+    pid = await rig.left_daemon()
+    with rig.served() as client:
         async with rig.fleet(private_shm=True) as fleet:
             assert (status(fleet).state, status(fleet).pid) == ("Draining", pid)
             assert status(fleet).why == "it has another /dev/shm than mps.shm says"
             client.allocate(1 << 20)
     async with rig.fleet(private_shm=True) as fleet:
         await until(lambda: status(fleet).pid not in {pid, None} and status(fleet).is_ready)
-        pid = status(fleet).pid
-        assert shm.samefile(f"/proc/{pid}/root/dev/shm")
+        other = status(fleet).pid
+        assert shm.samefile(f"/proc/{other}/root/dev/shm")
     async with rig.fleet(private_shm=True) as fleet:
-        assert (await ready(fleet)).pid == pid
+        assert (await ready(fleet)).pid == other
 
 
 async def test_servers_are_recorded(rig: FleetRig) -> None:
     """While one exits it has no name any more, and the next agent would not find it."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
-        with rig.client() as client:
-            await asyncio.to_thread(client.wait_until_accepted)
+        with rig.served():  # the first decides whose server it is
             [server] = rig.processes(SERVER)
 
             def left() -> tuple[MpsProcess, ...]:
@@ -177,8 +163,7 @@ async def test_a_daemon_that_came_late(rig: FleetRig) -> None:
         spec = spec_in(rig.run_dir, GPU, wanted())
         late = await ChildLauncher(rig.programs).launch(spec)
         await until((rig.pipes() / "control").exists)
-        with rig.client() as client:
-            await asyncio.to_thread(client.wait_until_accepted)
+        with rig.served() as client:
             await fleet.start(GPU, plan)
             assert (status(fleet).pid, await limits(fleet)) == (late.pid, ("2G", 50.0))
             with pytest.raises(StillInUse):

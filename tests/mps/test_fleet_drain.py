@@ -20,6 +20,7 @@ from tests.mps.fleet_rig import (
     OTHER_GPU,
     US,
     FleetRig,
+    called_like,
     quick,
     ready,
     status,
@@ -61,8 +62,8 @@ async def test_drain_that_is_not_done_in_time(
     before = status(fleet).pid
     assert await fleet.drain(GPU, seconds=0.4) == (client.pid,)
     assert (await ready(fleet)).pid == before
-    with rig.client() as another:
-        another.wait_until_accepted()
+    with rig.served():
+        pass
     assert rig.said(ReportSubject.STILL_IN_USE)
 
 
@@ -95,8 +96,7 @@ async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> No
     """
     async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
         await fleet.start(GPU, wanted())
-        with rig.client() as client:
-            client.wait_until_accepted()
+        with rig.served():
             draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
             await until(lambda: status(fleet).state == "Draining")
             for act in (fleet.start(GPU, wanted(2048)), fleet.stop(GPU)):
@@ -113,21 +113,10 @@ async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> No
 
 async def test_drained_is_not_said_beside_another_daemon(rig: FleetRig, fleet: Fleet) -> None:
     """That one has its own clients, so it is named; once it has ended, the device is drained."""
-    other = await asyncio.create_subprocess_exec(
-        *(CONTROL, "-f"),
-        executable="/bin/sh",
-        stdin=asyncio.subprocess.PIPE,
-        env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
-        user=US if IS_ROOT else None,
-        extra_groups=() if IS_ROOT else None,
-    )
-    try:
+    with called_like(CONTROL, rig.pipes(), uid=US if IS_ROOT else None) as other:
         with pytest.raises(NodeagentError, match=rf"another MPS daemon \(pid {other.pid}, "):
             await fleet.drain(GPU, seconds=30.0)
         assert status(fleet).state == "Down"
-    finally:
-        other.kill()
-        await other.wait()
     assert await fleet.drain(GPU, seconds=30.0) == ()
 
 
@@ -164,8 +153,8 @@ async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fl
         said for said in rig.said(ReportSubject.STILL_IN_USE) if "sockets cannot be moved" in said
     ]
     assert len(words) == 1
-    with rig.client() as client:
-        client.wait_until_accepted()
+    with rig.served():
+        pass
 
 
 # --- restart --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import SERVER
 from nodeagent.mps.requests import NotReady
-from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
+from nodeagent.simulation.mps.clients import ClientError
 from nodeagent.simulation.mps.installation import shared_interpreter
 from nodeagent.structs import replace
 from tests.mps.conftest import as_root
@@ -30,6 +30,7 @@ from tests.mps.fleet_rig import (
     OTHER_GPU,
     US,
     FleetRig,
+    called_like,
     limits,
     ready,
     status,
@@ -47,14 +48,6 @@ def rig() -> Iterator[FleetRig]:
         yield made
 
 
-@contextmanager
-def served(rig: FleetRig, uid: int = US) -> Iterator[SimulatedClient]:
-    """A client that its server has taken."""
-    with rig.client(uid=uid) as client:
-        client.wait_until_accepted()
-        yield client
-
-
 def prepared(rig: FleetRig, knob: str, value: object = True) -> None:
     """Turned before the daemon is there."""
     rig.knobs().turn(knob, value)
@@ -65,7 +58,7 @@ def prepared(rig: FleetRig, knob: str, value: object = True) -> None:
 
 async def test_die(rig: FleetRig, fleet: Fleet) -> None:
     """Its end is reported with its signal; it is back with its limits, and its orphan is ended."""
-    with served(rig):
+    with rig.served():
         [orphan] = rig.servers()
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("die")
@@ -92,21 +85,10 @@ async def test_hang_while_it_is_drained(rig: FleetRig) -> None:
     """Without a server it has no client; another user's process of that name is no server of it."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(uid=1234))
-        like = await asyncio.create_subprocess_exec(
-            *(SERVER, "-f"),
-            executable="/bin/sh",
-            stdin=asyncio.subprocess.PIPE,
-            env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
-            user=4242,
-            extra_groups=(),
-        )
-        try:
+        with called_like(SERVER, rig.pipes(), uid=4242) as like:
             rig.knobs().turn("hang")
             assert await fleet.drain(GPU, seconds=30.0) == ()
-            assert like.returncode is None
-        finally:
-            like.kill()
-            await like.wait()
+            assert like.poll() is None
 
 
 async def test_busy(rig: FleetRig, fleet: Fleet) -> None:
@@ -169,7 +151,7 @@ async def test_lose_pipes(rig: FleetRig, fleet: Fleet) -> None:
         ReportSubject.SILENT
     )
     assert (await ready(fleet)).pid != before
-    with served(rig):
+    with rig.served():
         pass
 
 
@@ -231,7 +213,7 @@ async def test_the_pipe_directory_of_a_daemon_that_answers(rig: FleetRig, fleet:
     """Is root's, and its user's again when another daemon is to start there."""
     assert rig.pipes().stat().st_uid == 0
     assert {entry.stat().st_uid for entry in rig.pipes().iterdir()} == {US}
-    with served(rig):
+    with rig.served():
         pass
     await fleet.restart(GPU)
     assert rig.pipes().stat().st_uid == 0
@@ -263,7 +245,7 @@ async def test_lose_logs(rig: FleetRig, fleet: Fleet) -> None:
     rig.knobs().turn("lose_logs")
     await until(lambda: not rig.log().exists())
     before = status(fleet).pid
-    with served(rig), rig.client(uid=1234) as stranger:
+    with rig.served(), rig.client(uid=1234) as stranger:
         assert f"pid {stranger.pid}" in await rig.reported(ReportSubject.FOREIGN_USER_WAITING)
         rig.reports.clear()
         assert (status(fleet).pid, status(fleet).is_ready) == (before, True)
@@ -311,9 +293,9 @@ async def test_a_server_that_fails(rig: FleetRig, fleet: Fleet) -> None:
     assert status(fleet).is_ready
     assert "status 1" in status(fleet).trouble
     rig.knobs().clear()
-    with suppress(ClientError), served(rig):
+    with suppress(ClientError), rig.served():
         pass  # a server that was just started may still fail, and take its client along
-    with served(rig):
+    with rig.served():
         await until(lambda: not status(fleet).trouble)
 
 
@@ -323,14 +305,14 @@ async def test_server_uid(rig: FleetRig) -> None:
     prepared(rig, "server_uid", 1234)
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(uid=0))
-        with served(rig, uid=0):
+        with rig.served(uid=0):
             words = await rig.reported(ReportSubject.WRONG_SERVER_USER)
             assert "runs as user 1234, the plan wants 0" in words
 
 
 async def test_server_die(rig: FleetRig, fleet: Fleet) -> None:
     """The daemon calls it status 0; its clients know better."""
-    with served(rig) as client:
+    with rig.served() as client:
         await until(lambda: bool(status(fleet).clients))
         os.kill(client.pid, signal.SIGSTOP)  # else it may be gone as fast as its server
         rig.knobs().turn("server_die")
@@ -341,7 +323,7 @@ async def test_server_die(rig: FleetRig, fleet: Fleet) -> None:
 
 async def test_server_busy(rig: FleetRig, fleet: Fleet) -> None:
     """Who its clients are is not known, so nothing is taken away from them."""
-    with served(rig) as client:
+    with rig.served() as client:
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("server_busy")
         await until(lambda: _clients_unknown(fleet))
@@ -356,7 +338,7 @@ async def test_server_busy(rig: FleetRig, fleet: Fleet) -> None:
 
 async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
     """The culprit is named; when all its clients are gone it is Ready by itself."""
-    with served(rig) as client, served(rig) as victim:
+    with rig.served() as client, rig.served() as victim:
         await until(lambda: len(status(fleet).clients) == 2)
         client.fault()
         words = await rig.reported(ReportSubject.SERVER_FAULT)
@@ -370,7 +352,7 @@ async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
 
 async def test_terminate_code(rig: FleetRig, fleet: Fleet) -> None:
     """A client that cannot be taken off the device does not hold up a drain by force."""
-    with served(rig):
+    with rig.served():
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("terminate_code", -1)
         assert await fleet.drain(GPU, seconds=0.1, force=True) == ()

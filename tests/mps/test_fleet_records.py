@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -25,17 +24,14 @@ from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, MpsProcess
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from tests.mps.conftest import as_root
-from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, ready, status, wanted
+from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, called_like, ready, status, wanted
 from tests.simulation.mps.rig import gone
 
 
-async def _spoilt(rig: FleetRig) -> int:
+async def _spoilt(rig: FleetRig, plan: WantedMps | None = None) -> int:
     """The pid of a daemon that was Ready, whose record cannot be used."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
-    (rig.pipes().parent / "record.json").write_text("{")
-    assert pid is not None
+    pid = await rig.left_daemon(plan)
+    rig.pipes().with_name("record.json").write_text("{")
     return pid
 
 
@@ -44,8 +40,7 @@ async def test_a_record_that_cannot_be_used(rig: FleetRig) -> None:
     that a plan that wants it keeps it, with its client.
     """
     pid = await _spoilt(rig)
-    with rig.client() as client:
-        await asyncio.to_thread(client.wait_until_accepted)
+    with rig.served() as client:
         asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
         assert (asked.pid, [user.pid for user in asked.clients.processes]) == (pid, [client.pid])
         async with rig.fleet() as fleet:
@@ -91,8 +86,7 @@ async def test_a_record_that_cannot_be_used_and_no_plan_for_it(rig: FleetRig) ->
 async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) -> None:
     """The server that it left is ended, and the device is free for any plan."""
     pid = await _spoilt(rig)
-    with rig.client() as client:
-        await asyncio.to_thread(client.wait_until_accepted)
+    with rig.served():
         [orphan] = rig.servers()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -107,48 +101,23 @@ async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) 
 async def test_who_only_looks_like_the_daemon(rig: FleetRig) -> None:
     """Is not taken for it: another user's process of that name, with that directory."""
     pid = await _spoilt(rig)
-    like = await asyncio.create_subprocess_exec(
-        CONTROL,
-        *("-f", "-c", "sleep 60"),
-        executable="/bin/sh",
-        env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
-        user=4242,
-        extra_groups=(),
-    )
-    try:
+    with called_like(CONTROL, rig.pipes(), uid=4242) as like:
         async with rig.fleet() as fleet:
             assert f"(pid {pid})" in await rig.reported(ReportSubject.RECORD_UNUSABLE)
             assert (await ready(fleet)).pid == pid
-        assert like.returncode is None
-    finally:
-        like.kill()
-        await like.wait()
+        assert like.poll() is None
 
 
 @as_root
 async def test_who_has_no_socket_is_no_daemon(rig: FleetRig) -> None:
     """The plan's user can name a process like that, and would keep the device without a daemon."""
     tenant = wanted(uid=1234)
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, tenant)
-        pid = status(fleet).pid
-    assert pid is not None
+    pid = await rig.left_daemon(tenant)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     (rig.pipes().parent / "record.json").write_text("{")
-    like = await asyncio.create_subprocess_exec(
-        *(CONTROL, "-f"),
-        executable="/bin/sh",
-        stdin=asyncio.subprocess.PIPE,
-        env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
-        user=1234,
-        extra_groups=(),
-    )
-    try:
+    with called_like(CONTROL, rig.pipes(), uid=1234):
         assert await survey(rig.run_dir, programs=rig.programs) == {}
-    finally:
-        like.kill()
-        await like.wait()
 
 
 async def test_directories_without_a_record(rig: FleetRig) -> None:
@@ -169,14 +138,11 @@ async def test_directories_without_a_record(rig: FleetRig) -> None:
 
 async def test_a_daemon_whose_directory_was_deleted(rig: FleetRig) -> None:
     """No client finds it any more, and none could be started in its place: it is ended."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
+    pid = await rig.left_daemon()
     shutil.rmtree(rig.pipes().parent)
     async with rig.fleet() as fleet:
         assert f"(pid {pid})" in await rig.reported(ReportSubject.RECORD_UNUSABLE)
         assert fleet.statuses() == ()
-    assert pid is not None
     assert gone(pid)
 
 
@@ -184,12 +150,9 @@ async def test_a_daemon_without_a_record(rig: FleetRig) -> None:
     """An agent was killed after it set an unusable record aside: its daemon is taken over as it is,
     since no other could be started beside it.
     """
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
+    pid = await rig.left_daemon()
     rig.pipes().with_name("record.json").unlink()
-    with rig.client() as client:
-        await asyncio.to_thread(client.wait_until_accepted)
+    with rig.served() as client:
         async with rig.fleet() as fleet:
             words = await rig.reported(ReportSubject.RECORD_UNUSABLE)
             assert f"has no record; the daemon there (pid {pid}) is taken over" in words
@@ -200,10 +163,7 @@ async def test_a_daemon_without_a_record(rig: FleetRig) -> None:
 
 async def test_a_daemon_without_a_record_that_takes_no_connection(rig: FleetRig) -> None:
     """It cannot be proven to be the one there, and neither that it is not: its files stay."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
-    assert pid is not None
+    pid = await rig.left_daemon()
     record = rig.pipes().with_name("record.json")
     kept = record.rename(rig.folder / "record.json")
     os.kill(pid, signal.SIGSTOP)

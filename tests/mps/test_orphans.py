@@ -28,7 +28,17 @@ from nodeagent.mps.shares import DaemonSpec
 from nodeagent.processes import command_of
 from tests.locked_process import locked_process
 from tests.mps.conftest import PYTHON, StartServer, as_root, spec_for
-from tests.mps.fleet_rig import GPU, IS_ROOT, US, FleetRig, ready, status, until, wanted
+from tests.mps.fleet_rig import (
+    GPU,
+    IS_ROOT,
+    US,
+    FleetRig,
+    called_like,
+    ready,
+    status,
+    until,
+    wanted,
+)
 
 
 async def test_orphans_are_ended_by_their_pipe_directory(
@@ -288,19 +298,9 @@ async def test_who_cannot_serve_holds_up_nothing(
 ) -> None:
     """It may last for ever, and would keep the device without a daemon for as long."""
     start_server()
-    called = subprocess.Popen(
-        [CONTROL, *arguments],
-        executable="/bin/sh",
-        stdin=subprocess.PIPE,
-        env={"CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory},
-        user=user,
-    )
-    try:
+    with called_like(CONTROL, spec.pipe_directory, uid=user, arguments=arguments) as called:
         assert len(await end_orphans(spec, grace=5)) == 1
         assert called.poll() is None
-    finally:
-        called.kill()
-        called.communicate()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

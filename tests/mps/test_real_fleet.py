@@ -90,9 +90,7 @@ async def _replaced(fleet: Fleet, pid: int) -> None:
 
 async def test_adopted(rig: FleetRig) -> None:
     """The same process for ten agents."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        pid = status(fleet).pid
+    pid = await rig.left_daemon()
     for _ in range(10):
         async with rig.fleet() as fleet:
             assert (await ready(fleet)).pid == pid
