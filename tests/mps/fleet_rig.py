@@ -8,11 +8,10 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -38,6 +37,7 @@ from nodeagent.simulation.mps.knobs import Knobs
 from nodeagent.structs import replace
 from nodeagent.views.shapes import MpsDaemon
 from tests.machine_load import stretched
+from tests.processes.real import running
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
 OTHER_GPU = "GPU-0a1b2c3d-0000-1111-2222-333344446666"
@@ -239,23 +239,12 @@ class FleetRig:
         return [one.pid for one in self.processes(SERVER, device)]
 
 
-@contextmanager
 def called_like(
-    program: str, pipes: str | Path, *, uid: int | None = None, arguments: Sequence[str] = ("-f",)
-) -> Iterator[subprocess.Popen[bytes]]:
+    program: str, pipes: str | Path, *arguments: str, uid: int | None = None
+) -> AbstractContextManager[int]:
     """A process with the name and the pipe directory of a program of MPS, which it is not."""
-    with subprocess.Popen(
-        [program, *arguments],
-        executable="/bin/sh",
-        stdin=subprocess.PIPE,
-        env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)},
-        user=uid,
-        extra_groups=None if uid is None else (),
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
+    return running("sh", program, *arguments, environment=environment, uid=uid)
 
 
 def _reap_daemons() -> None:

@@ -113,8 +113,8 @@ async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> No
 
 async def test_drained_is_not_said_beside_another_daemon(rig: FleetRig, fleet: Fleet) -> None:
     """That one has its own clients, so it is named; once it has ended, the device is drained."""
-    with called_like(CONTROL, rig.pipes(), uid=US if IS_ROOT else None) as other:
-        with pytest.raises(NodeagentError, match=rf"another MPS daemon \(pid {other.pid}, "):
+    with called_like(CONTROL, rig.pipes(), "-f", uid=US if IS_ROOT else None) as other:
+        with pytest.raises(NodeagentError, match=rf"another MPS daemon \(pid {other}, "):
             await fleet.drain(GPU, seconds=30.0)
         assert status(fleet).state == "Down"
     assert await fleet.drain(GPU, seconds=30.0) == ()

@@ -85,10 +85,10 @@ async def test_hang_while_it_is_drained(rig: FleetRig) -> None:
     """Without a server it has no client; another user's process of that name is no server of it."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(uid=1234))
-        with called_like(SERVER, rig.pipes(), uid=4242) as like:
+        with called_like(SERVER, rig.pipes(), "-f", uid=4242) as like:
             rig.knobs().turn("hang")
             assert await fleet.drain(GPU, seconds=30.0) == ()
-            assert like.poll() is None
+            assert not gone(like)
 
 
 async def test_busy(rig: FleetRig, fleet: Fleet) -> None:

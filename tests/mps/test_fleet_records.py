@@ -101,11 +101,11 @@ async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) 
 async def test_who_only_looks_like_the_daemon(rig: FleetRig) -> None:
     """Is not taken for it: another user's process of that name, with that directory."""
     pid = await _spoilt(rig)
-    with called_like(CONTROL, rig.pipes(), uid=4242) as like:
+    with called_like(CONTROL, rig.pipes(), "-f", uid=4242) as like:
         async with rig.fleet() as fleet:
             assert f"(pid {pid})" in await rig.reported(ReportSubject.RECORD_UNUSABLE)
             assert (await ready(fleet)).pid == pid
-        assert like.poll() is None
+        assert not gone(like)
 
 
 @as_root
@@ -116,7 +116,7 @@ async def test_who_has_no_socket_is_no_daemon(rig: FleetRig) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     (rig.pipes().parent / "record.json").write_text("{")
-    with called_like(CONTROL, rig.pipes(), uid=1234):
+    with called_like(CONTROL, rig.pipes(), "-f", uid=1234):
         assert await survey(rig.run_dir, programs=rig.programs) == {}
 
 

@@ -14,8 +14,9 @@ def running(
     *command: str,
     environment: Mapping[str, str] | None = None,
     pass_fds: Collection[int] = (),
+    uid: int | None = None,
 ) -> Iterator[int]:
-    """The pid of `program`, started with the words of `command`, its name first."""
+    """The pid of `program`, started with the words of `command`, its name first, as this user."""
     executable = shutil.which(program)
     assert executable
     with subprocess.Popen(
@@ -23,6 +24,8 @@ def running(
         executable=executable,
         env=environment,
         pass_fds=pass_fds,
+        user=uid,
+        extra_groups=None if uid is None else (),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
