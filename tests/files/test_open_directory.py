@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -87,14 +88,11 @@ def test_symlinks_are_not_followed(directory: OpenDirectory, tmp_path: Path, act
     assert (directory.path / "a").is_symlink()
 
 
-@pytest.mark.parametrize("kind", ["directory", "fifo"])
-def test_what_is_no_file(directory: OpenDirectory, kind: str) -> None:
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file(directory: OpenDirectory, make: Callable[[Path], object]) -> None:
     """Is named, and a fifo does not block."""
     path = directory.path / "a"
-    if kind == "fifo":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
+    make(path)
     with pytest.raises(PathRefused, match="is not a plain file"):
         directory.put("a", b"x")
     assert path.exists()
@@ -105,11 +103,23 @@ def test_another_users_file(directory: OpenDirectory) -> None:
     """The file is named with its owner."""
     directory.put("a", b"x")
     os.chown(directory.path / "a", 1000, 1000)
-    with pytest.raises(PathRefused, match="a belongs to user 1000, not 0"):
-        directory.put("a", b"x")
-    with pytest.raises(PathRefused, match="a belongs to user 1000, not 0"):
-        directory.remove("a")
+    for act in (partial(directory.put, "a", b"x"), partial(directory.remove, "a")):
+        with pytest.raises(PathRefused, match="a belongs to user 1000, not 0"):
+            act()
     assert (directory.path / "a").exists()
+
+
+def refused(path: Path, why: str, *, make: bool = False) -> PathRefused:
+    """That the directory cannot be opened for this reason."""
+    with pytest.raises(PathRefused, match=why) as caught, opened(path, make=make):
+        pass
+    return caught.value
+
+
+def refused_in(top: OpenDirectory, name: str, why: str, *, make: bool = True) -> None:
+    """That the directory in an open one cannot be opened for this reason."""
+    with pytest.raises(PathRefused, match=why), top.child(name, make=make):
+        pass
 
 
 @as_root
@@ -117,28 +127,16 @@ def test_another_users_directory(tmp_path: Path) -> None:
     """Nothing is written where another user could exchange it."""
     (tmp_path / "in").mkdir()
     os.chown(tmp_path / "in", 1000, 1000)
-    with (
-        pytest.raises(PathRefused, match="in belongs to user 1000, not 0"),
-        opened(tmp_path / "in", make=True),
-    ):
-        pass
-    with (
-        opened(tmp_path) as top,
-        pytest.raises(PathRefused, match="in belongs to user 1000, not 0"),
-        top.child("in", make=True),
-    ):
-        pass
+    refused(tmp_path / "in", "in belongs to user 1000, not 0", make=True)
+    with opened(tmp_path) as top:
+        refused_in(top, "in", "in belongs to user 1000, not 0")
 
 
 def test_a_directory_that_others_can_write(tmp_path: Path) -> None:
     """Is refused, and what to do is said."""
     tmp_path.chmod(0o777)
-    with (
-        pytest.raises(PathRefused, match=r"can be written by others \(mode 777\)") as caught,
-        opened(tmp_path),
-    ):
-        pass
-    assert caught.value.remedy == f"chmod go-w {tmp_path}"
+    error = refused(tmp_path, r"can be written by others \(mode 777\)")
+    assert error.remedy == f"chmod go-w {tmp_path}"
 
 
 def test_a_directory_that_is_a_symlink(tmp_path: Path) -> None:
@@ -148,24 +146,17 @@ def test_a_directory_that_is_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "cdi").symlink_to("real/cdi")
     with opened(tmp_path / "var/cdi"):
         pass
-    with (
-        pytest.raises(PathRefused, match="cdi is a symlink"),
-        opened(tmp_path / "cdi", make=True),
-    ):
-        pass
+    refused(tmp_path / "cdi", "cdi is a symlink", make=True)
     with opened(tmp_path) as top:
         assert top.directories() == ("real",)
-        with pytest.raises(PathRefused, match="cdi is a symlink"), top.child("cdi", make=True):
-            pass
+        refused_in(top, "cdi", "cdi is a symlink")
 
 
 def test_nothing_there(tmp_path: Path) -> None:
     """A missing directory is refused, and is not made without `make`."""
-    with pytest.raises(PathRefused, match="no cannot be used"), opened(tmp_path / "no"):
-        pass
+    refused(tmp_path / "no", "no cannot be used")
     with opened(tmp_path) as top:
-        with pytest.raises(PathRefused, match="no cannot be used"), top.child("no", make=False):
-            pass
+        refused_in(top, "no", "no cannot be used", make=False)
         assert not top.remove("no")
         top.remove_child("no")
     assert list(tmp_path.iterdir()) == []
@@ -174,11 +165,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["relative", "/run/../etc", "/run/\0"])
 def test_paths_that_are_none(path: str) -> None:
     """Are refused before anything is looked at."""
-    with (
-        pytest.raises(PathRefused, match="not an absolute path"),
-        opened(Path(path), make=True),
-    ):
-        pass
+    refused(Path(path), "not an absolute path", make=True)
 
 
 def test_a_directory_that_vanishes(directory: OpenDirectory) -> None:

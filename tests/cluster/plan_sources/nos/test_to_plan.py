@@ -143,17 +143,6 @@ def test_before_the_first_look() -> None:
 # --- MPS --------------------------------------------------------------------------------------
 
 
-def test_configuration() -> None:
-    """Shares of the device plugin's configuration; GPUs that it does not name stay untouched."""
-    assert gpus(offer({}, MPS, TWO, plugin_configuration=TEN)) == [
-        {
-            "devices": [1],
-            "mig": "disabled",
-            "mps": {"shares": {"10gb": {"count": 2, "memory": "9990Mi"}}, "user": 1000},
-        }
-    ]
-
-
 def test_share_annotations() -> None:
     """Shares can be asked for by annotations too, in their sizes' order."""
     entries = gpus(offer(spec(**{"0-20gb": "1", "0-5gb": "2"}), MPS, TWO))
