@@ -68,25 +68,6 @@ def _valid_text(text: str) -> None:
             kubernetes_validate.validate(document, version, strict=True)
 
 
-def _whole_files() -> list[str]:
-    """Manifests that are complete as they are written: what a kustomization names as a resource.
-
-    Those in `monitoring` are of types that Kubernetes itself does not have.
-    """
-    return sorted(
-        str((path.parent / name).relative_to(MANIFESTS))
-        for path in MANIFESTS.glob("**/kustomization.yaml")
-        for name in yaml.safe_load(path.read_text(encoding="utf-8")).get("resources", ())
-        if name.endswith(".yaml") and path.parent.name != "monitoring"
-    )
-
-
-@pytest.mark.parametrize("path", _whole_files())
-def test_the_files_are_what_kubernetes_knows(path: str) -> None:
-    """Each manifest fits Kubernetes' own schema, with no key that it does not have."""
-    _valid(written(path))
-
-
 @rendered
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_the_overlay_renders(name: str) -> None:

@@ -47,6 +47,7 @@ PHASES: tuple[tuple[bool, Verdict | None, list[Code], Phase], ...] = (
     (False, Verdict.BLOCKED, [Code.IN_USE], Phase.BLOCKED),
     (False, Verdict.BLOCKED, [Code.RESET_REQUIRED], Phase.BLOCKED),
     (False, Verdict.BLOCKED, [], Phase.BLOCKED),
+    (False, Verdict.IN_SYNC, [Code.OWNED], Phase.BLOCKED),
     (False, Verdict.BLOCKED, [Code.IN_USE, Code.GPU_LOST], Phase.FAILED),
     (False, Verdict.APPLICABLE, [Code.STEP_FAILED], Phase.FAILED),
     (False, Verdict.APPLICABLE, [], Phase.FAILED),
