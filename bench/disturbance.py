@@ -10,7 +10,6 @@ import pynvml
 
 from bench import clear_all
 from bench.tables import show
-from bench.tours import all_pairs
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
 from nodeagent.plan.observed import ObservedNode
@@ -110,3 +109,19 @@ def _count(node: SimulatedNode) -> Counter[str]:
 
 def _figures(tally: Counter[str]) -> list[int]:
     return [tally[k] for k in ("destroyed", "created", "calls", "refused", "missed")]
+
+
+def all_pairs(count: int) -> list[int]:
+    """A closed walk over `count` layouts in which each ordered pair of different ones occurs once.
+
+    Found as an Eulerian circuit of the complete directed graph (Hierholzer's algorithm).
+    """
+    unused = [[j for j in range(count) if j != i] for i in range(count)]
+    stack, circuit = [0], []
+    while stack:
+        here = stack[-1]
+        if unused[here]:
+            stack.append(unused[here].pop())
+        else:
+            circuit.append(stack.pop())
+    return circuit[::-1]

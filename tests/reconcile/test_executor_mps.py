@@ -15,7 +15,7 @@ import pytest
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
 from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
-from nodeagent.plan.plan import GpuOutcome, StepReport, StepResult
+from nodeagent.plan.plan import GpuOutcome, StepReport
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import ComputeMode, TimeSlice
@@ -44,8 +44,8 @@ from tests.plan.daemons import (
     shared,
     without_mig,
 )
+from tests.reconcile.test_executor import DONE, FAILED, SKIPPED, UNDONE, codes, results
 
-DONE, FAILED, UNDONE, SKIPPED = StepResult
 H100 = card("h100-80gb")
 
 
@@ -103,16 +103,6 @@ class PaperNode:
         made = plan(DesiredNode({self.gpu.uuid: desired}), ObservedNode((self.gpu,)))
         assert made.steps
         return (await execute(made, self, parallel=1)).gpus[0]
-
-
-def results(outcome: GpuOutcome) -> list[StepResult]:
-    """How the steps ended."""
-    return [report.result for report in outcome.steps]
-
-
-def codes(outcome: GpuOutcome) -> list[str]:
-    """Which problems there are."""
-    return [problem.code for problem in outcome.problems]
 
 
 async def test_mig_and_mps_in_one_go() -> None:

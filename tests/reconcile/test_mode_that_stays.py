@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,17 +10,18 @@ import pytest
 from nodeagent.documents.reading import read_document
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.desired import DesiredNode
-from nodeagent.plan.observed import Gpu, MigMode, ObservedNode, Placement
+from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, StepReport
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve
-from nodeagent.plan.steps import Destruction, SetMigMode, Step
+from nodeagent.plan.steps import SetMigMode, Step
 from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
 from tests.machine_load import stretched
 from tests.processes.real import running
+from tests.reconcile.test_executor_mps import PaperNode
 from tests.rig import open_driver, plan_text
 
 RESETS = Policy(reset_when_idle=True)
@@ -46,28 +45,8 @@ async def observed(node: SimulatedNode, *, on: bool) -> Gpu:
         return (await driver.observe()).gpus[0]
 
 
-@dataclass
-class Unmoved:
+class Unmoved(PaperNode):
     """Reports every step as done, and changes nothing."""
-
-    gpu: Gpu
-    taken: list[Step] = field(default_factory=list)
-
-    async def observe_gpu(self, uuid: str, *, details: bool = True) -> Gpu:
-        return self.gpu
-
-    async def observe_changes(
-        self,
-        uuid: str,
-        made: Collection[Placement] = (),
-        gone: Collection[int] = (),
-        *,
-        users: bool = False,
-    ) -> Gpu:
-        return self.gpu
-
-    async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
-        """Always idle."""
 
     async def apply(self, step: Step) -> None:
         self.taken.append(step)
