@@ -33,9 +33,9 @@ from nodeagent.plan.names import ProfileName, device_name, find, nearest_profile
 from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.resolve_mps import OnGpu, mps_by_device, time_slice_of, wanted_mps
+from nodeagent.plan.resolve_mps import OnGpu, mps_by_device, wanted_mps
 from nodeagent.plan.search import best_layout, does_not_fit
-from nodeagent.plan.shares import Host
+from nodeagent.plan.shares import Host, TimeSlice
 from nodeagent.structs import replace
 
 _ANY_HOST = Host()
@@ -100,12 +100,28 @@ def _desired(on: OnGpu, entry: PlanEntry) -> DesiredGpu:
     if on.gpu.access is not Access.OK:  # the planner reports it; nothing can be checked
         return desired
     mig = _desired_mig(on, entry)
-    desired = replace(desired, mig=mig, time_slice=time_slice_of(on, entry))
+    desired = replace(desired, mig=mig, time_slice=_time_slice_of(on, entry))
     if entry.mps is None or isinstance(entry.mig, MigLayout):
         return desired
     if isinstance(mig, MigDisabled) or (mig is None and not on.gpu.in_mig_mode):
         return replace(desired, mps=wanted_mps(on, entry.mps, memory=on.gpu.memory))
     return replace(desired, mps_by_device=mps_by_device(on, entry.mps))
+
+
+def _time_slice_of(on: OnGpu, entry: PlanEntry) -> TimeSlice | None:
+    """The interval; there is one for each GPU, so the parts of a GPU have none of their own."""
+    if entry.time_slice is None:
+        return None
+    path = f"{entry.path}.timeSlice"
+    if entry.mps is not None:
+        on.refuse(Code.INVALID_VALUE, "sharedTwice", path)
+    elif isinstance(entry.mig, MigLayout | MigEnabled):
+        on.refuse(Code.INVALID_VALUE, "timeSliceBesideMig", path)
+    elif entry.mig is None and on.gpu.in_mig_mode:
+        on.refuse(Code.INVALID_VALUE, "timeSliceInMigMode", path)
+    else:
+        return TimeSlice(entry.time_slice)
+    return None
 
 
 def _desired_mig(on: OnGpu, entry: PlanEntry) -> DesiredMig | None:

@@ -1,4 +1,4 @@
-"""What an entry's `mps` and `timeSlice` mean on one GPU: limits, accounts, intervals.
+"""What an entry's `mps` means on one GPU: limits and accounts.
 
 Nothing is ever rounded up: equal shares are cut down to what the limits can express, and what was
 written but cannot be expressed is refused with the nearest value below.
@@ -11,10 +11,7 @@ from decimal import Decimal
 from typing import assert_never
 
 from nodeagent.plan.desired import (
-    MigEnabled,
-    MigLayout,
     MpsEntry,
-    PlanEntry,
     Replicas,
     ShareEntry,
     Shares,
@@ -30,7 +27,6 @@ from nodeagent.plan.shares import (
     Host,
     Share,
     Sharing,
-    TimeSlice,
     WantedMps,
     percentage_text,
     user_ids,
@@ -181,7 +177,7 @@ def _exact(percent: float) -> Decimal:
     return Decimal(repr(percent))
 
 
-# --- accounts and time slices -----------------------------------------------------------------
+# --- accounts ---------------------------------------------------------------------------------
 
 
 def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
@@ -205,20 +201,4 @@ def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
     else:
         return account
     on.problems.append(problem)
-    return None
-
-
-def time_slice_of(on: OnGpu, entry: PlanEntry) -> TimeSlice | None:
-    """The interval; there is one for each GPU, so the parts of a GPU have none of their own."""
-    if entry.time_slice is None:
-        return None
-    path = f"{entry.path}.timeSlice"
-    if entry.mps is not None:
-        on.refuse(Code.INVALID_VALUE, "sharedTwice", path)
-    elif isinstance(entry.mig, MigLayout | MigEnabled):
-        on.refuse(Code.INVALID_VALUE, "timeSliceBesideMig", path)
-    elif entry.mig is None and on.gpu.in_mig_mode:
-        on.refuse(Code.INVALID_VALUE, "timeSliceInMigMode", path)
-    else:
-        return TimeSlice(entry.time_slice)
     return None
