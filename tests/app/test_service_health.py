@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,45 @@ from tests.machine_load import stretched
 _LAST_XID = "DCGM_FI_DEV_XID_ERRORS"
 
 
+class KernelLog:
+    """One of the test's own, that an agent with these `variables` reads."""
+
+    def __init__(self, folder: Path) -> None:
+        os.mkfifo(folder / "kmsg")
+        self.variables = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{folder}/kmsg"}
+        self._file = os.open(folder / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+        self._sequence = 17
+
+    def xid(self, gpu: Any, rest: str, instance: int | None = None) -> bytes:
+        """The driver reports one of the GPU, or of a GPU instance; gives the line."""
+        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+        where = gpu["pciBusId"][4:-2].lower()
+        where += "" if instance is None else f" GPU-I:{instance:02}"
+        line = f"3,{self._sequence},{micros},-;NVRM: Xid (PCI:{where}): {rest}\n".encode()
+        self._sequence += 1
+        self.write(line)
+        return line
+
+    def write(self, line: bytes) -> None:
+        os.write(self._file, line)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[KernelLog]:
+    """This machine's own may not be readable."""
+    with closing(KernelLog(tmp_path)) as made:
+        yield made
+
+
+def simulate(folder: Path, *words: str, gpus: int = 1) -> None:
+    """Do this to the agent's simulated node."""
+    node = ["--simulate", f"h100-80gb:{gpus}", "--state", f"{folder}/node.json"]
+    subprocess.run([sys.executable, "-m", "nodeagent", "simulate", *words, *node], check=True)
+
+
 def _findings(status: Any) -> list[Any]:
     found = [f for gpu in status["gpus"] for f in gpu["health"]["findings"]]
     return [f for f in found if f["cause"] != "recoveryAction"]
@@ -32,25 +73,17 @@ def _kept(state: Path) -> bool:
     return state.exists() and b'"findings":[{' in state.read_bytes()
 
 
-def test_a_sick_slice(tmp_path: Path) -> None:
+def test_a_sick_slice(tmp_path: Path, kernel: KernelLog) -> None:
     """It is reported and fenced, the other GPU goes on; so it is for the agent that comes after
     a crash, which does not count the same line twice.
     """
-    os.mkfifo(tmp_path / "kmsg")
-    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
-    variables = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg"}
     write_plan(tmp_path, "{3g.40gb: 2}")
-    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+    with agent(tmp_path, boards="h100-80gb:2", **kernel.variables) as process:
         status = process.until_phase("InSync")
-        where = status["gpus"][0]["pciBusId"][4:-2].lower()
         instance = next(i["gi"] for i in status["gpus"][0]["instances"] if i["start"] == 4)
         # As a card does that wants a reset; one that asks for nothing is believed after a while.
-        simulated = ["--simulate", "h100-80gb:2", "--state", f"{tmp_path}/node.json"]
-        sensor = [sys.executable, "-m", "nodeagent", "simulate", "sensor", "0", "recovery", "1"]
-        subprocess.run([*sensor, *simulated], check=True)
-        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
-        line = f"3,17,{micros},-;NVRM: Xid (PCI:{where} GPU-I:{instance:02}): 95, pid=7, name=x\n"
-        os.write(kernel, line.encode())
+        simulate(tmp_path, "sensor", "0", "recovery", "1", gpus=2)
+        line = kernel.xid(status["gpus"][0], "95, pid=7, name=x", instance)
         (finding,) = _findings(process.until(lambda body: bool(_findings(body))))
         assert (finding["xid"], finding["start"], finding["size"]) == (95, 4, 4)
         write_plan(tmp_path, "{7g.80gb: 1}")
@@ -65,32 +98,25 @@ def test_a_sick_slice(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.end(signal.SIGKILL)
-    os.write(kernel, line.encode())
-    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+    kernel.write(line)
+    with agent(tmp_path, boards="h100-80gb:2", **kernel.variables) as process:
         status = process.until(lambda body: body["problems"])
         assert [p["code"] for p in status["problems"]] == ["GpuUnhealthy"]
         (finding,) = _findings(status)
         assert finding["count"] == 1
         assert process.end() == 0
-    os.close(kernel)
 
 
-def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
+def test_a_lost_gpu_is_the_headline(tmp_path: Path, kernel: KernelLog) -> None:
     """By XID 79, whatever the driver answers: the headline is an error that names the GPU and the
     command for this node, the page for a terminal begins with it, and nothing is as planned.
     """
-    os.mkfifo(tmp_path / "kmsg")
-    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
-    variables = {"NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg"}
     write_plan(tmp_path, "{3g.40gb: 2}")
-    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+    with agent(tmp_path, boards="h100-80gb:2", **kernel.variables) as process:
         status = process.until(lambda body: body["headline"]["severity"] == "ok")
         assert status["phase"] == "InSync"
         lost = status["gpus"][1]
-        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
-        where = lost["pciBusId"][4:-2].lower()
-        line = f"3,17,{micros},-;NVRM: Xid (PCI:{where}): 79, GPU has fallen off the bus.\n"
-        os.write(kernel, line.encode())
+        kernel.xid(lost, "79, GPU has fallen off the bus.")
         status = process.until_phase("Failed")
         assert status["headline"] == {
             "severity": "error",
@@ -104,7 +130,6 @@ def test_a_lost_gpu_is_the_headline(tmp_path: Path) -> None:
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert shown.startswith("GPU 1 fell off the bus (XID 79).\n  Drain and reboot the node: ")
         _not_as_planned(tmp_path, "GPU 1", "it fell off the bus (XID 79)")
-    os.close(kernel)
 
 
 def _not_as_planned(folder: Path, *words: str) -> None:
@@ -127,9 +152,7 @@ def test_a_gpu_that_only_its_samples_find_lost(tmp_path: Path) -> None:
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1") as process:
         process.until(lambda body: body["headline"]["severity"] == "ok")
-        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
-        fault = [sys.executable, "-m", "nodeagent", "simulate", "fault", *simulated]
-        subprocess.run([*fault, "nvmlDeviceGetPowerUsage", "GPU_IS_LOST"], check=True)
+        simulate(tmp_path, "fault", "nvmlDeviceGetPowerUsage", "GPU_IS_LOST")
         status = process.until_phase("Failed")
         assert [p["code"] for p in status["problems"]] == ["GpuLost"]
         assert status["headline"]["text"] == "GPU 0 is lost."
@@ -139,15 +162,10 @@ def test_a_gpu_that_only_its_samples_find_lost(tmp_path: Path) -> None:
         _not_as_planned(tmp_path, "GPU 0", "it is lost")
 
 
-def test_the_last_xid_of_either_source_is_exported(tmp_path: Path) -> None:
+def test_the_last_xid_of_either_source_is_exported(tmp_path: Path, kernel: KernelLog) -> None:
     """One that only the kernel log has, too, once, and again by the agent that comes after."""
-    os.mkfifo(tmp_path / "kmsg")
-    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     write_plan(tmp_path, "{3g.40gb: 2}")
-    variables = {
-        "NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg",
-        "NODEAGENT_SAMPLE_INTERVAL": "0.1",
-    }
+    kernel.variables["NODEAGENT_SAMPLE_INTERVAL"] = "0.1"
 
     def until_last(*expected: tuple[str, str, float]) -> None:
         def is_so(series: dict[Series, float]) -> bool:
@@ -158,66 +176,49 @@ def test_the_last_xid_of_either_source_is_exported(tmp_path: Path) -> None:
 
         until_scraped(tmp_path, is_so)
 
-    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+    with agent(tmp_path, boards="h100-80gb:2", **kernel.variables) as process:
         status = process.until_phase("InSync")
-        where = [gpu["pciBusId"][4:-2].lower() for gpu in status["gpus"]]
         until_last()
-        simulated = ["--simulate", "h100-80gb:2", "--state", f"{tmp_path}/node.json"]
-        command = [sys.executable, "-m", "nodeagent", "simulate", "xid", "1/1/0", "31"]
-        subprocess.run([*command, *simulated], check=True)
+        simulate(tmp_path, "xid", "1/1/0", "31", gpus=2)
         until_last(("1", "1", 31))
-        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
-        for number, (at, rest) in enumerate(
-            [(f"{where[1]} GPU-I:01", "43, "), (where[1], "79, GPU has"), (where[0], "63, ")]
-        ):
-            line = f"3,{17 + number},{micros},-;NVRM: Xid (PCI:{at}): {rest}\n"
-            os.write(kernel, line.encode())
+        first, second = status["gpus"]
+        kernel.xid(second, "43, ", 1)
+        kernel.xid(second, "79, GPU has")
+        kernel.xid(first, "63, ")
         until_last(("0", "", 63), ("1", "1", 43), ("1", "", 79))
         process.end()
         lines = [json.loads(line) for line in process.said().splitlines() if line[:1] == "{"]
-    gpu, pci = status["gpus"][1]["uuid"], status["gpus"][1]["pciBusId"]
+    gpu, pci = second["uuid"], second["pciBusId"]
     logged = {(line["source"], line["gpu"], line["pci"]) for line in lines if "xid" in line}
     assert logged >= {(source, gpu, pci) for source in ("nvml", "kernelLog")}, "by both names"
-    with agent(tmp_path, boards="h100-80gb:2", **variables) as process:
+    with agent(tmp_path, boards="h100-80gb:2", **kernel.variables) as process:
         until_last(("0", "", 63))  # the other GPU is not asked for a while, so its series end
         process.end()
-    os.close(kernel)
 
 
-def test_events_that_do_not_arrive(tmp_path: Path) -> None:
+def test_events_that_do_not_arrive(tmp_path: Path, kernel: KernelLog) -> None:
     """A wait for events that hangs is found, and an XID of that time is known from the kernel log;
     both are over when it returns and the GPU is well.
     """
-    os.mkfifo(tmp_path / "kmsg")
-    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     write_plan(tmp_path, "{3g.40gb: 2}")
-    with agent(
-        tmp_path,
-        NODEAGENT_HEALTH_KERNEL_LOG=f"{tmp_path}/kmsg",
-        NODEAGENT_SAMPLE_DEADLINE="0.3",
-    ) as process:
+    kernel.variables["NODEAGENT_SAMPLE_DEADLINE"] = "0.3"
+    with agent(tmp_path, **kernel.variables) as process:
         status = process.until(lambda body: body["headline"]["severity"] == "ok")
-        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
-        fault = [sys.executable, "-m", "nodeagent", "simulate", "fault", *simulated]
-        subprocess.run([*fault, "nvmlEventSetWait*", "--hang"], check=True)
+        simulate(tmp_path, "fault", "nvmlEventSetWait*", "--hang")
         status = process.until(lambda body: body["health"]["findings"])
         (finding,) = status["health"]["findings"]
         assert (finding["cause"], finding["severity"]) == ("eventsUnheard", "unknown")
         assert status["headline"]["severity"] == "warning"
         assert status["headline"]["text"].startswith("NVML's events do not arrive")
         assert status["phase"] == "InSync"
-        micros = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
-        where = status["gpus"][0]["pciBusId"][4:-2].lower()
-        line = f"3,17,{micros},-;NVRM: Xid (PCI:{where}): 95, pid=7, name=x\n"
-        os.write(kernel, line.encode())
+        kernel.xid(status["gpus"][0], "95, pid=7, name=x")
         status = process.until(lambda body: body["headline"]["severity"] == "error")
         assert status["headline"]["code"] == "XidReset"
-        subprocess.run([*fault, "--clear"], check=True)
+        simulate(tmp_path, "fault", "--clear")
         process.until(lambda body: not body["health"]["findings"])
-    os.close(kernel)
 
 
-def test_a_driver_that_is_not_installed(tmp_path: Path) -> None:
+def test_a_driver_that_is_not_installed(tmp_path: Path, kernel: KernelLog) -> None:
     """A missing libnvidia-ml.so.1 is no driver that hangs: it has its own code."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
@@ -225,21 +226,15 @@ def test_a_driver_that_is_not_installed(tmp_path: Path) -> None:
         pass
     else:
         pytest.skip("this machine has the library")
-    os.mkfifo(tmp_path / "kmsg")  # this machine's own may not be readable
-    kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     write_plan(tmp_path, "{3g.40gb: 2}")
-    variables = {
-        "NODEAGENT_KUBERNETES_USE": "never",
-        "NODEAGENT_HEALTH_KERNEL_LOG": f"{tmp_path}/kmsg",
-    }
-    with agent(tmp_path, boards="", **variables) as process:
+    kernel.variables["NODEAGENT_KUBERNETES_USE"] = "never"
+    with agent(tmp_path, boards="", **kernel.variables) as process:
         status = process.until(lambda body: body["health"]["findings"])
         assert [f["cause"] for f in status["health"]["findings"]] == ["driverMissing"]
         assert [p["code"] for p in status["problems"]] == ["DriverMissing"]
         assert status["headline"]["code"] == "DriverMissing"
         assert status["headline"]["text"].startswith("The driver's library libnvidia-ml.so.1 was ")
         assert "nvidia-smi" in status["headline"]["remedy"]
-    os.close(kernel)
 
 
 @pytest.mark.parametrize(
@@ -273,15 +268,13 @@ def test_values_that_cannot_be_read_are_in_the_headline(tmp_path: Path) -> None:
         tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1", NODEAGENT_SAMPLE_SLOW_INTERVAL="0.1"
     ) as process:
         process.until(lambda body: body["headline"]["severity"] == "ok")
-        simulated = ["--simulate", "h100-80gb:1", "--state", f"{tmp_path}/node.json"]
-        fault = [sys.executable, "-m", "nodeagent", "simulate", "fault", *simulated]
-        subprocess.run([*fault, "nvmlDeviceGetFanSpeed*", "UNKNOWN"], check=True)
-        subprocess.run([*fault, "nvmlDeviceGetPowerUsage", "UNKNOWN"], check=True)
+        simulate(tmp_path, "fault", "nvmlDeviceGetFanSpeed*", "UNKNOWN")
+        simulate(tmp_path, "fault", "nvmlDeviceGetPowerUsage", "UNKNOWN")
         status = process.until(lambda body: body["headline"]["severity"] == "warning")
         assert status["headline"]["code"] == "Reader"
         assert status["headline"]["text"].startswith("Not all values of GPU 0 can be read")
         assert status["phase"] == "InSync"
-        subprocess.run([*fault, "--clear"], check=True)
+        simulate(tmp_path, "fault", "--clear")
         process.until(lambda body: body["headline"]["severity"] == "ok")
 
 
