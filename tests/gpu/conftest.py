@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.users import UsageSource
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.machine_load import stretched
 
@@ -44,3 +47,13 @@ async def settled(driver: Driver) -> None:
     async with asyncio.timeout(stretched(30)):
         while any(worker.stuck for worker in driver.pool._workers):
             await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def driving(
+    boards: str, *, sources: Sequence[UsageSource] = (), **options: Any
+) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
+    """A driver of other boards than those of the fixtures."""
+    with simulated(boards, **options) as node:
+        async with Driver(observe_deadline=30, step_deadline=30, sources=sources) as driver:
+            yield driver, node

@@ -14,8 +14,8 @@ from nodeagent.errors import DeadlineExceeded, DriverError, DriverUnavailable
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, MigMode, Placement
 from nodeagent.plan.steps import SetMigMode, StopMps
-from nodeagent.simulation import SimulatedNode, Switches, simulated
-from tests.gpu.conftest import QUICK, settled
+from nodeagent.simulation import SimulatedNode, Switches
+from tests.gpu.conftest import QUICK, driving, settled
 from tests.gpu.steps_of import create, laid_out, layout
 from tests.machine_load import stretched
 
@@ -131,11 +131,10 @@ async def test_an_error_in_passing_costs_no_card_its_instances() -> None:
     with what a pod was given and has not opened yet.
     """
     switches = Switches(persistence_mode=False)
-    with simulated("h100-80gb:1", switches=switches) as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            before = await laid_out(driver, 0, at0="3g.40gb")
-            node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", times=1)
-            assert layout((await driver.observe()).gpus[0]) == layout(before)
+    async with driving("h100-80gb:1", switches=switches) as (driver, node):
+        before = await laid_out(driver, 0, at0="3g.40gb")
+        node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", times=1)
+        assert layout((await driver.observe()).gpus[0]) == layout(before)
 
 
 async def test_a_driver_that_is_unloaded_and_loaded_again_is_found_again(

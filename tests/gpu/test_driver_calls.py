@@ -264,17 +264,6 @@ async def test_a_slice_in_use_stays(rig: Rig, where: str) -> None:
     assert len((await hardware.observe()).gpus[0].instances) == 2
 
 
-async def test_lists_that_fail_are_read_of_each_device(rig: Rig) -> None:
-    """The GPU's own list of users is refused once: who uses which slice is known all the same."""
-    node, _, owners, uuid = rig
-    outcome = await owners.settle(Part(uuid, made(("1g.10gb", 0), ("1g.10gb", 1))))
-    node.occupy(outcome.after.instances[1].compute[0].uuid)
-    node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", error="UNKNOWN")
-    gone = await owners.settle(Part(uuid, released("1g.10gb", 0), Expected.REMOVAL))
-    assert gone.problems == ()
-    assert [one.placement.start for one in gone.after.instances] == [1]
-
-
 async def test_what_another_program_did_is_read_anew(rig: Rig) -> None:
     """One that came, one that went, and one in the place of another: the goal is given them."""
     _, hardware, owners, uuid = rig

@@ -22,8 +22,8 @@ from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.plan.shares import ComputeMode
-from nodeagent.simulation import simulated
 from nodeagent.structs import replace
+from tests.gpu.conftest import driving
 from tests.gpu.steps_of import (
     add_compute,
     compute_mode,
@@ -64,11 +64,10 @@ def opened() -> CapabilityUsers:
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     """For looking only."""
     if request.param == "simulator":
-        with simulated(SIMULATED) as node:
-            async with Driver(observe_deadline=30, step_deadline=30) as driver:
-                await laid_out(driver, 0, at0="1g.10gb", at2="1g.20gb", at4="3g.40gb")
-                node.occupy(3)
-                yield Subject(driver, ())
+        async with driving(SIMULATED) as (driver, node):
+            await laid_out(driver, 0, at0="1g.10gb", at2="1g.20gb", at4="3g.40gb")
+            node.occupy(3)
+            yield Subject(driver, ())
     else:
         async with Driver(observe_deadline=60, step_deadline=60, sources=[opened()]) as driver:
             yield Subject(driver, ())
@@ -78,11 +77,10 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
 async def board(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Driver, Gpu]]:
     """An idle board that changes MIG mode at once, MIG on and empty; restored afterwards."""
     if request.param == "simulator":
-        with simulated("h100-80gb:1"):
-            async with Driver(observe_deadline=30, step_deadline=30) as driver:
-                await laid_out(driver, 0, at0="1g.10gb", at2="2g.20gb")
-                async for gpu in _borrowed(driver, (await driver.observe()).gpus[0]):
-                    yield driver, gpu
+        async with driving("h100-80gb:1") as (driver, _):
+            await laid_out(driver, 0, at0="1g.10gb", at2="2g.20gb")
+            async for gpu in _borrowed(driver, (await driver.observe()).gpus[0]):
+                yield driver, gpu
     else:
         named = os.environ["NODEAGENT_TEST_GPUS"].split(",")
         async with Driver(observe_deadline=60, step_deadline=60, sources=[opened()]) as driver:
@@ -99,10 +97,9 @@ async def board(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Driver, G
 async def undivided(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Driver, Gpu]]:
     """An idle GPU without MIG mode; its compute mode is restored afterwards."""
     if request.param == "simulator":
-        with simulated("h100-80gb:1"):
-            async with Driver(observe_deadline=30, step_deadline=30) as driver:
-                async for gpu in _with_its_mode(driver, (await driver.observe()).gpus[0]):
-                    yield driver, gpu
+        async with driving("h100-80gb:1") as (driver, _):
+            async for gpu in _with_its_mode(driver, (await driver.observe()).gpus[0]):
+                yield driver, gpu
     else:
         named = os.environ["NODEAGENT_TEST_GPUS"].split(",")
         async with Driver(observe_deadline=60, step_deadline=60, sources=[opened()]) as driver:

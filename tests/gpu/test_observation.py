@@ -9,6 +9,7 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.simulation import SimulatedNode, Switches, simulated
+from tests.gpu.conftest import driving
 from tests.gpu.steps_of import (
     create,
     destroy,
@@ -22,9 +23,8 @@ GIB = 1 << 30
 
 async def first_gpu(boards: str, switches: Switches | None = None) -> Gpu:
     """The first GPU of a fresh node."""
-    with simulated(boards, switches=switches):
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            return (await driver.observe()).gpus[0]
+    async with driving(boards, switches=switches) as (driver, _):
+        return (await driver.observe()).gpus[0]
 
 
 # --- the card -------------------------------------------------------------------------------------
@@ -47,15 +47,14 @@ async def test_passthrough_is_seen() -> None:
 
 async def test_drivers_that_hide_profiles_while_mig_is_off_are_asked_again_when_it_is_on() -> None:
     """R535 and older; while it is off they are asked just once."""
-    with simulated("h100-80gb:1", switches=Switches(profiles_need_mig=True)) as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = (await driver.observe()).gpus[0]
-            assert gpu.profiles == ()
-            node.journal.clear()
-            await driver.observe()
-            assert node.journal.total("*Profile*") == 0
-            await driver.apply(enable(gpu))
-            assert len((await driver.observe()).gpus[0].profiles) == 7
+    async with driving("h100-80gb:1", switches=Switches(profiles_need_mig=True)) as (driver, node):
+        gpu = (await driver.observe()).gpus[0]
+        assert gpu.profiles == ()
+        node.journal.clear()
+        await driver.observe()
+        assert node.journal.total("*Profile*") == 0
+        await driver.apply(enable(gpu))
+        assert len((await driver.observe()).gpus[0].profiles) == 7
 
 
 # --- instances ------------------------------------------------------------------------------------
@@ -96,11 +95,10 @@ async def test_compute_profiles_are_learnt_from_the_first_instance_and_kept(
 async def test_compute_instances_without_a_mig_device_are_seen_nevertheless() -> None:
     """Where the driver shows no MIG devices, an instance must not pass for half-made."""
     missing = ("nvmlDeviceGetMigDeviceHandleByIndex",)
-    with simulated("h100-80gb:1", switches=Switches(missing_functions=missing)):
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = await laid_out(driver, 0, at0="3g.40gb")
-            (device,) = gpu.instances[0].compute
-            assert (device.uuid, device.slices) == ("", 3)
+    async with driving("h100-80gb:1", switches=Switches(missing_functions=missing)) as (driver, _):
+        gpu = await laid_out(driver, 0, at0="3g.40gb")
+        (device,) = gpu.instances[0].compute
+        assert (device.uuid, device.slices) == ("", 3)
 
 
 @pytest.mark.parametrize(
@@ -156,15 +154,6 @@ async def test_processes_are_reported_with_their_device(
     )
     assert not gpu.usage.in_use
     assert not gpu.idle
-
-
-@pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
-async def test_every_kind_of_process_counts(driver: Driver, node: SimulatedNode, kind: str) -> None:
-    """MPS clients and graphics are in lists of their own."""
-    gpu = await laid_out(driver, 0, at0="3g.40gb")
-    node.occupy(gpu.instances[0].compute[0].uuid, kind=kind)
-    (user,) = (await driver.observe_gpu(gpu.uuid)).instances[0].compute[0].usage.processes
-    assert user.source == ("mps" if kind == "mps" else "process")
 
 
 async def test_processes_outside_any_instance_count_for_the_gpu(
@@ -235,11 +224,10 @@ async def test_an_observation_takes_few_driver_calls(driver: Driver, node: Simul
 
 async def test_a_node_with_56_devices_is_observed_in_no_time() -> None:
     """Under 40 ms on an idle machine; here in processor time, with room for a slower one."""
-    with simulated("h100-80gb:8"):
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            for index in range(8):
-                await laid_out(driver, index, **{f"at{start}": "1g.10gb" for start in range(7)})
-            best = min([await _seconds(driver) for _ in range(5)])
+    async with driving("h100-80gb:8") as (driver, _):
+        for index in range(8):
+            await laid_out(driver, index, **{f"at{start}": "1g.10gb" for start in range(7)})
+        best = min([await _seconds(driver) for _ in range(5)])
     assert best < 0.1
 
 
@@ -253,7 +241,8 @@ async def _seconds(driver: Driver) -> float:
 async def test_profiles_of_a_newer_driver_are_found() -> None:
     """Kinds beyond those that pynvml counts: of GPU instances, and of compute instances in them."""
     changes = {"kind": 19, "compute": {"1": {"id": 10}}}
-    with simulated("h100-80gb", overrides={"h100-80gb": {"profiles": {"2g.20gb": changes}}}):
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = await laid_out(driver, 0, at2="2g.20gb")
+    async with driving(
+        "h100-80gb", overrides={"h100-80gb": {"profiles": {"2g.20gb": changes}}}
+    ) as (driver, _):
+        gpu = await laid_out(driver, 0, at2="2g.20gb")
     assert layout(gpu) == {Placement(2, 2): ("2g.20gb",)}

@@ -50,19 +50,6 @@ def test_occupying_is_checked() -> None:
         assert len(node.cards[0].state.processes) == 1
 
 
-def test_releasing() -> None:
-    """Of one device, of one process, of both, or all."""
-    with calls.node_with("h100-80gb:2", mig=False) as node:
-        for gpu, pid in ((0, 1), (0, 2), (1, 1), (1, 3)):
-            node.occupy(gpu, pid)
-        assert node.release(0, 1) == 1
-        assert node.release(0, 3) == 0
-        assert node.release(pid=1) == 1
-        assert node.release(1) == 1
-        assert [p.pid for p in node.cards[0].state.processes] == [2]
-        assert node.release() == 1
-
-
 def test_a_real_process_frees_the_device_by_ending() -> None:
     """Without anybody telling; its command and memory were shown until then."""
     with calls.node_with("t4") as node:

@@ -151,12 +151,6 @@ def test_a_claims_pod_is_one_owner_with_its_process() -> None:
         assert use.memory == {A: 5 * MIB}
 
 
-def test_two_pods_of_a_claim_share_it() -> None:
-    """Then it carries the labels of neither."""
-    held = {WHOLE: (POD, B)}
-    assert uses(whole(), {}, _no_owner, held)[WHOLE].owners == (POD, B)
-
-
 # --- shared devices: the sum is the device's ------------------------------------------------------
 
 

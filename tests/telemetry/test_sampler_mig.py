@@ -11,7 +11,8 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.samples import Slice
 from nodeagent.metrics.selection import default_selection
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode
+from tests.gpu.conftest import driving
 from tests.gpu.steps_of import create, destroy, disable, laid_out
 from tests.telemetry.sampler_rig import (
     ACTIVE,
@@ -127,17 +128,16 @@ async def test_instances_outlive_a_restart_of_nvml(known: Driver) -> None:
 
 async def test_an_instance_that_another_program_destroyed() -> None:
     """Its handle is refused; in the same look the others are read, and it is not reported."""
-    with simulated("h100-80gb") as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
-            sampler = sampler_of(driver, rows(FB_USED, ACTIVE))
-            await sampler.round()
-            with node.changes():
-                card = node.cards[0]
-                instance = card.instance(gpu.instances[0].id)
-                card.destroy_compute(instance, instance.compute[0])
-                card.destroy_instance(instance)
-            sampled = await sampler.round()
+    async with driving("h100-80gb") as (driver, node):
+        gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
+        sampler = sampler_of(driver, rows(FB_USED, ACTIVE))
+        await sampler.round()
+        with node.changes():
+            card = node.cards[0]
+            instance = card.instance(gpu.instances[0].id)
+            card.destroy_compute(instance, instance.compute[0])
+            card.destroy_instance(instance)
+        sampled = await sampler.round()
     assert set(parts(sampled, FB_USED)) == {(0, "1g.10gb", gpu.instances[1].id)}
     assert len(sampled.slices[gpu.uuid]) == 1
     assert not sampled.problems

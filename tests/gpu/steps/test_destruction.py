@@ -13,8 +13,9 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import GpuRef, MigDeviceRef, UsageReading
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.users import Usage, User
-from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.simulation import SimulatedNode, Switches
 from nodeagent.structs import replace
+from tests.gpu.conftest import driving
 from tests.gpu.steps_of import create, destroy, destroy_compute, laid_out, layout
 from tests.machine_load import stretched
 
@@ -72,15 +73,14 @@ async def test_who_holds_a_half_made_instance_is_found() -> None:
     """Its capability file is there before its first device."""
     source = Source()
     opened = [CapabilityUsers(source.read, deadline=30)]
-    with simulated("h100-80gb:1"):
-        async with Driver(observe_deadline=30, step_deadline=30, sources=opened) as driver:
-            gpu = await laid_out(driver, 0)
-            await driver.apply(create(gpu, "3g.40gb", 0, ()))
-            gpu = await driver.observe_gpu(gpu.uuid)
-            held: Instance = (0, gpu.instances[0].id, None)
-            source.reported = CapabilityHolders({held: (User(4711),)}).users
-            with pytest.raises(GpuInUse, match="pid 4711"):
-                await driver.apply(destroy(gpu, gpu.instances[0]))
+    async with driving("h100-80gb:1", sources=opened) as (driver, _):
+        gpu = await laid_out(driver, 0)
+        await driver.apply(create(gpu, "3g.40gb", 0, ()))
+        gpu = await driver.observe_gpu(gpu.uuid)
+        held: Instance = (0, gpu.instances[0].id, None)
+        source.reported = CapabilityHolders({held: (User(4711),)}).users
+        with pytest.raises(GpuInUse, match="pid 4711"):
+            await driver.apply(destroy(gpu, gpu.instances[0]))
 
 
 async def test_an_id_that_belongs_to_another_instance_by_now_is_not_destroyed(
@@ -141,12 +141,11 @@ async def test_a_part_without_a_device_keeps_its_instance(
 
 async def test_the_moment_after_the_last_part_went_is_waited_for() -> None:
     """The driver may refuse to destroy the GPU instance once then."""
-    with simulated("h100-80gb:1", switches=Switches(gi_destroy_race=True)) as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = await laid_out(driver, 0, at0="3g.40gb")
-            await driver.apply(destroy(gpu, gpu.instances[0]))
-            assert layout(await driver.observe_gpu(gpu.uuid)) == {}
-            assert node.journal.total("nvmlGpuInstanceDestroy") == 2
+    async with driving("h100-80gb:1", switches=Switches(gi_destroy_race=True)) as (driver, node):
+        gpu = await laid_out(driver, 0, at0="3g.40gb")
+        await driver.apply(destroy(gpu, gpu.instances[0]))
+        assert layout(await driver.observe_gpu(gpu.uuid)) == {}
+        assert node.journal.total("nvmlGpuInstanceDestroy") == 2
 
 
 async def test_a_refusal_that_stays_is_reported_before_the_deadline(node: SimulatedNode) -> None:
@@ -248,15 +247,14 @@ async def test_other_sources_are_asked_before_each_destruction(reason: str) -> N
     """A capability file opened, or an allocation made, after the look: they cost no driver call."""
     source = Source()
     opened = [CapabilityUsers(source.read, deadline=30)]
-    with simulated("h100-80gb:1") as node:
-        async with Driver(observe_deadline=30, step_deadline=30, sources=opened) as driver:
-            gpu = await laid_out(driver, 0, at0="1g.10gb", at1="1g.10gb")
-            first, second = (destroy(gpu, instance) for instance in gpu.instances)
-            await driver.insist_on_idle([first, second])
-            await driver.apply(first)
-            users = () if reason else (User(4711, "python", "capability"),)
-            source.reported = lambda _: Usage(users, known=not reason, reason=reason)
-            node.journal.clear()
-            with pytest.raises(GpuInUse, match=reason or "pid 4711"):
-                await driver.apply(second)
-            assert node.journal.total(DESTROYS) == 0
+    async with driving("h100-80gb:1", sources=opened) as (driver, node):
+        gpu = await laid_out(driver, 0, at0="1g.10gb", at1="1g.10gb")
+        first, second = (destroy(gpu, instance) for instance in gpu.instances)
+        await driver.insist_on_idle([first, second])
+        await driver.apply(first)
+        users = () if reason else (User(4711, "python", "capability"),)
+        source.reported = lambda _: Usage(users, known=not reason, reason=reason)
+        node.journal.clear()
+        with pytest.raises(GpuInUse, match=reason or "pid 4711"):
+            await driver.apply(second)
+        assert node.journal.total(DESTROYS) == 0

@@ -10,7 +10,8 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, Gpu, MigMode
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode
-from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.simulation import SimulatedNode, Switches
+from tests.gpu.conftest import driving
 from tests.gpu.steps_of import REASON, compute_mode, disable, enable, laid_out
 
 GET, SET = "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode"
@@ -25,16 +26,18 @@ def modes(gpu: Gpu) -> list[ComputeMode | None]:
 @pytest.mark.parametrize("answer", ["NOT_SUPPORTED", "INVALID_ARGUMENT", "DEFAULT"])
 async def test_a_gpu_in_mig_mode_is_not_asked(answer: str) -> None:
     """Whatever it would answer, the mode is one of its MIG devices."""
-    with simulated("h100-80gb", switches=Switches(compute_mode_of_mig_parent=answer)) as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = await laid_out(driver, 0, at0="1g.10gb")
-            node.journal.clear()
-            driver.details = frozenset({gpu.instances[0].compute[0].uuid})
-            again = await driver.observe_gpu(gpu.uuid)
-            assert again.compute_mode is None
-            assert node.journal.total(GET) == 1
-            with pytest.raises(NodeagentError):
-                await driver.apply(compute_mode(gpu, EXCLUSIVE))
+    async with driving("h100-80gb", switches=Switches(compute_mode_of_mig_parent=answer)) as (
+        driver,
+        node,
+    ):
+        gpu = await laid_out(driver, 0, at0="1g.10gb")
+        node.journal.clear()
+        driver.details = frozenset({gpu.instances[0].compute[0].uuid})
+        again = await driver.observe_gpu(gpu.uuid)
+        assert again.compute_mode is None
+        assert node.journal.total(GET) == 1
+        with pytest.raises(NodeagentError):
+            await driver.apply(compute_mode(gpu, EXCLUSIVE))
 
 
 async def test_a_mode_that_is_there_already_is_not_set_again(
@@ -64,14 +67,13 @@ async def test_a_mode_that_is_not_reported_is_unknown_and_the_gpu_is_well(
 
 async def test_mig_devices_that_refuse_are_reported_as_such() -> None:
     """Nothing is changed that could not be restored."""
-    with simulated("h100-80gb", switches=Switches(mig_compute_modes=False)):
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = await laid_out(driver, 0, at0="1g.10gb")
-            assert modes(gpu) == [None]
-            with pytest.raises(
-                NodeagentError, match=r"NotSupported, NVML code 3\]\), so it is not changed"
-            ):
-                await driver.apply(compute_mode(gpu, EXCLUSIVE, gpu.instances[0].compute[0]))
+    async with driving("h100-80gb", switches=Switches(mig_compute_modes=False)) as (driver, _):
+        gpu = await laid_out(driver, 0, at0="1g.10gb")
+        assert modes(gpu) == [None]
+        with pytest.raises(
+            NodeagentError, match=r"NotSupported, NVML code 3\]\), so it is not changed"
+        ):
+            await driver.apply(compute_mode(gpu, EXCLUSIVE, gpu.instances[0].compute[0]))
 
 
 async def test_a_driver_that_forgets_the_mode_is_found_out(
@@ -121,14 +123,13 @@ ON, OFF = MigMode(current=True, pending=True), MigMode(current=False, pending=Fa
 
 async def test_ampere_is_left_with_the_change_pending() -> None:
     """That is no error: the planner sees it in the next observation."""
-    with simulated("a100-40gb:1"):
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = (await driver.observe()).gpus[0]
-            await driver.apply(enable(gpu))
-            gpu = await driver.observe_gpu(gpu.uuid)
-            assert gpu.mig == MigMode(current=False, pending=True)
-            await driver.apply(disable(gpu))
-            assert (await driver.observe_gpu(gpu.uuid)).mig == OFF
+    async with driving("a100-40gb:1") as (driver, _):
+        gpu = (await driver.observe()).gpus[0]
+        await driver.apply(enable(gpu))
+        gpu = await driver.observe_gpu(gpu.uuid)
+        assert gpu.mig == MigMode(current=False, pending=True)
+        await driver.apply(disable(gpu))
+        assert (await driver.observe_gpu(gpu.uuid)).mig == OFF
 
 
 async def test_programs_that_hold_a_hopper_gpu_are_in_the_way(
@@ -148,16 +149,15 @@ async def test_programs_that_hold_a_hopper_gpu_are_in_the_way(
 async def test_mig_is_not_switched_off_under_a_process(refuse: bool) -> None:
     """Whether the driver would refuse it or take the instances along: the agent looks first."""
     switches = Switches(disable_needs_no_instances=refuse)
-    with simulated("h100-80gb:1", switches=switches) as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = await laid_out(driver, 0, at0="3g.40gb")
-            process = node.occupy(gpu.instances[0].compute[0].uuid)
-            with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
-                await driver.apply(disable(gpu))
-            assert node.journal.total("nvmlDeviceSetMigMode") == 1
-            after = await driver.observe_gpu(gpu.uuid)
-            assert after.mig == ON
-            assert len(after.instances) == 1
+    async with driving("h100-80gb:1", switches=switches) as (driver, node):
+        gpu = await laid_out(driver, 0, at0="3g.40gb")
+        process = node.occupy(gpu.instances[0].compute[0].uuid)
+        with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
+            await driver.apply(disable(gpu))
+        assert node.journal.total("nvmlDeviceSetMigMode") == 1
+        after = await driver.observe_gpu(gpu.uuid)
+        assert after.mig == ON
+        assert len(after.instances) == 1
 
 
 async def test_a_mode_that_cannot_be_read_back_is_not_called_set(
@@ -175,15 +175,14 @@ async def test_a_mode_that_cannot_be_read_back_is_not_called_set(
 @pytest.mark.parametrize("on", [True, False])
 async def test_a_pending_mode_that_the_driver_keeps_is_not_called_taken_back(on: bool) -> None:
     """The current mode is the one wanted, but the next reset would still change it."""
-    with simulated("a100-40gb:1", switches=Switches(pending_mode_stays=True)) as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = (await driver.observe()).gpus[0]
-            card = node.card(0)
-            card.state.mig, card.state.pending = on, not on  # by another program
-            with pytest.raises(GpuInUse, match="nvmlDeviceSetMigMode"):
-                await driver.apply(enable(gpu) if on else disable(gpu))
-            mode = (await driver.observe_gpu(gpu.uuid)).mig
-            assert mode == MigMode(current=on, pending=not on)
+    async with driving("a100-40gb:1", switches=Switches(pending_mode_stays=True)) as (driver, node):
+        gpu = (await driver.observe()).gpus[0]
+        card = node.card(0)
+        card.state.mig, card.state.pending = on, not on  # by another program
+        with pytest.raises(GpuInUse, match="nvmlDeviceSetMigMode"):
+            await driver.apply(enable(gpu) if on else disable(gpu))
+        mode = (await driver.observe_gpu(gpu.uuid)).mig
+        assert mode == MigMode(current=on, pending=not on)
 
 
 # --- processes that came since the plan -----------------------------------------------------------
@@ -198,26 +197,27 @@ async def test_mig_is_not_switched_on_under_a_process(board: str, known: bool) -
     """The driver of an Ampere card would take the mode, and the next reset would make it current;
     who cannot be found out counts as a user, too.
     """
-    with simulated(board) as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = (await driver.observe()).gpus[0]
-            process = node.occupy(0)
-            if not known:
-                node.inject(LISTS, error="UNKNOWN", times=None)
-            named = f"pid {process.pid}" if known else "unknown users"
-            with pytest.raises(GpuInUse, match=f"its MIG mode is not changed.*{named}"):
-                await driver.apply(enable(gpu))
-            assert node.journal.total(SET_MIG) == 0
-            assert (await driver.observe_gpu(gpu.uuid)).mig == MigMode(False, False)
+    async with driving(board) as (driver, node):
+        gpu = (await driver.observe()).gpus[0]
+        process = node.occupy(0)
+        if not known:
+            node.inject(LISTS, error="UNKNOWN", times=None)
+        named = f"pid {process.pid}" if known else "unknown users"
+        with pytest.raises(GpuInUse, match=f"its MIG mode is not changed.*{named}"):
+            await driver.apply(enable(gpu))
+        assert node.journal.total(SET_MIG) == 0
+        assert (await driver.observe_gpu(gpu.uuid)).mig == MigMode(False, False)
 
 
 async def test_mig_is_not_switched_off_under_a_process_of_no_instance() -> None:
     """It may be on any of them."""
-    with simulated("h100-80gb:1", switches=Switches(disable_needs_no_instances=False)) as node:
-        async with Driver(observe_deadline=30, step_deadline=30) as driver:
-            gpu = await laid_out(driver, 0, at0="3g.40gb")
-            process = node.occupy(0)
-            with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
-                await driver.apply(disable(gpu))
-            assert node.journal.total(SET_MIG) == 1
-            assert len((await driver.observe_gpu(gpu.uuid)).instances) == 1
+    async with driving("h100-80gb:1", switches=Switches(disable_needs_no_instances=False)) as (
+        driver,
+        node,
+    ):
+        gpu = await laid_out(driver, 0, at0="3g.40gb")
+        process = node.occupy(0)
+        with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
+            await driver.apply(disable(gpu))
+        assert node.journal.total(SET_MIG) == 1
+        assert len((await driver.observe_gpu(gpu.uuid)).instances) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_uint
+from ctypes import byref
 from typing import Any
 
 import pynvml
@@ -51,19 +51,6 @@ def test_unaligned_slots_do_not_exist_on_an_aligned_tree() -> None:
             assert pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, 1) == fits
 
 
-def test_profiles_tell_what_they_share() -> None:
-    """Ids equal the enumeration here; multiprocessors are the part's, engines the whole's."""
-    with calls.node_with("h100-80gb"):
-        instance = calls.create(calls.gpu(), "3g")
-        new = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 0, 0)
-        old = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 0, 0, version=1)
-        for info in (old, new):
-            fields = [name for name, _ in type(info)._fields_ if name not in {"version", "name"}]
-            assert [getattr(info, name) for name in fields] == [0, 1, 3, 16, 3, 3, 0, 3, 0]
-        assert new.name == "MIG 1c.3g.40gb"
-        assert calls.whole(instance).name == "MIG 3g.40gb"
-
-
 def test_double_memory_has_a_profile_of_its_own() -> None:
     """1g with double memory is filled by compute profile 7 on Hopper."""
     with calls.node_with("h100-80gb"):
@@ -86,18 +73,6 @@ def test_absent_profiles(kind: int, engines: int, error: type[Exception]) -> Non
         instance = calls.create(calls.gpu(), "3g")
         with pytest.raises(error):
             pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, kind, engines)
-
-
-def test_placements_are_reported_in_two_calls() -> None:
-    """Without an array only the count comes; with one, all places, taken or not."""
-    with calls.node_with("a100-80gb"):
-        instance, count = calls.create(calls.gpu(), "3g"), c_uint()
-        pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-        ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
-        ask(instance, 0, None, byref(count))
-        places = (pynvml.c_nvmlComputeInstancePlacement_t * count.value)()
-        ask(instance, 0, places, byref(count))
-        assert [(place.start, place.size) for place in places] == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_a_compute_instance_with_a_process_stays() -> None:

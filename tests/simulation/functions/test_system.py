@@ -95,15 +95,6 @@ def test_pynvml_is_as_before_after_an_error() -> None:
     assert _state() == before
 
 
-def test_a_closed_node_answers_nothing() -> None:
-    """A function kept from before is UNINITIALIZED, and holds no caller up."""
-    with calls.node_with() as node:
-        kept = pynvml.nvmlLib.nvmlDeviceGetCount_v2
-        node.close()
-        assert kept(calls.c_uint_reference()) == pynvml.NVML_ERROR_UNINITIALIZED
-        pynvml.nvmlLib.session.initialised = 0
-
-
 def test_thousands_of_instances_leave_nothing_behind() -> None:
     """What is used stays, GPUs and samples always; the rest is forgotten, and its token not given
     again.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from nodeagent.errors import UsageError
 from nodeagent.simulation.mps import settings
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install
 from nodeagent.simulation.mps.knobs import KNOBS, Knobs, Watched
-from tests.simulation.mps.rig import Programs, Rig, gone, until
+from tests.simulation.mps.rig import Programs, Rig, until
 
 US = os.geteuid()
 
@@ -78,16 +77,6 @@ def test_forget_limits(rig: Rig) -> None:
     assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
 
 
-def test_lose_pipes(rig: Rig) -> None:
-    """The daemon lives and cannot be found."""
-    rig.start()
-    daemon = rig.daemon()
-    rig.knobs.turn("lose_pipes")
-    until(lambda: not rig.pipes.exists())
-    assert rig.run(stdin="get_server_list").status == 1
-    assert not gone(daemon)
-
-
 def test_lose_logs(rig: Rig) -> None:
     """It goes on without."""
     rig.start()
@@ -110,16 +99,6 @@ def test_server_slow(rig: Rig) -> None:
     assert rig.ask(f"get_active_thread_percentage {pid}") == "100.0\n"
 
 
-def test_server_deaf(rig: Rig, server: int) -> None:
-    """Forcing does nothing, nor does SIGTERM."""
-    rig.knobs.turn("server_deaf")
-    until(lambda: _ignores(server, signal.SIGTERM))
-    rig.ask(f"shutdown_server {server} -f")
-    os.kill(server, signal.SIGTERM)
-    assert rig.ask(f"get_server_status {server}") == "ACTIVE\n"
-    assert not gone(server)
-
-
 def test_the_programs_start_without_slow_modules(installed: Callable[[str], Programs]) -> None:
     """Each is run hundreds of times by tests; these modules would double their start."""
     folder = installed("550").folder
@@ -134,12 +113,6 @@ def test_the_programs_start_without_slow_modules(installed: Callable[[str], Prog
         )
         assert slow & set(loaded.stdout.split()) == set()
     assert (folder / "nvidia-cuda-mps-server").exists()
-
-
-def _ignores(pid: int, number: signal.Signals) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    mask = int(status.partition("SigIgn:\t")[2].split()[0], 16)
-    return bool(mask >> (number - 1) & 1)
 
 
 def test_only_known_versions_can_be_installed(tmp_path: Path) -> None:
