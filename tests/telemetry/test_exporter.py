@@ -209,6 +209,14 @@ def test_the_age_is_that_of_the_scrape() -> None:
     assert "process_cpu_seconds_total 1.5\n" in first
 
 
+def test_what_a_lost_gpu_said_ends() -> None:
+    """Its readers are dropped, and nothing of it is exported."""
+    rig = Rig(whole())
+    rig.sample({USED: ((WHOLE, 7),)})
+    rig.exporter.take(SampleBatch(gone=("fast",)))
+    assert rig.series("DCGM_FI_DEV_FB_USED") == []
+
+
 def test_what_a_gpu_does_that_is_not_sampled_is_not_known() -> None:
     """Its last values are still exported; but it is not in use by them, nor idle."""
     rig = Rig(whole(user(0, "a")))

@@ -95,6 +95,18 @@ async def test_what_a_card_does_not_have_is_not_asked_again() -> None:
     assert not {name for name in names if "MPS" in name or "Utilization" in name}
 
 
+async def test_a_list_that_fails_leaves_the_others() -> None:
+    """It is asked again the next time."""
+    with simulated("t4:1") as node:
+        _busy(node)
+        async with open_driver() as driver:
+            await driver.observe()
+            reader = ProcessReader()
+            node.inject("nvmlDeviceGetMPSCompute*", error=Code.UNKNOWN, times=1)
+            assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102]
+            assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102, 103]
+
+
 def test_the_cost_is_of_this_process() -> None:
     """Its memory, its files and its start are plausible, and its time grows with work."""
     cost = {sample.metric.name: sample.value for sample in process_samples()}
