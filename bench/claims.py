@@ -18,16 +18,14 @@ from bench.processes import cpu_seconds, installed, proportional, resident
 from bench.tables import percentile, show
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
-from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
-from nodeagent.files.cdi import Edits
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.claims.machine import Hardware, no_daemons
+from tests.claims.machine import Hardware, claim_files
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
@@ -127,13 +125,11 @@ def _claims(folder: Path, owners: GpuOwners, observed: ObservedNode) -> NodeClai
         return observed
 
     return NodeClaims(
-        ClaimPlaces(NAME, "boot", folder / "claims", folder / "cdi"),
+        ClaimPlaces(NAME, "boot", folder / "claims"),
         owners=owners,
         fetch=fetch,
         observe=observe,
-        capabilities=lambda: dict(_capabilities()),
-        toolkit=Edits,
-        daemons=ClaimDaemons("1000", folder / "run", False, no_daemons),
+        files=claim_files(folder, capabilities=lambda: dict(_capabilities())),
     )
 
 

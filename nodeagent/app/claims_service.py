@@ -23,6 +23,7 @@ from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.offering.resource_slices import NodeReference
 from nodeagent.claims.reporting.device_reports import DeviceHealth, device_health
 from nodeagent.claims.serving.attempts import ClaimUnread, Operation, Patience
+from nodeagent.claims.serving.cdi import ClaimFiles
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
@@ -97,13 +98,16 @@ class ClaimsService:
         mps = simulation.mps if simulation else places_of(settings)
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
         self.claims = NodeClaims(
-            ClaimPlaces(settings.node_name, boot_id(), paths.claims, settings.cdi.dir),
+            ClaimPlaces(settings.node_name, boot_id(), paths.claims),
             owners=owners,
             fetch=self._fetch,
             observe=self._observed,
-            capabilities=simulation.capabilities if simulation else capabilities,
-            toolkit=Edits if simulation else ToolkitEdits(TOOLKIT_DIRS).read,
-            daemons=ClaimDaemons(settings.mps.user, mps.run_dir, private_shm, poll_mps),
+            files=ClaimFiles(
+                settings.cdi.dir,
+                simulation.capabilities if simulation else capabilities,
+                Edits if simulation else ToolkitEdits(TOOLKIT_DIRS).read,
+                ClaimDaemons(settings.mps.user, mps.run_dir, private_shm, poll_mps),
+            ),
             rules=lambda gpu: self._offers.rules(
                 gpu, goals_of(states.newest.plan), self.claims.store.records
             ),

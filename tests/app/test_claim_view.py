@@ -9,14 +9,12 @@ from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.records import write_record
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.claims.serving.attempts import Operation
-from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
-from nodeagent.files.cdi import Edits
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.owner import GpuOwners
-from tests.claims.machine import capabilities, no_daemons, uid
+from tests.claims.machine import claim_files, uid
 from tests.claims.samples import GPU, MIG_DEVICE, POOL, UID, mig_device, record, reserved
 from tests.rig import open_driver
 
@@ -35,13 +33,11 @@ async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
         return nodes[-1]
 
     claims = NodeClaims(
-        ClaimPlaces("node-1", "boot-1", tmp_path / "claims", tmp_path / "cdi"),
+        ClaimPlaces("node-1", "boot-1", tmp_path / "claims"),
         owners=GpuOwners(open_driver(), Policy()),
         fetch=fetch,
         observe=observe,
-        capabilities=capabilities,
-        toolkit=Edits,
-        daemons=ClaimDaemons("1000", tmp_path, False, no_daemons),
+        files=claim_files(tmp_path),
     )
     write_record(tmp_path / "claims", record(MADE))
     await claims.store.load()

@@ -214,8 +214,8 @@ REAL_FAULTS: Faults = {
     "the CDI file of a claim outlives it": (
         Edit(
             "claims/serving/cdi.py",
-            "    if not files or not os.path.lexists(cdi_dir):\n",
-            "    if files or not os.path.lexists(cdi_dir):\n",
+            "        if not names or not os.path.lexists(self.directory):\n",
+            "        if names or not os.path.lexists(self.directory):\n",
         ),
     ),
     "what expired at the API server is not listed anew": (

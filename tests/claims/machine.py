@@ -11,6 +11,7 @@ from typing import Any
 
 from nodeagent.claims.model import Allocated
 from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.serving.cdi import Capabilities, ClaimFiles
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
@@ -65,6 +66,18 @@ def capabilities() -> dict[int, Instance]:
 
 async def no_daemons() -> None:
     """There are none to be asked."""
+
+
+def claim_files(
+    folder: Path,
+    toolkit: Callable[[], Edits] = Edits,
+    daemons: ClaimDaemons | None = None,
+    *,
+    capabilities: Capabilities = capabilities,
+) -> ClaimFiles:
+    """Those in `cdi` below the folder."""
+    none = ClaimDaemons("1000", folder / "run", False, no_daemons)
+    return ClaimFiles(folder / "cdi", capabilities, toolkit, daemons or none)
 
 
 def allocated(*devices: tuple[str, str]) -> dict[str, Any]:
@@ -169,13 +182,11 @@ class Home:
     ) -> NodeClaims:
         """An agent's, not loaded."""
         return NodeClaims(
-            ClaimPlaces(NODE, self.boot_id, self.records_dir, self.cdi),
+            ClaimPlaces(NODE, self.boot_id, self.records_dir),
             owners=owners,
             fetch=self.fetch,
             observe=observe,
-            capabilities=capabilities,
-            toolkit=self.toolkit,
-            daemons=daemons or ClaimDaemons("1000", self.folder / "run", False, no_daemons),
+            files=claim_files(self.folder, self.toolkit, daemons),
             rules=rules,
         )
 

@@ -17,26 +17,21 @@ from referencing.jsonschema import DRAFT7
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, RecordPhase, Result
 from nodeagent.claims.records import UnreadableRecord
 from nodeagent.claims.serving.cdi import (
-    ClaimFiles,
     ContainerDevice,
     claim_document,
     claim_of,
     device_id,
     file_name,
-    file_names,
-    file_state,
     merged,
-    publish,
     stale,
-    withdraw,
 )
-from nodeagent.claims.serving.daemons import ClaimDaemons, MpsEdits
+from nodeagent.claims.serving.daemons import MpsEdits
 from nodeagent.claims.serving.toolkit import NoToolkitEdits, ToolkitEdits
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import Edits
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.shares import Share
-from tests.claims.machine import no_daemons
+from tests.claims.machine import claim_files
 from tests.claims.samples import GPU, MIG_DEVICE, UID, mig_device, mig_result, record
 from tests.mps.plans import spec_of, wanted
 
@@ -159,24 +154,39 @@ def test_groups_of_the_toolkits() -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
+HERE = ObservedNode((Gpu(0, GPU, minor=0),))
+MADE = record(mig_device(instance=7, compute=0, uuid="MIG-7"))
+
+
 def test_written_read_back_repaired_and_deleted(tmp_path: Path) -> None:
     """Nothing is written where nothing differs; what another program changed is put right."""
-    folder = tmp_path / "cdi"
-    content = claim_document([mig()], COMMON)
-    path = folder / file_name(UID)
-    assert file_state(folder, UID, content) is FileState.MISSING
-    assert publish(folder, UID, content)
-    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (content, 0o644)
-    assert file_state(folder, UID, content) is FileState.SAME
-    assert not publish(folder, UID, content)
+    files = claim_files(tmp_path)
+    path = files.directory / file_name(UID)
+    assert files.names() == ()
+    assert files.states([MADE], HERE) == {UID: FileState.MISSING}
+    files.publish(MADE, HERE)
+    content, number = path.read_bytes(), path.stat().st_ino
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert files.states([MADE], HERE) == {UID: FileState.SAME}
+    files.publish(MADE, HERE)
+    assert path.stat().st_ino == number
     for damaged in (content[:-1], content + b"\n", b""):
         path.write_bytes(damaged)
-        assert file_state(folder, UID, content) is FileState.DIFFERS
-        assert publish(folder, UID, content)
+        assert files.states([MADE], HERE) == {UID: FileState.DIFFERS}
+        files.publish(MADE, HERE)
         assert path.read_bytes() == content
-    withdraw(folder, [path.name, "nodeagent.io-claim_0.json"])
-    assert list(folder.iterdir()) == []
-    withdraw(tmp_path / "none", [path.name])
+    files.withdraw([path.name, "nodeagent.io-claim_0.json"])
+    assert files.names() == ()
+
+
+def test_no_file_for_a_device_that_is_not_there(tmp_path: Path) -> None:
+    """The card's own device file alone would be all of a card outside MIG mode."""
+    files, lost = claim_files(tmp_path), record(mig_device())
+    with pytest.raises(NodeagentError, match=f"{MIG_DEVICE} does not exist"):
+        files.publish(lost, HERE)
+    assert files.names() == ()
+    files.publish(MADE, HERE)
+    assert files.states([lost], HERE) == {UID: FileState.DIFFERS}
 
 
 def unreadable(uid: str) -> UnreadableRecord:
@@ -189,20 +199,21 @@ def test_stale_files(tmp_path: Path) -> None:
     own = [file_name(uid) for uid in ("1", "2", "3", "4")]
     others = ["nvidia.yaml", "nodeagent.io-mps.json", "nodeagent.io-claim_X.json"]
     unfinished = f".{own[0]}.new"
+    files = claim_files(tmp_path)
+    files.directory.mkdir()
     for name in (*own, *others, unfinished):
-        (tmp_path / name).touch()
+        (files.directory / name).touch()
     records: list[ClaimRecord | UnreadableRecord] = [
         record(uid="1"),
         record(uid="2", phase=RecordPhase.INTENT),
         unreadable("3"),
     ]
-    there = file_names(tmp_path)
+    there = files.names()
     assert stale(there, records) == [unfinished, own[3]]
     assert stale(there, [unreadable("")]) == [unfinished]
     assert [claim_of(name) for name in (unfinished, own[3], *others)] == ["1", "4", *[None] * 3]
-    withdraw(tmp_path, stale(there, records))
-    assert set(file_names(tmp_path)) == {*own[:3], *others}
-    assert file_names(tmp_path / "none") == ()
+    files.withdraw(stale(there, records))
+    assert set(files.names()) == {*own[:3], *others}
 
 
 # --- the toolkit's --------------------------------------------------------------------------------
@@ -242,7 +253,7 @@ def test_the_toolkits_edits(tmp_path: Path) -> None:
     assert edits.device_nodes[0].file_mode == 438
     assert toolkit.read() is edits
     first.mkdir()
-    publish(first, UID, b"{}")  # a claim's own is none of them
+    (first / file_name(UID)).write_text("{}")  # a claim's own is none of them
     assert toolkit.read() is edits
     (first / "a.json").write_text('{"kind": "example.com/nvidia.com/gpu"}')
     (first / "b.json").write_text(json.dumps(TOOLKIT | {"containerEdits": {}}))
@@ -282,21 +293,3 @@ def test_files_that_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").mkdir()
     with pytest.raises(NoToolkitEdits, match=r"a\.yaml: it is a symbolic link.*b\.yaml: it is a "):
         ToolkitEdits([tmp_path]).read()
-
-
-# --- when there is one ----------------------------------------------------------------------------
-
-
-def test_no_file_for_a_device_that_is_not_there(tmp_path: Path) -> None:
-    """The card's own device file alone would be all of a card outside MIG mode."""
-    node = ObservedNode((Gpu(0, GPU, minor=0),))
-    daemons = ClaimDaemons("1000", tmp_path, False, no_daemons)
-    files = ClaimFiles(tmp_path, lambda: {3: (0, 7, None), 4: (0, 7, 0)}, Edits, daemons)
-    lost = record(mig_device())
-    with pytest.raises(NodeagentError, match=f"{MIG_DEVICE} does not exist"):
-        files.publish(lost, node)
-    assert file_names(tmp_path) == ()
-    made = record(mig_device(instance=7, compute=0, uuid="MIG-7"))
-    files.publish(made, node)
-    assert files.states([made], node) == {UID: FileState.SAME}
-    assert files.states([lost], node) == {UID: FileState.DIFFERS}

@@ -166,8 +166,16 @@ class ClaimFiles:
     daemons: ClaimDaemons
 
     def publish(self, record: ClaimRecord, observed: ObservedNode) -> None:
-        """Make the claim's file be what it has to be. Raises NodeagentError."""
-        publish(self.directory, record.uid, self._document(record, observed, self._numbers))
+        """Make the claim's file be what it has to be, and read it back. Raises NodeagentError; what
+        was there is still there then.
+        """
+        name, content = file_name(record.uid), self._document(record, observed, self._numbers)
+        with OpenDirectory.opened(self.directory, make=True, remedies=_REMEDIES) as directory:
+            if directory.put(name, content) and directory.put(name, content):
+                raise PathRefused(
+                    f"{directory.path / name} does not have the content that was written",
+                    remedy=f"find out which other program writes there: `ls -l {directory.path}`",
+                )
 
     def states(
         self, records: Iterable[ClaimRecord], observed: ObservedNode
@@ -180,8 +188,33 @@ class ClaimFiles:
                 document = self._document(record, observed, numbers)
             except NodeagentError:
                 document = b""
-            states[record.uid] = file_state(self.directory, record.uid, document)
+            states[record.uid] = self._state(record.uid, document)
         return states
+
+    def withdraw(self, names: Collection[str]) -> None:
+        """Delete these files, as far as they are there. Raises PathRefused."""
+        if not names or not os.path.lexists(self.directory):
+            return
+        with OpenDirectory.opened(self.directory, make=False, remedies=_REMEDIES) as directory:
+            for name in names:
+                directory.remove(name)
+
+    def names(self) -> tuple[str, ...]:
+        """Of all files in the directory, none where it is not there. Raises PathRefused."""
+        if not os.path.lexists(self.directory):
+            return ()
+        with OpenDirectory.opened(self.directory, make=False, remedies=_REMEDIES) as directory:
+            return directory.names()
+
+    def _state(self, uid: str, content: bytes) -> FileState:
+        """One that cannot be read differs."""
+        try:
+            found = read_regular_file(self.directory / file_name(uid), MAX_BYTES + 1)
+        except FileNotFoundError:
+            return FileState.MISSING
+        except OSError:
+            return FileState.DIFFERS
+        return FileState.SAME if found == content else FileState.DIFFERS
 
     def _document(
         self, record: ClaimRecord, observed: ObservedNode, numbers: Callable[[], _Numbers]
@@ -224,53 +257,6 @@ def _keys(device: ClaimedDevice, minor: int, numbers: Callable[[], _Numbers]) ->
             f"the capability files of {device.result.device} are not known: {error}",
             remedy="see `cat /proc/driver/nvidia-caps/mig-minors`",
         ) from error
-
-
-# --- the directory --------------------------------------------------------------------------------
-
-
-def file_state(cdi_dir: Path, uid: str, content: bytes) -> FileState:
-    """Of the claim with this uid; one that cannot be read differs. Blocks on the disk."""
-    try:
-        found = read_regular_file(cdi_dir / file_name(uid), MAX_BYTES + 1)
-    except FileNotFoundError:
-        return FileState.MISSING
-    except OSError:
-        return FileState.DIFFERS
-    return FileState.SAME if found == content else FileState.DIFFERS
-
-
-def publish(cdi_dir: Path, uid: str, content: bytes) -> bool:
-    """Make the claim's file be this, and read it back; whether it was not so before.
-
-    Raises PathRefused, with what was there still there. Blocks on the disk.
-    """
-    name = file_name(uid)
-    with OpenDirectory.opened(cdi_dir, make=True, remedies=_REMEDIES) as directory:
-        changed = directory.put(name, content)
-        if changed and directory.put(name, content):
-            raise PathRefused(
-                f"{directory.path / name} does not have the content that was written",
-                remedy=f"find out which other program writes there: `ls -l {directory.path}`",
-            )
-    return changed
-
-
-def withdraw(cdi_dir: Path, files: Collection[str]) -> None:
-    """Delete these files, as far as they are there. Raises PathRefused. Blocks on the disk."""
-    if not files or not os.path.lexists(cdi_dir):
-        return
-    with OpenDirectory.opened(cdi_dir, make=False, remedies=_REMEDIES) as directory:
-        for name in files:
-            directory.remove(name)
-
-
-def file_names(cdi_dir: Path) -> tuple[str, ...]:
-    """Of all files in it, none where it is not there. Raises PathRefused. Blocks on the disk."""
-    if not os.path.lexists(cdi_dir):
-        return ()
-    with OpenDirectory.opened(cdi_dir, make=False, remedies=_REMEDIES) as directory:
-        return directory.names()
 
 
 def stale(names: Iterable[str], records: Iterable[ClaimRecord | UnreadableRecord]) -> list[str]:

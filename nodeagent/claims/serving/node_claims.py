@@ -36,20 +36,10 @@ from nodeagent.claims.parts import (
 from nodeagent.claims.records import RecordStore, UnreadableRecord
 from nodeagent.claims.serving.admission import intended, require_admission
 from nodeagent.claims.serving.allocation import read_allocation, read_state
-from nodeagent.claims.serving.cdi import (
-    Capabilities,
-    ClaimFiles,
-    claim_of,
-    file_name,
-    file_names,
-    stale,
-    withdraw,
-)
+from nodeagent.claims.serving.cdi import ClaimFiles, claim_of, file_name, stale
 from nodeagent.claims.serving.claim_object import ClaimObject
 from nodeagent.claims.serving.claim_pods import ClaimPods
-from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.files.cdi import Edits
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.reconcile.owner import Expected, GpuOwners, Part
@@ -62,21 +52,19 @@ Fetch = Callable[[str, str], Awaitable[ClaimObject | None]]
 
 @dataclass(frozen=True, slots=True)
 class ClaimPlaces:
-    """Where claims are kept and published. `boot_id`: this start of the machine."""
+    """Where claims are kept. `boot_id`: this start of the machine."""
 
     node: str
     boot_id: str
     records: Path
-    cdi_dir: Path
 
 
 class NodeClaims:
     """Every method that changes something may be called again, and side by side for other claims.
 
-    `owners`, `fetch`, `capabilities` and `toolkit` (what each container needs; blocks) are its
-    borders; `observe` reads the node, `daemons` says what its MPS is, and `rules` what of a
-    GPU as observed claims may have. With `nvidia` configurations of NVIDIA's driver are honoured.
-    `pods` are those of all claims, as far as others observe them.
+    `owners`, `fetch` and `files` are its borders; `observe` reads the node, and `rules` says what
+    of a GPU as observed claims may have. With `nvidia` configurations of NVIDIA's driver are
+    honoured. `pods` are those of all claims, as far as others observe them.
     """
 
     def __init__(
@@ -86,9 +74,7 @@ class NodeClaims:
         owners: GpuOwners,
         fetch: Fetch,
         observe: Callable[[], Awaitable[ObservedNode]],
-        capabilities: Capabilities,
-        toolkit: Callable[[], Edits],
-        daemons: ClaimDaemons,
+        files: ClaimFiles,
         rules: Callable[[Gpu], GpuRules] = lambda _: GpuRules(),
         nvidia: bool = False,
     ) -> None:
@@ -100,8 +86,7 @@ class NodeClaims:
         self._owners = owners
         self.fetch = fetch
         self.observe = observe
-        self._daemons = daemons
-        self.files = ClaimFiles(places.cdi_dir, capabilities, toolkit, daemons)
+        self.files = files
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, uid: str) -> asyncio.Lock:
@@ -184,7 +169,7 @@ class NodeClaims:
             intended,
             allocation,
             observed,
-            self._daemons,
+            self.files.daemons,
             rules=self._rules,
             node=places.node,
             boot_id=places.boot_id,
@@ -219,7 +204,7 @@ class NodeClaims:
             raise
 
     async def _forget(self, record: ClaimRecord) -> None:
-        await asyncio.to_thread(withdraw, self.places.cdi_dir, [file_name(record.uid)])
+        await asyncio.to_thread(self.files.withdraw, [file_name(record.uid)])
         await self.store.remove(record.uid)
 
     async def _release_on_gpu(
@@ -246,19 +231,20 @@ class NodeClaims:
         except StillInUse:
             if not is_shared:
                 raise
-            await self._daemons.poll()  # clients that have just ended are known until they answer
+            await (
+                self.files.daemons.poll()
+            )  # clients that have just ended are known until they answer
             require_done(await self._owners.settle(part, only_plan=only_plan), record)
 
     # --- files of no claim ------------------------------------------------------------------------
 
     async def sweep(self) -> None:
         """Delete the CDI files that no record stands for. Raises PathRefused."""
-        directory = self.places.cdi_dir
-        names = await asyncio.to_thread(file_names, directory)
+        names = await asyncio.to_thread(self.files.names)
         for name in stale(names, self._known()):
             async with self.lock(claim_of(name) or ""):  # it may be being written
                 again = stale([name], self._known())
-                await asyncio.to_thread(withdraw, directory, again)
+                await asyncio.to_thread(self.files.withdraw, again)
 
     def _known(self) -> tuple[ClaimRecord | UnreadableRecord, ...]:
         return (*self.store.records, *self.store.unreadable)
