@@ -29,6 +29,14 @@ from tests.mps.plans import daemon_spec
 
 as_root = pytest.mark.skipif(not IS_ROOT, reason="only root can be another user")
 
+
+def _can_mount() -> bool:
+    made = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
+    return IS_ROOT and made.returncode == 0
+
+
+may_mount = pytest.mark.skipif(not _can_mount(), reason="needs root and mounts of its own")
+
 _CONTROL = """#!{python} -IS
 import json, os, signal, sys, time
 seen = dict(

@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,9 @@ from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
 from tests.machine_load import stretched
-from tests.mps.conftest import as_root, running, seen, spec_for, wait_for
+from tests.mps.conftest import as_root, may_mount, running, seen, spec_for, wait_for
 from tests.mps.fleet_rig import GPU
 from tests.mps.plans import with_account
-
-
-def _mounting_refused() -> str:
-    """Why no mount can be made here; empty when one can."""
-    done = subprocess.run(
-        ["unshare", "--mount", "true"], capture_output=True, text=True, check=False
-    )
-    return done.stderr.strip()
 
 
 def _has_capability(number: int) -> bool:
@@ -47,11 +38,6 @@ def _exists(path: Path) -> bool:
 
 def _same(one: Path, other: Path) -> bool:
     return one.samefile(other)
-
-
-may_mount = pytest.mark.skipif(
-    os.geteuid() != 0 or bool(_mounting_refused()), reason="needs root that may mount"
-)
 
 
 async def test_nothing_of_ours_reaches_a_daemon(

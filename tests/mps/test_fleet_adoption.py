@@ -11,15 +11,14 @@ from nodeagent.errors import StillInUse
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.files.directories import make_directories, spec_in
 from nodeagent.mps.files.records import Record, read_records, write_record
-from nodeagent.mps.launch.child import ChildLauncher, can_mount_own_shm
+from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess
 from nodeagent.mps.requests import NotReady
 from nodeagent.structs import replace
-from tests.mps.conftest import as_root
+from tests.mps.conftest import as_root, may_mount
 from tests.mps.fleet_rig import (
     GPU,
-    IS_ROOT,
     FleetRig,
     limits,
     ready,
@@ -91,7 +90,7 @@ async def test_an_agent_that_leaves_while_it_starts_one(rig: FleetRig) -> None:
             await fleet.stop(GPU)
 
 
-@pytest.mark.skipif(not IS_ROOT or not can_mount_own_shm(), reason="needs root that may mount")
+@may_mount
 async def test_a_daemon_with_another_shm(rig: FleetRig) -> None:
     """The setting was changed, or the agent moved into a pod: what clients are given is another
     /dev/shm than the daemon's, so it is replaced once its own clients are gone.

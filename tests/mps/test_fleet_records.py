@@ -24,7 +24,7 @@ from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, MpsProcess
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from tests.mps.conftest import as_root
-from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, called_like, ready, status, wanted
+from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, called_like, ready, wanted
 from tests.simulation.mps.rig import gone
 
 
@@ -35,18 +35,22 @@ async def _spoilt(rig: FleetRig, plan: WantedMps | None = None) -> int:
     return pid
 
 
-async def test_a_record_that_cannot_be_used(rig: FleetRig) -> None:
-    """Beside a living daemon with a client: it is reported, and the daemon is adopted as it is, so
-    that a plan that wants it keeps it, with its client.
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_record_that_cannot_be_used(rig: FleetRig, there: bool) -> None:
+    """Or that an agent set aside before it was killed. Beside a living daemon with a client: it is
+    reported, and the daemon is adopted as it is, so that a plan that wants it keeps it, with its
+    client.
     """
     pid = await _spoilt(rig)
+    if not there:
+        rig.pipes().with_name("record.json").unlink()
     with rig.served() as client:
         asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
         assert (asked.pid, [user.pid for user in asked.clients.processes]) == (pid, [client.pid])
         async with rig.fleet() as fleet:
             words = await rig.reported(ReportSubject.RECORD_UNUSABLE)
             assert f"the daemon there (pid {pid}) is taken over" in words
-            assert "the file is now" in words
+            assert ("the file is now" in words, "has no record" in words) == (there, not there)
             daemon = fleet.daemon_of(GPU)
             assert daemon is not None
             assert [user.pid for user in daemon.clients.processes] == [client.pid]
@@ -144,21 +148,6 @@ async def test_a_daemon_whose_directory_was_deleted(rig: FleetRig) -> None:
         assert f"(pid {pid})" in await rig.reported(ReportSubject.RECORD_UNUSABLE)
         assert fleet.statuses() == ()
     assert gone(pid)
-
-
-async def test_a_daemon_without_a_record(rig: FleetRig) -> None:
-    """An agent was killed after it set an unusable record aside: its daemon is taken over as it is,
-    since no other could be started beside it.
-    """
-    pid = await rig.left_daemon()
-    rig.pipes().with_name("record.json").unlink()
-    with rig.served() as client:
-        async with rig.fleet() as fleet:
-            words = await rig.reported(ReportSubject.RECORD_UNUSABLE)
-            assert f"has no record; the daemon there (pid {pid}) is taken over" in words
-            await fleet.start(GPU, wanted(2048))
-            assert status(fleet).pid == pid
-        client.allocate(1 << 20)
 
 
 async def test_a_daemon_without_a_record_that_takes_no_connection(rig: FleetRig) -> None:

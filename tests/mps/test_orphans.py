@@ -283,43 +283,24 @@ async def test_a_daemon_that_hangs_beside_what_may_be_its_server(rig: FleetRig) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "user"),
+    ("words", "user"),
     [
-        pytest.param([], None, id="a front-end that somebody left open"),
-        pytest.param(
-            ["-f"],
-            4242,
-            id="a name that anybody can take",
-            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
-        ),
+        pytest.param([CONTROL], None, id="a front-end that somebody left open"),
+        pytest.param([CONTROL, "-f"], 4242, id="a name that anybody can take", marks=as_root),
+        pytest.param([SERVER], 4242, id="the other name", marks=as_root),
     ],
 )
 async def test_who_cannot_serve_holds_up_nothing(
-    spec: DaemonSpec, start_server: StartServer, arguments: list[str], user: int | None
+    spec: DaemonSpec, start_server: StartServer, words: list[str], user: int | None
 ) -> None:
-    """It may last for ever, and would keep the device without a daemon for as long."""
+    """It may last for ever, and would keep the device without a daemon for as long; and it is no
+    orphan, whatever its name and its environment.
+    """
     start_server()
-    with called_like(CONTROL, spec.pipe_directory, *arguments, uid=user) as called:
+    program, *arguments = words
+    with called_like(program, spec.pipe_directory, *arguments, uid=user) as called:
         assert len(await end_orphans(spec, grace=5)) == 1
         assert not gone(called)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-async def test_another_users_process_by_that_name(spec: DaemonSpec, programs: Programs) -> None:
-    """Is no orphan of this daemon: any user can choose a name and an environment."""
-    with subprocess.Popen(
-        [Path(programs.control[0]).with_name(SERVER)],
-        env={"CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory},
-        stdout=subprocess.PIPE,
-        user=4242,
-    ) as called:
-        try:
-            assert called.stdout
-            assert called.stdout.readline() == b"up\n"
-            assert await end_orphans(spec, grace=1) == ()
-            assert called.poll() is None
-        finally:
-            called.kill()
 
 
 # The first process of a namespace of its own, with a root of its own. Its parent has another name,
