@@ -46,6 +46,7 @@ class Node:
     ahead: float = 0.0
     boot: str = "boot-1"
     last: Evaluation | None = None
+    ended: list[tuple[str, End]] = field(default_factory=list)  # so far: causes, and how
     observed: ObservedNode = field(default_factory=ObservedNode)
 
     def read(self, *gpus: GpuReading, after: float = 1.0, **values: Any) -> Evaluation:
@@ -54,6 +55,7 @@ class Node:
         reading = NodeReading(moment(self.now, self.ahead), self.boot, gpus=gpus, **values)
         self.last = evaluate(self.state, reading, default_table(), self.observed)
         self.state = self.last.state
+        self.ended += [(ended.finding.cause, ended.end) for ended in self.last.ended]
         return self.last
 
     def xid(
