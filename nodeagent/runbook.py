@@ -121,7 +121,7 @@ def _xid(xid: int, look: tuple[str, ...]) -> Entry:
         name = "NVIDIA's catalog gives it no name" if row.name == "Unused" else row.name
     kind, note = texts["classes"][row.kind.value], texts["notes"].get(xid)
     means = " ".join(filter(None, (f"{name}.", f"Class {row.kind.value}.", kind["means"], note)))
-    cause = cause_of_xid(xid, table)
+    cause = cause_of_xid(row)
     mend = _shell_lines(kind["mend"])
     return Entry(EntryKind.XID, str(xid), means, look, mend, (cause,) if cause else ())
 

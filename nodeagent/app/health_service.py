@@ -154,7 +154,7 @@ class HealthService:
         renamed = frozenset(
             f.key
             for f in self.state.findings
-            if f.check == "xid" and f.cause != cause_of_xid(f.code, self._xids)
+            if f.check == "xid" and f.cause != cause_of_xid(self._xids.row(f.code))
         )
         # Quietly: the subscribers look at everything first anyway.
         self._evaluate(replace(self._reading(), cleared=renamed), quietly=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from nodeagent.health.findings import Key, Moment
+from nodeagent.health.findings import Key, Moment, Seconds
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.structs import Struct
@@ -173,7 +173,7 @@ class XidEvent(Struct, frozen=True):
     """
 
     xid: int
-    at: float
+    at: Seconds
     source: XidSource
     gpu: str = ""
     pci: str = ""
@@ -186,7 +186,7 @@ class XidEvent(Struct, frozen=True):
     detail: int | None = None
     recovery: int | None = None
     sequence: int = -1
-    since: float | None = None
+    since: Seconds | None = None
 
 
 class GpuEventKind(StrEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodeagent.health.findings import Finding, Key, Moment, Seconds
-from nodeagent.health.readings import XidSource
+from nodeagent.health.readings import XidEvent
 from nodeagent.plan.observed import Placement
 from nodeagent.structs import Struct, field
 
@@ -93,18 +93,6 @@ class GpuHistory(Struct, frozen=True):
     placements: Mapping[int, Placement] = field(default_factory=dict)
 
 
-class RecentXid(Struct, frozen=True):
-    """An XID that one source reported, until the other source's report came or never will."""
-
-    gpu: str
-    xid: int
-    source: XidSource
-    at: Seconds
-    instance: int | None = None
-    compute: int | None = None
-    since: Seconds | None = None
-
-
 class XidCount(Struct, frozen=True):
     """A counter of one XID of a GPU (or a GPU instance of it), with the last time.
 
@@ -129,7 +117,8 @@ class XidRepair(Struct, frozen=True):
 class HealthState(Struct, frozen=True):
     """All that health knows. `boot_id` is empty, and `at` None, before the first reading.
 
-    `kernel_log_read` is the number of the last record of the kernel log that was read in this
+    `recent_xids` are those that one source reported, until the other source's report came or never
+    will. `kernel_log_read` is the number of the last record of the kernel log that was read in this
     boot; a reader that starts again begins after it.
     """
 
@@ -138,7 +127,7 @@ class HealthState(Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     gpus: Mapping[str, GpuHistory] = field(default_factory=dict)
     holds: tuple[Hold, ...] = ()
-    recent_xids: tuple[RecentXid, ...] = ()
+    recent_xids: tuple[XidEvent, ...] = ()
     xids: tuple[XidCount, ...] = ()
     repairs: tuple[XidRepair, ...] = ()
     kernel_log_read: int = -1

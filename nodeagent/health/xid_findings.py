@@ -10,9 +10,9 @@ from nodeagent.health.checks.device import recovery_of
 from nodeagent.health.findings import Action, Finding, Location, Moment, Severity, rank
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
-from nodeagent.health.state import GpuHistory, RecentXid, XidRepair
+from nodeagent.health.state import GpuHistory, XidRepair
 from nodeagent.health.table import new_finding
-from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow, XidTable
+from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow
 from nodeagent.structs import replace
 
 _MAX_MESSAGE = 160  # letters of the kernel's message that are shown
@@ -54,19 +54,15 @@ def moment(at: float, now: Moment) -> Moment:
     return Moment(at, max(now.wall - (now.uptime - at), 0.0))
 
 
-def cause_of_xid(xid: int, table: XidTable) -> str | None:
+def cause_of_xid(row: XidRow) -> str | None:
     """The row of the check table that an XID raises; None for those that are only counted."""
-    return _cause_of_row(table.row(xid))
-
-
-def _cause_of_row(row: XidRow) -> str | None:
     cause = _BY_CLASS[row.kind]
     return "fallenOffBus" if row.xid == OFF_THE_BUS and cause == "xidReboot" else cause
 
 
 def of_xid(event: XidEvent, row: XidRow, past: GpuHistory, now: Moment) -> Finding | None:
     """The finding that an XID makes; None for those that are only counted."""
-    cause = _cause_of_row(row)
+    cause = cause_of_xid(row)
     if cause is None:
         return None
     place = _place(event, past) if cause in _OF_A_SLICE else Location(event.gpu)
@@ -190,8 +186,8 @@ def with_uuid(event: XidEvent, gpus: Iterable[tuple[str, GpuHistory]]) -> XidEve
 
 
 def deduplicated(
-    reported: tuple[RecentXid, ...], event: XidEvent
-) -> tuple[tuple[RecentXid, ...], bool]:
+    reported: tuple[XidEvent, ...], event: XidEvent
+) -> tuple[tuple[XidEvent, ...], bool]:
     """The XIDs to remember, and whether the event is news.
 
     It is none when the other source reported it at about the same time: each report of the one
@@ -208,12 +204,10 @@ def deduplicated(
         if event.xid == OFF_THE_BUS:
             return recent, False
         return (*recent[:index], *recent[index + 1 :]), False
-    where = (event.instance, event.compute)
-    entry = RecentXid(event.gpu, event.xid, event.source, event.at, *where, event.since)
-    return (*recent, entry), True
+    return (*recent, replace(event, process="", message="")), True  # neither is compared
 
 
-def _same(other: RecentXid, event: XidEvent) -> bool:
+def _same(other: XidEvent, event: XidEvent) -> bool:
     """Whether number, GPU and time agree, and the places do not contradict each other."""
     return (
         (other.gpu, other.xid) == (event.gpu, event.xid)
@@ -224,5 +218,5 @@ def _same(other: RecentXid, event: XidEvent) -> bool:
     )
 
 
-def _begin(event: XidEvent | RecentXid) -> float:
+def _begin(event: XidEvent) -> float:
     return event.at if event.since is None else event.since
