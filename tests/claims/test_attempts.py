@@ -24,6 +24,7 @@ from nodeagent.plan.problems import Code, Problem
 from tests.claims.samples import record
 from tests.cluster.kubelet.plugin.rig import claim_name, now
 
+pytestmark = pytest.mark.virtual_time
 UID = "11111111"
 
 
@@ -140,7 +141,6 @@ def test_a_claim_is_ending_until_its_release_is_known() -> None:
 # --- what is waited for ---------------------------------------------------------------------------
 
 
-pytestmark = pytest.mark.virtual_time
 CLAIM = claim_name()
 HELD = ClaimHeldUp("its device is held")
 

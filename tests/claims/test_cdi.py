@@ -26,7 +26,7 @@ from nodeagent.claims.serving.cdi import (
     stale,
 )
 from nodeagent.claims.serving.daemons import MpsEdits
-from nodeagent.claims.serving.toolkit import NoToolkitEdits, ToolkitEdits
+from nodeagent.claims.serving.toolkit import TOOLKIT_DIRS, NoToolkitEdits, ToolkitEdits
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import Edits
 from nodeagent.plan.observed import Gpu, ObservedNode
@@ -244,15 +244,15 @@ containerEdits:
 
 def test_the_toolkits_edits(tmp_path: Path) -> None:
     """In either notation, from the folder that wins; files of other kinds are passed over."""
-    first, second = tmp_path / "run", tmp_path / "etc"
-    toolkit = ToolkitEdits([first, second])
-    second.mkdir()
+    first, second = tmp_path / "var/run/cdi", tmp_path / "etc/cdi"  # the older one, after an update
+    toolkit = ToolkitEdits([tmp_path / folder.relative_to("/") for folder in TOOLKIT_DIRS])
+    second.mkdir(parents=True)
     (second / "nvidia.yaml").write_text(YAML)
     edits = toolkit.read()
     assert (edits.env, edits.additional_gids) == (("NVIDIA_VISIBLE_DEVICES=void",), (44,))
     assert edits.device_nodes[0].file_mode == 438
     assert toolkit.read() is edits
-    first.mkdir()
+    first.mkdir(parents=True)
     (first / file_name(UID)).write_text("{}")  # a claim's own is none of them
     assert toolkit.read() is edits
     (first / "a.json").write_text('{"kind": "example.com/nvidia.com/gpu"}')

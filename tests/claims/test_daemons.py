@@ -42,12 +42,16 @@ GIB = 1 << 30
 USER = "3999999999:7"  # who has no entry on any host
 DAEMONS = ClaimDaemons(USER, Path("/run/nodeagent"), True, no_daemons)
 PATH = "config[0].mps"
+L40S = card("l40s")  # 46068 MiB
+SHARE = GpuShare(8 * GIB, 2)
 TRAINER = ClaimReference("team", "a")
 
 
-def clients(memory: int | None, *, user: str | None = None) -> MpsEntry:
+def clients(
+    memory: int | None, threads: float | None = 25.0, *, user: str | None = None
+) -> MpsEntry:
     """The same limits for all."""
-    share = ShareEntry("clients", None, memory, 25.0, f"{PATH}.clients")
+    share = ShareEntry("clients", None, memory, threads, f"{PATH}.clients")
     return MpsEntry(PATH, Shares((share,), f"{PATH}.clients"), user=user, enforce="terminate")
 
 
@@ -82,28 +86,15 @@ def test_what_cannot_be(entry: MpsEntry, message: str) -> None:
 # --- limits of a share ----------------------------------------------------------------------------
 
 
-L40S = card("l40s")  # 46068 MiB
-SHARE = GpuShare(8 * GIB, 2)
-
-
-def share_clients(memory: int | None, threads: float | None) -> MpsEntry:
-    """As a claim or class has it."""
-    share = ShareEntry("clients", None, memory, threads, "config[0].mps.clients")
-    return MpsEntry("config[0].mps", Shares((share,), share.path))
-
-
-# --- limits ---------------------------------------------------------------------------------------
-
-
 def test_the_limits_of_a_share() -> None:
     """Its memory, and as large a part of the threads, cut down; or what is written and lower."""
     found = DAEMONS.wanted_share(None, L40S, SHARE, TRAINER)
     share = Share("mps-8gi-2", None, 8192, 17.78)
     assert found == WantedMps(Sharing((share,), "report"), Account(3999999999, 7))
     assert found.path == str(TRAINER)
-    lower = DAEMONS.wanted_share(share_clients(4 * GIB, 10.5), L40S, SHARE, TRAINER)
+    lower = DAEMONS.wanted_share(clients(4 * GIB, 10.5), L40S, SHARE, TRAINER)
     assert lower.sharing.shares == (replace(share, memory=4096, threads=10.5),)
-    fewer = DAEMONS.wanted_share(share_clients(None, 5), L40S, SHARE, TRAINER)
+    fewer = DAEMONS.wanted_share(clients(None, 5), L40S, SHARE, TRAINER)
     assert fewer.sharing.shares == (replace(share, threads=5),)
     tiny = DAEMONS.wanted_share(None, L40S, GpuShare(1 << 20, 0), TRAINER)
     assert tiny.sharing.shares[0].threads == 0.1  # the least that a daemon can express
@@ -112,9 +103,9 @@ def test_the_limits_of_a_share() -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (share_clients(9 * GIB, None), "clients.memory: found 9Gi, but the device has 8Gi"),
+        (clients(9 * GIB, None), "clients.memory: found 9Gi, but the device has 8Gi"),
         (
-            share_clients(None, 25),
+            clients(None, 25),
             "found 25% of the threads, but mps-8gi-2 of GPU 0 (NVIDIA L40S) has 17.78%",
         ),
         (

@@ -151,8 +151,6 @@ def test_uids_that_are_no_file_names(folder: Path, uid: str) -> None:
         remove_record(folder, uid)
 
 
-# --- a crash at each step -------------------------------------------------------------------------
-
 # --- the same claim again -------------------------------------------------------------------------
 
 
