@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +24,9 @@ from nodeagent.cluster.claim_publishers import (
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.reconcile.event_log import EventLog
 from tests.claims.samples import DRIVER, MIG_DEVICE, POOL, mig_device, record, reserved, result_json
-from tests.cluster.client.rig import kubeconfig, running, until
+from tests.cluster.client.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Answer, Freeze
+from tests.simulated_cluster.faults import Freeze
 from tests.simulated_cluster.store import Key
 
 TEAM, NAME = "team", "trainer"
@@ -61,13 +59,6 @@ def create_claim(server: ApiServer, name: str) -> str:
     body = {"metadata": {"name": name}, "status": status}
     made = server.store.create("resourceclaims", TEAM, body)
     return str(made["metadata"]["uid"])
-
-
-@asynccontextmanager
-async def access(server: ApiServer, folder: Path) -> AsyncIterator[ClusterAccess]:
-    """A way to it."""
-    async with ClusterAccess(kubeconfig(folder, server.url)) as made:
-        yield made
 
 
 def uid(server: ApiServer) -> str:
@@ -103,150 +94,137 @@ def patches(server: ApiServer) -> int:
 # --- status.devices -------------------------------------------------------------------------------
 
 
-async def test_a_claims_status_has_its_devices(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_claims_status_has_its_devices(server: ApiServer, access: ClusterAccess) -> None:
     """Beside other drivers' ones; written when it changes, also by the next agent, and no more."""
-    async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api)
-        async with running(publisher.run()):
-            publisher.publish([status(server)])
-            await until(lambda: ready(server) == ("True", "Prepared", ""))
-            since = shown(server)["conditions"][0]["lastTransitionTime"]
-            assert since.endswith("Z")
-            assert shown(server)["data"] == {
-                "gpu": "GPU-4711",
-                "uuid": "MIG-1",
-                "profile": "1g.10gb",
-                "placement": {"start": 4, "size": 1},
-            }
-            publisher.publish([status(server, SICK)])
-            await until(lambda: ready(server) == ("False", "Unhealthy", SICK.message))
-            assert OTHER in server.store.get(KEY)["status"]["devices"]
-        assert patches(server) == 2
-        successor = ClaimStatusPublisher(api)
-        async with running(successor.run()):
-            reads = len(server.requests)
-            successor.publish([status(server, SICK)])
-            await until(lambda: len(server.requests) > reads)
-            successor.publish([status(server)])
-            await until(lambda: ready(server)[0] == "True")
+    publisher = ClaimStatusPublisher(access)
+    async with running(publisher.run()):
+        publisher.publish([status(server)])
+        await until(lambda: ready(server) == ("True", "Prepared", ""))
+        since = shown(server)["conditions"][0]["lastTransitionTime"]
+        assert since.endswith("Z")
+        assert shown(server)["data"] == {
+            "gpu": "GPU-4711",
+            "uuid": "MIG-1",
+            "profile": "1g.10gb",
+            "placement": {"start": 4, "size": 1},
+        }
+        publisher.publish([status(server, SICK)])
+        await until(lambda: ready(server) == ("False", "Unhealthy", SICK.message))
+        assert OTHER in server.store.get(KEY)["status"]["devices"]
+    assert patches(server) == 2
+    successor = ClaimStatusPublisher(access)
+    async with running(successor.run()):
+        reads = len(server.requests)
+        successor.publish([status(server, SICK)])
+        await until(lambda: len(server.requests) > reads)
+        successor.publish([status(server)])
+        await until(lambda: ready(server)[0] == "True")
     assert patches(server) == 3
 
 
 async def test_a_device_that_is_made_again_is_not_prepared(
-    server: ApiServer, tmp_path: Path
+    server: ApiServer, access: ClusterAccess
 ) -> None:
     """It was, and its claim's record says intent now; of one that was never ready nothing is said.
     A claim on the way out follows.
     """
     one = record(mig_device(uuid="MIG-1"), uid=uid(server))
-    async with access(server, tmp_path) as api:
-        reports = ClaimReports(api, "node-1", lambda _: None, EventLog())
+    reports = ClaimReports(access, "node-1", lambda _: None, EventLog())
 
-        async def said(phase: RecordPhase, *expected: str) -> None:
-            reports.observe((replace(one, phase=phase),), {}, (WELL,))
-            await until(lambda: ready(server)[:2] == expected)
+    async def said(phase: RecordPhase, *expected: str) -> None:
+        reports.observe((replace(one, phase=phase),), {}, (WELL,))
+        await until(lambda: ready(server)[:2] == expected)
 
-        async with running(reports.run()):
-            await said(RecordPhase.INTENT, "", "")
-            await said(RecordPhase.READY, "True", "Prepared")
-            assert patches(server) == 1
-            await said(RecordPhase.INTENT, "False", "Preparing")
-            await said(RecordPhase.READY, "True", "Prepared")
-            await said(RecordPhase.RELEASING, "False", "Releasing")
+    async with running(reports.run()):
+        await said(RecordPhase.INTENT, "", "")
+        await said(RecordPhase.READY, "True", "Prepared")
+        assert patches(server) == 1
+        await said(RecordPhase.INTENT, "False", "Preparing")
+        await said(RecordPhase.READY, "True", "Prepared")
+        await said(RecordPhase.RELEASING, "False", "Releasing")
 
 
-async def test_a_status_needs_no_second_look(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_status_needs_no_second_look(server: ApiServer, access: ClusterAccess) -> None:
     """At a claim that was read for its prepare a moment ago, be it another one by now."""
-    async with access(server, tmp_path) as api:
-        shown = read_claim(json.dumps(server.store.get(KEY)).encode())
-        publisher = ClaimStatusPublisher(api, recent=lambda _: shown, retry=(0.01, 0.1))
-        async with running(publisher.run()):
-            publisher.publish([status(server)])
-            await until(lambda: ready(server)[0] == "True")
-            assert [one.method for one in server.requests] == ["PATCH"]
-            old = replace(status(server), uid="uid-of-old", name=NAME)
-            shown.metadata.uid = old.uid
-            publisher.publish([old])
-            await until(lambda: [one.method for one in server.requests][1:] == ["PATCH", "GET"])
-            assert ready(server)[0] == "True"
+    shown = read_claim(json.dumps(server.store.get(KEY)).encode())
+    publisher = ClaimStatusPublisher(access, recent=lambda _: shown, retry=(0.01, 0.1))
+    async with running(publisher.run()):
+        publisher.publish([status(server)])
+        await until(lambda: ready(server)[0] == "True")
+        assert [one.method for one in server.requests] == ["PATCH"]
+        old = replace(status(server), uid="uid-of-old", name=NAME)
+        shown.metadata.uid = old.uid
+        publisher.publish([old])
+        await until(lambda: [one.method for one in server.requests][1:] == ["PATCH", "GET"])
+        assert ready(server)[0] == "True"
 
 
-async def test_what_changes_back_while_it_is_written(server: ApiServer, tmp_path: Path) -> None:
+async def test_what_changes_back_while_it_is_written(
+    server: ApiServer, access: ClusterAccess
+) -> None:
     """The last word counts, though it was the last one written, too."""
-    async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api)
-        async with running(publisher.run()):
-            publisher.publish([status(server)])
-            await until(lambda: ready(server)[0] == "True")
-            server.faults.next(1, Freeze(), verb="PATCH")
-            publisher.publish([status(server, SICK)])
-            await until(lambda: server.faults.struck)
-            publisher.publish([status(server)])
-            server.faults.thaw()
-            await until(lambda: patches(server) == 3)
-            await until(lambda: ready(server)[0] == "True")
+    publisher = ClaimStatusPublisher(access)
+    async with running(publisher.run()):
+        publisher.publish([status(server)])
+        await until(lambda: ready(server)[0] == "True")
+        server.faults.next(1, Freeze(), verb="PATCH")
+        publisher.publish([status(server, SICK)])
+        await until(lambda: server.faults.struck)
+        publisher.publish([status(server)])
+        server.faults.thaw()
+        await until(lambda: patches(server) == 3)
+        await until(lambda: ready(server)[0] == "True")
 
 
-async def test_another_claim_of_the_name_stays_as_it_is(server: ApiServer, tmp_path: Path) -> None:
+async def test_another_claim_of_the_name_stays_as_it_is(
+    server: ApiServer, access: ClusterAccess
+) -> None:
     """Deleted and made again, or gone: nothing is written, and the next one is served."""
     gone = status(server)
     other = ClaimStatus(TEAM, "gone", "uid-of-old", gone.devices)
     foreign = ClaimStatus(TEAM, NAME, "uid-of-another", gone.devices)
-    async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api)
-        async with running(publisher.run()):
-            publisher.publish([other, foreign, gone])
-            await until(lambda: ready(server)[0] == "True")
+    publisher = ClaimStatusPublisher(access)
+    async with running(publisher.run()):
+        publisher.publish([other, foreign, gone])
+        await until(lambda: ready(server)[0] == "True")
     assert patches(server) == 1
 
 
 @pytest.mark.virtual_time
 async def test_what_is_not_permitted_is_asked_again_seldom(
-    server: ApiServer, tmp_path: Path
+    server: ApiServer, access: ClusterAccess
 ) -> None:
     """Once an hour, however often something changes; then it is written."""
     right = ("patch", "resourceclaims/status")
     server.access.withheld.add(right)
-    async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api)
-        async with running(publisher.run()):
-            for _ in range(10):
-                for health in (WELL, SICK):
-                    publisher.publish([status(server, health)])
-                    await asyncio.sleep(60)
-            assert patches(server) == 1
-            server.access.withheld.clear()
-            await asyncio.sleep(3600)
-            await until(lambda: ready(server)[0] == "False")
+    publisher = ClaimStatusPublisher(access)
+    async with running(publisher.run()):
+        for _ in range(10):
+            for health in (WELL, SICK):
+                publisher.publish([status(server, health)])
+                await asyncio.sleep(60)
+        assert patches(server) == 1
+        server.access.withheld.clear()
+        await asyncio.sleep(3600)
+        await until(lambda: ready(server)[0] == "False")
 
 
-async def test_what_is_refused_holds_up_no_other_change(server: ApiServer, tmp_path: Path) -> None:
-    """It is not tried again as it is."""
-    server.faults.next(1, Answer(422), verb="PATCH")
-    async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api, retry=(0.01, 0.1))
-        async with running(publisher.run()):
-            publisher.publish([status(server)])
-            await until(lambda: patches(server))
-            publisher.publish([status(server, SICK)])
-            await until(lambda: ready(server)[0] == "False")
-
-
-async def test_a_pod_that_ends_right_after_its_start(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_pod_that_ends_right_after_its_start(
+    server: ApiServer, access: ClusterAccess
+) -> None:
     """Its claim is deallocated while its status is written: that is no fault."""
     server.faults.next(1, Freeze(), verb="PATCH")
-    async with access(server, tmp_path) as api:
-        publisher = ClaimStatusPublisher(api)
-        async with running(publisher.run()):
-            with structlog.testing.capture_logs() as logs:
-                publisher.publish([status(server)])
-                await until(lambda: server.faults.struck)
-                server.store.change(KEY, lambda claim: {**claim, "status": {}})
-                server.faults.thaw()
-                last = replace(status(server), name="last", uid=create_claim(server, "last"))
-                publisher.publish([last])
-                written = Key("resourceclaims", TEAM, "last")
-                await until(lambda: server.store.get(written)["status"].get("devices"))
+    publisher = ClaimStatusPublisher(access)
+    async with running(publisher.run()):
+        with structlog.testing.capture_logs() as logs:
+            publisher.publish([status(server)])
+            await until(lambda: server.faults.struck)
+            server.store.change(KEY, lambda claim: {**claim, "status": {}})
+            server.faults.thaw()
+            last = replace(status(server), name="last", uid=create_claim(server, "last"))
+            publisher.publish([last])
+            written = Key("resourceclaims", TEAM, "last")
+            await until(lambda: server.store.get(written)["status"].get("devices"))
     assert shown(server) == {}
     assert [one for one in logs if one["log_level"] == "warning"] == []
 
@@ -267,13 +245,14 @@ def told(server: ApiServer) -> list[tuple[str, str, str, str]]:
     )
 
 
-async def test_events_are_about_the_claim_and_its_pods(server: ApiServer, tmp_path: Path) -> None:
+async def test_events_are_about_the_claim_and_its_pods(
+    server: ApiServer, access: ClusterAccess
+) -> None:
     """In their namespace and with their uids, which is what `kubectl describe` looks for."""
-    async with access(server, tmp_path) as api:
-        publisher = ClaimEventPublisher(api, "gpu-0")
-        async with running(publisher.run()):
-            publisher.publish(news(server))
-            await until(lambda: len(server.events) == 3)
+    publisher = ClaimEventPublisher(access, "gpu-0")
+    async with running(publisher.run()):
+        publisher.publish(news(server))
+        await until(lambda: len(server.events) == 3)
     assert told(server) == [
         ("Pod", "pod-0", "ClaimPrepared", "ready"),
         ("Pod", "pod-1", "ClaimPrepared", "ready"),
@@ -293,18 +272,17 @@ async def test_events_are_about_the_claim_and_its_pods(server: ApiServer, tmp_pa
 
 
 async def test_a_claim_that_was_read_just_now_is_not_asked_for(
-    server: ApiServer, tmp_path: Path
+    server: ApiServer, access: ClusterAccess
 ) -> None:
     """Its pods are known by then; those of a claim that was made anew with its name are not its."""
     known = {NAME: reserved(uid(server), "pod-7")}
-    async with access(server, tmp_path) as api:
-        publisher = ClaimEventPublisher(api, "gpu-0", recent=lambda key: known.get(key[1]))
-        async with running(publisher.run()):
-            publisher.publish(news(server))
-            await until(lambda: len(server.events) == 2)
-            known[NAME] = reserved("uid-of-another", "pod-8")
-            publisher.publish(news(server, "ClaimReleased"))
-            await until(lambda: len(server.events) == 3)
+    publisher = ClaimEventPublisher(access, "gpu-0", recent=lambda key: known.get(key[1]))
+    async with running(publisher.run()):
+        publisher.publish(news(server))
+        await until(lambda: len(server.events) == 2)
+        known[NAME] = reserved("uid-of-another", "pod-8")
+        publisher.publish(news(server, "ClaimReleased"))
+        await until(lambda: len(server.events) == 3)
     assert {(e["involvedObject"]["name"], e["reason"]) for e in server.events} == {
         (NAME, "ClaimPrepared"),
         ("pod-7", "ClaimPrepared"),
@@ -313,28 +291,28 @@ async def test_a_claim_that_was_read_just_now_is_not_asked_for(
     assert not any("resourceclaims" in one.path for one in server.requests)
 
 
-async def test_a_claim_that_is_gone_has_its_event(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_claim_that_is_gone_has_its_event(server: ApiServer, access: ClusterAccess) -> None:
     """Also where another claim has its name by now, whose pods are not its own."""
     released = ClaimNews(TEAM, NAME, "uid-of-old", "ClaimReleased", "released")
-    async with access(server, tmp_path) as api:
-        publisher = ClaimEventPublisher(api, "gpu-0")
-        async with running(publisher.run()):
-            publisher.publish(released)
-            publisher.publish(replace(released, name="another", uid="uid-of-another"))
-            await until(lambda: len(server.events) >= 2)
+    publisher = ClaimEventPublisher(access, "gpu-0")
+    async with running(publisher.run()):
+        publisher.publish(released)
+        publisher.publish(replace(released, name="another", uid="uid-of-another"))
+        await until(lambda: len(server.events) >= 2)
     assert told(server) == [
         ("ResourceClaim", "another", "ClaimReleased", "released"),
         ("ResourceClaim", NAME, "ClaimReleased", "released"),
     ]
 
 
-async def test_a_claim_that_waits_has_an_event_a_minute(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_claim_that_waits_has_an_event_a_minute(
+    server: ApiServer, access: ClusterAccess
+) -> None:
     """However often the kubelet asks; the same text is counted in the Event that there is."""
     times = iter(range(0, 10_000, 10))  # seconds; the kubelet asks again every ten
-    async with access(server, tmp_path) as api:
-        publisher = ClaimEventPublisher(api, "gpu-0", clock=lambda: float(next(times)))
-        async with running(publisher.run()):
-            for _ in range(13):
-                publisher.publish(news(server, "ClaimWaiting", "pid 7 uses it"))
-            await until(lambda: [e["count"] for e in server.events] == [3] * 3)
+    publisher = ClaimEventPublisher(access, "gpu-0", clock=lambda: float(next(times)))
+    async with running(publisher.run()):
+        for _ in range(13):
+            publisher.publish(news(server, "ClaimWaiting", "pid 7 uses it"))
+        await until(lambda: [e["count"] for e in server.events] == [3] * 3)
     assert {e["type"] for e in server.events} == {"Warning"}

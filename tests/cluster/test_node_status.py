@@ -1,4 +1,4 @@
-"""What a Node should show of each state: facts as labels, and a taint, where they are wanted."""
+"""What a Node should show of each state, and which events of the agent become Events about it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from datetime import UTC, datetime
 import pytest
 
 from nodeagent.cluster.client.node_view import NodeView, Wanted
-from nodeagent.cluster.node_status import facts_of, shown_facts
+from nodeagent.cluster.events import NodeEvent
+from nodeagent.cluster.node_status import facts_of, node_event, shown_facts
+from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.reconcile.event_log import EventLog, EventType
+from nodeagent.reconcile.event_reporter import event_of
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.status_annotation import StatusAnnotation
@@ -68,3 +72,48 @@ def test_labels_that_are_not_wanted_any_more_go() -> None:
 def test_nothing_is_shown_before_anything_is_known() -> None:
     """What the agent before this one left is kept."""
     assert shown(None, NodeView(), labels=True, taints=True) == Wanted()
+
+
+# --- Events ---------------------------------------------------------------------------------------
+
+
+def reported(kind: EventType, message: str) -> NodeEvent | None:
+    """What becomes of an event."""
+    return node_event(EventLog().add(kind, message, gpu="GPU-0"))
+
+
+def test_which_events_are_events() -> None:
+    """Warnings are what a person should look at; steps and claims are reported elsewhere."""
+    assert reported(EventType.APPLIED, "m") == NodeEvent("Normal", "Applied", "m")
+    assert reported(EventType.GPU_LOST, "m") == NodeEvent("Warning", "GpuLost", "m")
+    for kind in EventType:
+        if kind.startswith(("Step", "Claim")):
+            assert reported(kind, "m") is None
+
+
+def test_a_daemon_that_ends_again_and_again_is_one_cause() -> None:
+    """Its pid and the last line of its log, which differ each time, are left out."""
+    causes = set()
+    for pid in (815, 4711):
+        kind, message = event_of(
+            Report(
+                ReportSubject.EXITED, f"pid {pid} ended by itself", (f"[12:00:{pid}] no device",)
+            )
+        )
+        causes.add(reported(kind, f"GPU 0: {message}"))
+    assert causes == {NodeEvent("Warning", "MpsEnded", "GPU 0: the process ended by itself")}
+
+
+def test_who_blocks_is_named() -> None:
+    """There the pid is the news."""
+    message = "GPU 0 is in use by pid 4711 (python)"
+    assert reported(EventType.BLOCKED, message) == NodeEvent("Warning", "Blocked", message)
+
+
+def test_the_same_fault_in_another_plan_is_one_cause() -> None:
+    """The digest of a refused plan differs with every space, what is wrong with it does not."""
+    causes = {
+        reported(EventType.PLAN_REJECTED, f"plan sha256:{digit * 64} is refused: gpus: no list")
+        for digit in "ab"
+    }
+    assert causes == {NodeEvent("Warning", "PlanRejected", "the plan is refused: gpus: no list")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 
 import pytest
@@ -20,7 +20,7 @@ from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
 from nodeagent.settings import KubernetesSettings
 from nodeagent.views.node_state import NodeState, Phase
-from tests.cluster.client.rig import QUICK, QUICK_WRITES, running
+from tests.cluster.client.rig import QUICK, QUICK_WRITES, running, until
 from tests.rig import SOON
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -38,10 +38,10 @@ class Labelling(NodeSource):
         super().__init__(self.offers.append, rounds=lambda: 0)
         self.label = label
         self.annotation = annotation
-        self.seen: list[NodeView | None] = []
+        self.labels: Mapping[str, str] = {}  # of the Node as it was seen last
 
     def observe(self, view: NodeView | None) -> None:
-        self.seen.append(view)
+        self.labels = view.labels if view else {}
 
     def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         said = {"nos.nebuly.com/said": self.annotation} if self.annotation else {}
@@ -98,9 +98,7 @@ class PublishedNode:
         return dict(self.server.node("n")["metadata"].get("labels") or {})
 
     async def until(self, phase: str) -> None:
-        async with asyncio.timeout(SOON):
-            while self.phase != phase:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.phase == phase)
 
     def writes(self) -> int:
         return sum(r.write and r.path.endswith("/nodes/n") for r in self.server.requests)
@@ -156,24 +154,18 @@ async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None
     member.publisher.use(first)
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
-    async with asyncio.timeout(SOON):
-        while "nvidia.com/first" not in member.labels:
-            await asyncio.sleep(0.005)
-        member.publisher.use(second)
-        loop = asyncio.get_running_loop()
-        # Timers within the clock's resolution go off together, at the time of the first.
-        loop.call_at(math.nextafter(loop.time() + PACE.cleanup_period, 0.0), lambda: None)
-        while member.labels.get("nvidia.com/second") != "InSync":
-            await asyncio.sleep(0.005)
-        while (view := second.seen[-1]) is None or "nvidia.com/second" not in view.labels:
-            await asyncio.sleep(0.005)  # until then an older view would still have it removed
+    await until(lambda: "nvidia.com/first" in member.labels)
+    member.publisher.use(second)
+    loop = asyncio.get_running_loop()
+    # Timers within the clock's resolution go off together, at the time of the first.
+    loop.call_at(math.nextafter(loop.time() + PACE.cleanup_period, 0.0), lambda: None)
+    await until(lambda: member.labels.get("nvidia.com/second") == "InSync")
+    await until(lambda: "nvidia.com/second" in second.labels)
     assert "nvidia.com/first" not in member.labels
     await asyncio.sleep(PACE.cleanup_period)
     theirs = {"nvidia.com/first": "another-programs"}
     member.server.patch_node("n", {"metadata": {"labels": theirs}})
-    async with asyncio.timeout(SOON):
-        while (view := second.seen[-1]) is None or "nvidia.com/first" not in view.labels:
-            await asyncio.sleep(0.005)
+    await until(lambda: "nvidia.com/first" in second.labels)
     member.publish(Phase.BLOCKED)
     await member.until("Blocked")
     assert member.labels["nvidia.com/first"] == "another-programs"
@@ -195,12 +187,9 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
     async with contextlib.AsyncExitStack() as stack:
         async with server.refusing():
             await stack.enter_async_context(running(lonely.publisher.run()))
-            await stack.enter_async_context(asyncio.timeout(SOON))
-            while not (source.offers and lonely.publisher.state.problem):
-                await asyncio.sleep(0.005)
+            await until(lambda: source.offers and lonely.publisher.state.problem)
             assert not lonely.publisher.state.reachable
-        while not lonely.publisher.state.reachable:
-            await asyncio.sleep(0.005)
+        await until(lambda: lonely.publisher.state.reachable)
         assert lonely.publisher.state.registered
         reported = len(source.offers)
         await asyncio.sleep(2 * PACE.first_answer)
@@ -212,9 +201,8 @@ async def test_a_name_that_no_node_has_is_reported(
 ) -> None:
     """The server answers, and has no Node of this name: that is a problem with a remedy."""
     unregistered = PublishedNode(server, access, node="m")
-    async with running(unregistered.publisher.run()), asyncio.timeout(SOON):
-        while not unregistered.publisher.state.problem:
-            await asyncio.sleep(0.005)
+    async with running(unregistered.publisher.run()):
+        await until(lambda: unregistered.publisher.state.problem)
     state = unregistered.publisher.state
     assert (state.reachable, state.registered) == (True, False)
     assert state.problem is not None
@@ -228,13 +216,10 @@ async def test_a_node_that_is_made_anew_is_reported(
     """Its slices have to go with it, also where the device plugin offers nothing on either."""
     uids: list[str | None] = []
     member.publisher.offered_by_node.subscribe(lambda _: uids.append(member.publisher.node_uid))
-    async with asyncio.timeout(SOON):
-        while not uids:
-            await asyncio.sleep(0.005)
-        server.delete_node("n")
-        server.add_node("n")
-        while len(uids) < 3:
-            await asyncio.sleep(0.005)
+    await until(lambda: uids)
+    server.delete_node("n")
+    server.add_node("n")
+    await until(lambda: len(uids) == 3)
     first, gone, second = uids
     assert gone is None
     assert first != second
@@ -245,19 +230,15 @@ async def test_another_reason_does_not_change_since_when(member: PublishedNode) 
     first.
     """
     publisher, server = member.publisher, member.server
-    async with asyncio.timeout(SOON):
-        async with server.refusing():
-            while publisher.state.reachable or not publisher.state.problem:
-                await asyncio.sleep(0.005)
-            since, first = publisher.state.since, publisher.state.problem
-            server.access.withheld.add(("list", "nodes"))
-        while publisher.state.problem == first or "forbidden" not in str(publisher.state.problem):
-            await asyncio.sleep(0.005)
-        assert (publisher.state.reachable, publisher.state.since) == (False, since)
-        server.access.withheld.clear()
-        while not publisher.state.reachable:
-            await asyncio.sleep(0.005)
-        assert publisher.state.since != since
+    async with server.refusing():
+        await until(lambda: publisher.state.problem and not publisher.state.reachable)
+        since = publisher.state.since
+        server.access.withheld.add(("list", "nodes"))
+    await until(lambda: "forbidden" in str(publisher.state.problem))
+    assert (publisher.state.reachable, publisher.state.since) == (False, since)
+    server.access.withheld.clear()
+    await until(lambda: publisher.state.reachable)
+    assert publisher.state.since != since
 
 
 async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
@@ -265,13 +246,10 @@ async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     await member.server.stop()
-    async with asyncio.timeout(SOON):
-        while member.publisher.state.reachable:
-            await asyncio.sleep(0.005)
-        assert member.hooks.outages == 0
-        await member.server.start()
-        while not member.hooks.outages:
-            await asyncio.sleep(0.005)
+    await until(lambda: not member.publisher.state.reachable)
+    assert member.hooks.outages == 0
+    await member.server.start()
+    await until(lambda: member.hooks.outages)
     assert member.hooks.outages == 1
 
 
@@ -279,9 +257,7 @@ async def test_events_reach_the_node(member: PublishedNode) -> None:
     """What happens is reported as an Event, also from before the start, the same only once."""
     for _ in range(3):
         member.events.add(EventType.PLAN_REJECTED, "no such profile")
-    async with asyncio.timeout(SOON):
-        while not member.server.events:
-            await asyncio.sleep(0.005)
+    await until(lambda: member.server.events)
     assert [e["reason"] for e in member.server.events] == ["PlanRejected"]
 
 

@@ -117,3 +117,13 @@ async def test_a_deletion_while_a_list_is_read(listed: int, left: list[str]) -> 
         server.lists_at(12, listed)
         await looking
         assert await versions(reflector) == left
+
+
+async def test_events_that_come_late_or_twice() -> None:
+    """A change, or a deletion, that is not newer than what is known says nothing."""
+    async with following() as (server, reflector):
+        for kind, version in (("ADDED", 10), ("MODIFIED", 9), ("DELETED", 9), ("DELETED", 10)):
+            server.reports(kind, version)
+        assert await versions(reflector) == ["10"]
+        server.reports("MODIFIED", 11)
+        assert await versions(reflector) == ["11"]

@@ -82,12 +82,7 @@ class End:
     """A watch ends cleanly, before its time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """An open watch gets its last event once more."""
-
-
-Fault: TypeAlias = Answer | Html | Reset | Cut | Freeze | Slow | Dribble | ErrorEvent | End | Repeat
+Fault: TypeAlias = Answer | Html | Reset | Cut | Freeze | Slow | Dribble | ErrorEvent | End
 
 
 @dataclass(slots=True)
@@ -180,8 +175,6 @@ async def spoil(request: web.Request, fault: Fault, faults: Faults) -> web.Strea
             await asyncio.sleep(seconds)
         case Cut() | Dribble() | ErrorEvent() | End():
             return await _spoilt_body(request, fault)
-        case Repeat():
-            pass  # there is no event yet
         case _:
             assert_never(fault)
     return None

@@ -20,7 +20,6 @@ from tests.simulated_cluster.faults import (
     Faults,
     Freeze,
     Html,
-    Repeat,
     Reset,
     Slow,
     break_off,
@@ -90,7 +89,6 @@ class Stream:
         self._progress = progress
         self._queue: asyncio.Queue[Change | Fault] = asyncio.Queue()
         self._reported = 0  # the version that the client knows everything of
-        self._last = b""  # the line sent last
         self._response = web.StreamResponse(headers={"Content-Type": "application/json"})
         self._response.enable_chunked_encoding()
 
@@ -180,7 +178,6 @@ class Stream:
         await self._line(json.dumps({"type": kind, "object": found}).encode() + b"\n")
 
     async def _line(self, line: bytes) -> None:
-        self._last = line
         await self._response.write(line)
 
     async def _struck(self, fault: Fault) -> bool:
@@ -199,9 +196,6 @@ class Stream:
                 return True
             case Freeze() | Slow() | Dribble():
                 await self._delayed(fault)
-                return False
-            case Repeat():
-                await self._line(self._last)
                 return False
             case _:
                 assert_never(fault)

@@ -1,14 +1,17 @@
-"""Requests as who we are now: TLS, certificates that are replaced, and what is sent along."""
+"""Requests as who we are now: TLS, certificates that are replaced, connections, and answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,10 +22,11 @@ from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.credentials import InCluster, Kubeconfig
 from nodeagent.cluster.client.node_view import read_node
 from nodeagent.cluster.drain.pods import read_pod
+from nodeagent.cluster.reflector import WatchIntervals
 from tests.cluster.client.rig import Follower, kubeconfig, running, until
 from tests.cluster.client.test_credentials import kubeconfig as kubeconfig_of_user
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Dribble
+from tests.simulated_cluster.faults import Answer, Dribble, Fault, Html
 
 
 def certificate(folder: Path) -> Path:
@@ -142,15 +146,6 @@ async def test_a_program_for_credentials_that_hangs_is_a_fault_and_no_second_one
         await access.listed(requests.list_node("n"), read_node)
     assert server.requests[-1].who == "new"
     assert (tmp_path / "ends.started").read_text() == "\n"
-
-
-async def test_a_node_that_does_not_exist_is_an_empty_list(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """With the version to wait for it from."""
-    listed = await access.listed(requests.list_node("other"), read_node)
-    assert listed.first is None
-    assert listed.version == server.node("n")["metadata"]["resourceVersion"]
 
 
 async def test_an_answer_that_drags_on_is_given_up(
@@ -276,3 +271,87 @@ asyncio.run(ask())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
     assert done.stderr == b""
+
+
+# --- connections that die silently ----------------------------------------------------------------
+
+IN_TIME = 45.0  # seconds after which no dead connection may look alive
+
+
+def connections(port: int) -> Iterator[socket.socket]:
+    """Both ends of this process' connections to this port; duplicates, taken from the kernel."""
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            found = socket.socket(fileno=os.dup(int(path.name)))
+        except OSError:
+            continue  # no socket, or closed by now
+        with found:
+            if found.family != socket.AF_INET:
+                continue
+            try:
+                ports = found.getsockname()[1], found.getpeername()[1]
+            except OSError:
+                continue  # one that listens
+            if port in ports:
+                yield found
+
+
+async def test_connections_are_probed_by_the_kernel(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Keepalive and user timeout together end a dead connection in time, watch or not."""
+    seen = Follower(access)
+    async with running(seen.follower.run()):
+        await until(lambda: server.faults.watching)
+        await access.listed(requests.list_node("n"), read_node)
+        intervals = WatchIntervals()  # the watch after a silent one is answered, or it is reported
+        assert intervals.silence + access.answer_within <= IN_TIME
+        found = 0
+        for connection in connections(server.port):
+            if connection.getsockname()[1] == server.port:
+                continue  # the server's end
+            found += 1
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, interval, probes, unanswered = (
+                connection.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                    socket.TCP_USER_TIMEOUT,
+                )
+            )
+            assert idle + interval * probes <= IN_TIME
+            assert 0 < unanswered <= (IN_TIME - interval) * 1000
+        assert found
+
+
+# --- answers about pods and claims ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Html(404), Html(404, "404 page not found"), Answer(404)])
+async def test_a_404_that_names_no_object(
+    server: ApiServer, access: ClusterAccess, fault: Fault
+) -> None:
+    """A proxy's, or of a server that does not serve such objects: that says nothing of this one."""
+    server.faults.next(1, fault)
+    with pytest.raises(faults.ObjectMissing):
+        await access.find(requests.get_claim("a", "p"), read_object)
+
+
+async def test_an_eviction_and_a_budget(server: ApiServer, access: ClusterAccess) -> None:
+    """Of this very pod; refused with the budget's own words; to be busy is something else."""
+    uid = server.add_pod("p", namespace="a")["metadata"]["uid"]
+    with pytest.raises(faults.WriteConflict):
+        await access.send(requests.evict_pod("a", "p", uid="another"))
+    server.pods.budgets["a", "p"] = "keep"
+    with pytest.raises(faults.DisruptionRefused, match="budget keep needs 1 healthy pods"):
+        await access.send(requests.evict_pod("a", "p", uid=uid))
+    server.pods.budgets.clear()
+    server.faults.next(1, Answer(429, retry_after=1))
+    with pytest.raises(faults.ServerBusy):
+        await access.send(requests.evict_pod("a", "p", uid=uid))
+    await access.send(requests.evict_pod("a", "p", uid=uid))
+    assert await access.find(requests.get_pod("a", "p"), read_object) is None
+    with pytest.raises(faults.ObjectMissing):
+        await access.send(requests.evict_pod("a", "p", uid=uid))

@@ -1,4 +1,4 @@
-"""Reading who we are: what is taken from the files, and what is never disclosed."""
+"""Whether there is a cluster, and who we are there: what is read, and what is never disclosed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -19,6 +20,8 @@ from nodeagent.cluster.client.credentials import (
     tls_context,
 )
 from nodeagent.cluster.client.faults import CredentialsUnusable
+from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.settings import KubernetesSettings
 
 TOKEN = "very-secret.token"
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -241,3 +244,23 @@ def test_nothing_secret_is_in_a_representation(tmp_path: Path) -> None:
     credentials = InCluster(service_account(tmp_path), {**ENVIRON, "SECRET": TOKEN})
     assert TOKEN not in repr(credentials)
     assert TOKEN not in repr(read_endpoint(credentials))
+
+
+def test_a_cluster_is_there_where_one_is_named_or_given(tmp_path: Path) -> None:
+    """A kubeconfig names one; a pod has one when it has a token; `never` overrules both."""
+    token = tmp_path / "token"
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+    def found(
+        use: Literal["auto", "never"], kubeconfig: Path | None, environment: dict[str, str]
+    ) -> bool:
+        settings = KubernetesSettings(use=use, kubeconfig=kubeconfig)
+        return is_in_cluster(settings, environment=environment, token=token)
+
+    assert found("auto", Path("/k"), {})
+    assert not found("auto", None, {})
+    assert not found("auto", None, pod)  # a pod whose service account is not mounted
+    token.write_text("x")
+    assert found("auto", None, pod)
+    assert not found("auto", None, {})
+    assert not found("never", Path("/k"), pod)

@@ -1,13 +1,24 @@
-"""What is taken from a Node's JSON, and what is refused."""
+"""What is taken from a Node's JSON, and how it differs from what is wanted."""
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nodeagent.cluster.client.node_view import NodeView, is_newer, read_node
+from nodeagent.cluster.client.node_view import (
+    NodeView,
+    Wanted,
+    difference,
+    is_newer,
+    patch_of,
+    read_node,
+    too_large,
+)
 from nodeagent.health.reporting import Condition
 
 
@@ -77,3 +88,142 @@ def test_versions_are_compared_as_numbers() -> None:
     assert not is_newer("9", "9")
     assert is_newer("opaque", "9")
     assert is_newer("9" * 5000, "9")  # no number of any server
+
+
+# --- the difference from what is wanted -----------------------------------------------------------
+
+
+TYPES = ("GPUPartitionsReady", "GPUHealthy")
+
+keys = st.sampled_from(["nodeagent.io/status", "nodeagent.io/x~z", "nos.nebuly.com/a"])
+values = st.sampled_from(["", "1", "2", "long" * 10])
+there_keys = st.dictionaries(keys, values)
+wanted_keys = st.dictionaries(keys, st.none() | values)
+condition = st.builds(
+    Condition,
+    status=st.sampled_from(["True", "False", "Unknown"]),
+    reason=st.sampled_from(["A", "B"]),
+    message=st.sampled_from(["", "m"]),
+)
+conditions = st.dictionaries(st.sampled_from(TYPES), condition)
+
+
+def view(
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    there: dict[str, Condition] | None = None,
+) -> NodeView:
+    """A Node seen with these."""
+    return NodeView(
+        name="n",
+        uid="u",
+        resource_version="1",
+        annotations=annotations or {},
+        labels=labels or {},
+        conditions=there or {},
+        changed_at=dict.fromkeys(there or {}, "2026-01-01T00:00:00Z"),
+    )
+
+
+def as_json(seen: NodeView) -> dict[str, Any]:
+    """It as the server would send it."""
+    return {
+        "metadata": {
+            "name": seen.name,
+            "uid": seen.uid,
+            "resourceVersion": "2",
+            "annotations": dict(seen.annotations),
+            "labels": dict(seen.labels),
+        },
+        "status": {
+            "conditions": [
+                {
+                    "type": kind,
+                    "status": c.status,
+                    "reason": c.reason,
+                    "message": c.message,
+                    "lastTransitionTime": seen.changed_at[kind],
+                }
+                for kind, c in seen.conditions.items()
+            ]
+        },
+    }
+
+
+def sent_for(wanted: Wanted, there: NodeView) -> dict[str, Any]:
+    """The body of the one request, empty when there is none."""
+    moment = datetime(2026, 2, 2, tzinfo=UTC)
+    part = difference(wanted, there)
+    return (patch_of("n", part, there, moment).body or {}) if part else {}
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7386, written down from its text."""
+    if not isinstance(patch, dict):
+        return patch
+    target = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            target.pop(key, None)
+        else:
+            target[key] = merged(target.get(key), value)
+    return target
+
+
+@given(annotations=there_keys, labels=there_keys, want_a=wanted_keys, want_l=wanted_keys)
+def test_the_patch_gives_what_is_wanted_and_leaves_the_rest(
+    annotations: dict[str, str],
+    labels: dict[str, str],
+    want_a: dict[str, str | None],
+    want_l: dict[str, str | None],
+) -> None:
+    """Merged into the Node, wanted keys are as wanted, all others as before."""
+    wanted, before = Wanted(want_a, want_l), view(annotations, labels)
+    after = read_node(json.dumps(merged(as_json(before), sent_for(wanted, before))).encode())
+    for there, want, now in (
+        (annotations, want_a, after.annotations),
+        (labels, want_l, after.labels),
+    ):
+        expected = {k: v for k, v in {**there, **want}.items() if v is not None}
+        assert dict(now) == expected
+    assert difference(wanted, after) is None
+
+
+@given(annotations=there_keys, want=wanted_keys)
+def test_the_patch_is_minimal(annotations: dict[str, str], want: dict[str, str | None]) -> None:
+    """Each key in it is needed: without it the Node would not be as wanted."""
+    sent = sent_for(Wanted(want), view(annotations)).get("metadata", {})
+    assert set(sent.get("annotations", {})) == {
+        key for key, value in want.items() if annotations.get(key) != value
+    }
+    assert set(sent) <= {"annotations"}
+
+
+@given(there=conditions, want=conditions)
+def test_conditions_are_written_by_type_and_only_where_they_differ(
+    there: dict[str, Condition], want: dict[str, Condition]
+) -> None:
+    """After the merge by type they are as wanted, and the time of change is kept or new."""
+    before = view(there=there)
+    entries = sent_for(Wanted(conditions=want), before).get("status", {}).get("conditions", [])
+    assert {e["type"] for e in entries} == {k for k, c in want.items() if there.get(k) != c}
+    whole = as_json(before)
+    by_type = {c["type"]: c for c in whole["status"]["conditions"]} | {
+        e["type"]: e for e in entries
+    }
+    whole["status"]["conditions"] = list(by_type.values())
+    after = read_node(json.dumps(whole).encode())
+    assert dict(after.conditions) == {**there, **want}
+    for entry in entries:
+        same = entry["type"] in there and there[entry["type"]].status == entry["status"]
+        assert (
+            entry["lastTransitionTime"] == f"2026-0{1 if same else 2}-0{1 if same else 2}T00:00:00Z"
+        )
+        assert entry["lastHeartbeatTime"] == "2026-02-02T00:00:00Z"
+
+
+def test_the_size_of_an_annotation_is_that_of_its_bytes() -> None:
+    """Key and value count, in UTF-8."""
+    annotations = {"key": "ü" * 5, "gone": None}
+    assert too_large(annotations, 13) == {}
+    assert too_large(annotations, 12) == {"key": 13}

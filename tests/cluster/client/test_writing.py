@@ -1,9 +1,8 @@
-"""Writing to a Node: what differs and nothing else, seldom, and what is refused."""
+"""A Node that is written at an API server: what differs and nothing else, beside other writers."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import (
-    NOON,
     PLAN,
     STATUS,
     Follower,
@@ -29,10 +27,6 @@ from tests.simulated_cluster.faults import Answer, Slow
 
 pytestmark = pytest.mark.virtual_time
 MERGE = "application/merge-patch+json"
-STRATEGIC = "application/strategic-merge-patch+json"
-
-
-# --- what is written ----------------------------------------------------------------------------
 
 
 async def test_one_merge_patch_of_what_differs(server: ApiServer, access: ClusterAccess) -> None:
@@ -144,56 +138,6 @@ async def test_nothing_is_written_when_nothing_differs(
     assert len(server.requests) == 2  # the follower's
 
 
-async def test_conditions_go_through_the_status_and_keep_their_time(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """A strategic merge by type; the time of the last change changes with the status only."""
-    made = Follower(access)
-    kind = "GPUPartitionsReady"
-    async with made.running() as writer:
-        for condition, hour in (
-            (Condition("True", "InSync", ""), 12),
-            (Condition("True", "InSync", "all of them"), 13),
-            (Condition("False", "Blocked", "in use"), 14),
-        ):
-            made.now = NOON.replace(hour=hour)
-            writer.want(Wanted(conditions={kind: condition}))
-            await written(server, hour - 11)
-            await writer.settled()
-    entries = [request.body["status"]["conditions"] for request in writes(server)]
-    assert [len(found) for found in entries] == [1, 1, 1]
-    times = [(e["lastHeartbeatTime"][11:13], e["lastTransitionTime"][11:13]) for [e] in entries]
-    assert times == [("12", "12"), ("13", "12"), ("14", "14")]
-    for request in writes(server):
-        assert (request.path, request.content_type) == ("/api/v1/nodes/n/status", STRATEGIC)
-    conditions = {c["type"]: c for c in server.node("n")["status"]["conditions"]}
-    assert set(conditions) == {"Ready", kind}
-    assert conditions[kind]["reason"] == "Blocked"
-
-
-# --- how often ----------------------------------------------------------------------------------
-
-
-async def test_changes_soon_after_each_other_are_written_at_once(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """Up to ten: then each waits for its turn."""
-    made = Follower(access, writes=replace(WriteIntervals(), interval=60.0))
-    clock = asyncio.get_running_loop().time
-    async with made.running() as writer:
-        begun = clock()
-        for number in range(10):
-            writer.want(wanted(str(number)))
-            await settled(server, writer, str(number))
-        assert clock() - begun < 50.0
-        writer.want(wanted("last"))
-        await settled(server, writer, "last")
-        assert clock() - begun >= 59.0
-
-
-# --- wishes that are refused --------------------------------------------------------------------
-
-
 async def test_too_large_an_annotation_is_an_answer_and_no_request(
     server: ApiServer, access: ClusterAccess
 ) -> None:
@@ -220,3 +164,64 @@ async def test_what_views_leave_out_cannot_be_wanted(access: ClusterAccess, unse
     """It would be written again and again, because it would never be seen."""
     with pytest.raises(ValueError, match="wanted but never seen"):
         Follower(access).follower.want(unseen)
+
+
+async def test_what_was_edited_by_hand_is_restored(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Changed or taken away: it comes back, with one request each time."""
+    made = Follower(access)
+    async with made.running() as writer:
+        writer.want(wanted("true"))
+        await settled(server, writer, "true")
+        server.annotate("n", **{STATUS: "edited"})
+        await settled(server, writer, "true")
+        server.annotate("n", **{STATUS: None})
+        await settled(server, writer, "true")
+        assert len(writes(server)) == 3
+        await asyncio.sleep(0.2)
+        assert writer.overwritten == ()
+    assert len(writes(server)) == 3
+    assert made.overwritten == []
+
+
+async def test_a_node_made_anew_gets_everything_again(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """What is wanted of a Node is wanted of its successor."""
+    made = Follower(access)
+    async with made.running() as writer:
+        writer.want(wanted("same"))
+        await settled(server, writer, "same")
+        server.delete_node("n")
+        await until(lambda: made.views[-1] is None)
+        writer.want(wanted("other"))
+        await asyncio.sleep(0.15)
+        assert len(writes(server)) == 1
+        server.add_node("n")
+        await settled(server, writer, "other")
+        for count in range(3, 7):
+            server.delete_node("n")
+            server.add_node("n")
+            await written(server, count)
+            await settled(server, writer, "other")
+    assert made.overwritten == []  # no program undid it
+
+
+async def test_after_an_outage_the_last_state_is_written_once(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Work went on meanwhile; nothing of what lies between is sent."""
+    made = Follower(access)
+    async with made.running() as writer:
+        writer.want(wanted("before"))
+        await settled(server, writer, "before")
+        async with server.refusing():
+            for number in range(50):
+                writer.want(wanted(f"meanwhile {number}"))
+                await asyncio.sleep(0.01)
+        await settled(server, writer, "meanwhile 49")
+    assert [r.body["metadata"]["annotations"][STATUS] for r in writes(server)] == [
+        "before",
+        "meanwhile 49",
+    ]

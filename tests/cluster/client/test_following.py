@@ -1,0 +1,419 @@
+"""A Node that is followed at an API server: what is reported, and with how many requests, whatever
+fails: the watch, other requests, tokens, the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from nodeagent.cluster.client import faults, requests
+from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.node_view import read_node
+from nodeagent.cluster.reflector import WatchIntervals
+from nodeagent.structs import replace
+from tests.cluster.client.rig import (
+    PLAN,
+    QUICK,
+    Follower,
+    follows,
+    kubeconfig,
+    reported,
+    requested,
+    running,
+    set_plan,
+    until,
+)
+from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.faults import (
+    Answer,
+    Cut,
+    Dribble,
+    End,
+    ErrorEvent,
+    Fault,
+    Freeze,
+    Html,
+    Reset,
+)
+
+pytestmark = pytest.mark.virtual_time
+DEEP = "[" * 20_000 + "\n"  # which Python's own reader of JSON answers with a RecursionError
+
+
+async def test_one_list_and_one_watch_and_then_silence(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Changes are reported without another request, and irrelevant ones are not reported."""
+    seen = Follower(access)
+    assert not seen.follower.is_reachable
+    async with running(seen.follower.run()):
+        await follows(server, seen, "one")
+        for number in range(20):
+            server.heartbeat("n", f"2026-01-01T00:00:{number:02}Z")
+            server.annotate("n", **{"other/key": str(number)})
+        server.patch_node("n", {"spec": {"unschedulable": True}})
+        await until(lambda: seen.views[-1] and seen.views[-1].unschedulable)
+        await asyncio.sleep(0.3)
+    assert requested(server) == "lw"
+    assert [view and view.annotations for view in seen.views] == [{}, {PLAN: "one"}, {PLAN: "one"}]
+    assert seen.faults == []
+    for request in server.requests:
+        assert request.query["fieldSelector"] == "metadata.name=n"
+    watch = server.requests[1].query
+    assert watch["allowWatchBookmarks"] == "true"
+    assert watch["timeoutSeconds"] == "30"
+
+
+@pytest.mark.parametrize("progress", [True, False])
+async def test_an_hour_without_a_change(tmp_path: Path, progress: bool) -> None:
+    """With the times of the product, whatever the kubelet writes meanwhile; also where etcd has no
+    progress notifications.
+    """
+    async with (
+        ApiServer(progress=progress) as server,
+        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
+    ):
+        server.add_node("n")
+        seen = Follower(access, intervals=WatchIntervals())
+        async with running(seen.follower.run()):
+            for minutes in range(0, 60, 5):
+                await asyncio.sleep(300.0)
+                server.heartbeat("n", f"2026-01-01T00:{minutes:02}:00Z")
+            assert set(requested(server)) == {"l", "w"}
+            assert len(server.requests) <= 130  # a watch after each half minute of silence
+            assert 5 <= requested(server).count("l") <= 7
+            await follows(server, seen, "one")
+        assert seen.faults == []
+
+
+async def test_a_node_made_anew_while_no_watch_was_open(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """It is reported as gone and then as new, although its deletion was never seen."""
+    seen = Follower(access)
+    async with running(seen.follower.run()):
+        await follows(server, seen, "one")
+        await server.stop()
+        server.delete_node("n")
+        server.add_node("n", annotations={PLAN: "one"})
+        server.expire()
+        await server.start()
+        await until(lambda: len(seen.views) == 4)
+    first, _, gone, new = seen.views
+    assert gone is None
+    assert first
+    assert new
+    assert first.uid != new.uid
+
+
+async def test_the_next_list_brings_what_was_lost(tmp_path: Path) -> None:
+    """A change and a deletion that the server did not send, and went past with a bookmark."""
+    async with ApiServer(bookmark_seconds=0.2) as server:
+        server.add_node("n")
+        async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+            seen = Follower(access, intervals=replace(QUICK, watch=(1.0, 1.0)))
+            async with running(seen.follower.run()):
+                await follows(server, seen, "one")
+                with server.unsent():
+                    set_plan(server, "two")
+                await reported(seen, "two")
+                with server.unsent():
+                    server.delete_node("n")
+                await until(lambda: seen.views[-1] is None)
+    assert seen.faults == []
+
+
+async def test_bookmarks_move_the_version_and_tell_nothing(
+    tmp_path: Path,
+) -> None:
+    """After the ring of events has moved on, a watch from the bookmark needs no list."""
+    async with ApiServer(bookmark_seconds=0.05, history=4) as server:
+        server.add_node("n")
+        async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+            seen = Follower(access)
+            async with running(seen.follower.run()):
+                await until(lambda: server.faults.watching)
+                server.add_node("other")
+                for number in range(20):
+                    server.annotate("other", key=str(number))
+                await asyncio.sleep(0.2)
+                server.faults.strike(End())
+                await until(lambda: requested(server) == "lww")
+                await follows(server, seen, "one")
+    assert requested(server) == "lww"
+    assert len(seen.views) == 2
+
+
+# --- the watch that is open -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "then"),
+    [
+        (Reset(), "w"),
+        (Cut(), "w"),
+        (Cut(clean=True), "lw"),
+        (Html(), "lw"),
+        (Html(text=DEEP), "lw"),
+        (End(), "w"),
+        (ErrorEvent(410, "Expired"), "lw"),
+        (ErrorEvent(500), "lw"),
+        (Dribble(0.2), ""),
+    ],
+)
+async def test_a_watch_that_breaks(
+    server: ApiServer, access: ClusterAccess, fault: Fault, then: str
+) -> None:
+    """It goes on from where it was, or from a list where that is unsure; nothing else is asked."""
+    seen = Follower(access)
+    async with running(seen.follower.run()):
+        await follows(server, seen, "one")
+        server.faults.strike(fault)
+        set_plan(server, "two")  # right behind the fault: it may be lost in it
+        await until(lambda: seen.plan == "two")
+        await until(lambda: requested(server) == "lw" + then)
+        await follows(server, seen, "three")
+        await asyncio.sleep(0.2)
+    assert requested(server) == "lw" + then
+    assert [view and view.annotations.get(PLAN) for view in seen.views] == [
+        None,
+        "one",
+        "two",
+        "three",
+    ]
+
+
+async def test_a_frozen_watch_is_noticed_and_replaced(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """Silence leads to a new watch, and where that is answered nothing counts as broken."""
+    seen = Follower(access, intervals=replace(QUICK, silence=0.5))
+    async with running(seen.follower.run()):
+        await follows(server, seen, "one")
+        server.faults.strike(Freeze())
+        set_plan(server, "two")
+        await until(lambda: seen.plan == "two")
+    assert requested(server) == "lww"
+    assert seen.faults == []
+
+
+async def test_a_server_that_does_not_go_on_is_noticed(server: ApiServer, tmp_path: Path) -> None:
+    """With the times of the product: by the watch that follows a silent one."""
+    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
+        seen = Follower(access, intervals=WatchIntervals())
+        async with running(seen.follower.run()):
+            await follows(server, seen, "one")
+            server.faults.next(10**6, Freeze())
+            server.faults.strike(Freeze())
+            await asyncio.sleep(46.0)
+            assert isinstance(seen.follower.fault, faults.ClusterUnreachable)
+            server.faults.clear()
+            await follows(server, seen, "two")
+
+
+async def test_watches_that_end_at_once_make_no_storm(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """A proxy that hangs up politely every time is asked ever more slowly too."""
+    server.faults.next(10**6, End(), watch=True)
+    seen = Follower(access)
+    async with running(seen.follower.run()):
+        await asyncio.sleep(1.0)
+    assert 2 <= len(server.requests) <= 17, requested(server)
+    assert seen.faults == []
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (Answer(401), faults.NotAuthenticated),
+        (Answer(410), faults.VersionExpired),
+        (Answer(503), faults.ServerBusy),
+        (Html(200, DEEP), faults.ClusterUnreachable),
+        (Html(403, DEEP), faults.NotAllowed),
+        (Reset(), faults.ClusterUnreachable),
+        (Cut(clean=True), faults.ClusterUnreachable),
+        (Freeze(), faults.ClusterUnreachable),
+        (Dribble(0.05), faults.ClusterUnreachable),
+    ],
+)
+async def test_requests_that_fail_are_repeated_after_a_wait(
+    server: ApiServer,
+    access: ClusterAccess,
+    fault: Fault,
+    kind: type[faults.ClusterFault],
+    watch: bool,
+) -> None:
+    """Each failure costs one request, with its list at most; the fault is reported by its kind."""
+    if isinstance(fault, Freeze | Dribble):
+        access.answer_within = 0.5
+    server.faults.next(3, fault, watch=watch)
+    set_plan(server, "one")
+    seen = Follower(access)
+    async with running(seen.follower.run()):
+        await until(lambda: seen.plan == "one" and server.faults.struck == 3)
+        await follows(server, seen, "two")
+        server.faults.clear()
+        await asyncio.sleep(0.1)
+        await follows(server, seen, "three")
+    assert len(requested(server)) <= 8, requested(server)
+    reported = [type(fault) for fault in seen.faults if fault is not None]
+    assert reported
+    assert all(issubclass(each, kind) for each in reported)
+    assert seen.faults[-1] is None
+
+
+async def test_retry_after_is_obeyed(server: ApiServer, access: ClusterAccess) -> None:
+    """A server that asks for a second of rest gets it."""
+    server.faults.next(1, Answer(429, retry_after=1))
+    seen = Follower(access)
+    async with running(seen.follower.run()):
+        await until(lambda: seen.views)
+    first, second = server.requests[:2]
+    assert second.time - first.time >= 1.0
+
+
+@pytest.mark.parametrize("fault", [Answer(500), Reset(), Cut(clean=True), ErrorEvent(410)])
+@pytest.mark.parametrize("watch", [False, True])
+async def test_a_fault_that_stays_makes_no_storm(
+    server: ApiServer, access: ClusterAccess, fault: Fault, watch: bool
+) -> None:
+    """In half a second there are no more attempts than waits of half their ceilings allow."""
+    server.faults.next(10**6, fault, watch=watch)
+    seen = Follower(access)
+    async with running(seen.follower.run()):
+        await asyncio.sleep(0.5)
+    # 10, 20, 40 ms, then 80 ms each: 9 attempts. Each is a list and a watch at most, and aiohttp
+    # asks once more by itself where a connection that it kept was reset.
+    assert 9 <= len(server.requests) <= 3 * 10, requested(server)
+
+
+async def test_health_makes_failures_small_again(server: ApiServer, access: ClusterAccess) -> None:
+    """After a good while the first wait is the shortest again."""
+    server.faults.next(6, Answer(500))
+    seen = Follower(access, jitter=lambda: 0.0)
+    async with running(seen.follower.run()):
+        await until(lambda: server.faults.watching)
+        await asyncio.sleep(QUICK.healthy_after + 0.1)
+        server.faults.strike(Reset())
+        lost = asyncio.get_running_loop().time()
+        await until(lambda: requested(server).count("w") == 2)
+    assert server.requests[-1].time - lost < QUICK.retry[1] / 2
+
+
+# --- tokens, and a server that is away ------------------------------------------------------------
+
+
+async def test_a_new_token_is_taken_up_at_the_first_refusal(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """The file is read again on 401: one more request, and nothing broken."""
+    server.tokens["old"] = "agent"
+    way = kubeconfig(tmp_path, server.url, token="old")
+    async with ClusterAccess(way) as access:
+        seen = Follower(access)
+        async with running(seen.follower.run()):
+            await follows(server, seen, "one")
+            server.revoke("old")
+            server.tokens["new"] = "agent"
+            (tmp_path / "token").write_text("new\n")
+            server.faults.strike(Reset())
+            await until(lambda: requested(server) == "lwww")
+            await follows(server, seen, "two")
+    assert [request.who for request in server.requests] == ["old", "old", "old", "new"]
+    assert not any(isinstance(fault, faults.NotAuthenticated) for fault in seen.faults)
+
+
+async def test_a_token_that_is_refused_is_a_fault_until_there_is_another(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Requests stay few, the message holds no token, and the next one is taken up."""
+    server.tokens["other"] = "agent"
+    way = kubeconfig(tmp_path, server.url, token="very-secret")
+    async with ClusterAccess(way) as access:
+        seen = Follower(access)
+        async with running(seen.follower.run()):
+            await asyncio.sleep(0.5)
+            count = len(server.requests)
+            (tmp_path / "token").write_text("other")
+            await follows(server, seen, "one")
+    assert 3 <= count <= 10
+    assert isinstance(seen.faults[0], faults.NotAuthenticated)
+    assert "very-secret" not in str(seen.faults[0])
+    assert len(seen.faults) == 2  # reported once, and its end
+
+
+async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_path: Path) -> None:
+    """Without any refusal, a rotated token is used once the last reading is old enough."""
+    server.tokens.update(old="agent", new="agent")
+    way = kubeconfig(tmp_path, server.url, token="old")
+    clock = asyncio.get_running_loop().time
+    async with ClusterAccess(way, reread_every=0.2, clock=clock) as access:
+        await access.listed(requests.list_node("n"), read_node)
+        (tmp_path / "token").write_text("new")
+        await access.listed(requests.list_node("n"), read_node)
+        await asyncio.sleep(0.25)
+        await access.listed(requests.list_node("n"), read_node)
+    assert [request.who for request in server.requests] == ["old", "old", "new"]
+
+
+async def test_credentials_that_come_later(server: ApiServer, tmp_path: Path) -> None:
+    """Without them there is a fault and no request; when they are there, it goes on."""
+    way = kubeconfig(tmp_path, server.url)
+    hidden = way.path.rename(tmp_path / "hidden")
+    async with ClusterAccess(way) as access:
+        seen = Follower(access)
+        async with running(seen.follower.run()):
+            await until(lambda: seen.faults)
+            assert isinstance(seen.faults[0], faults.CredentialsUnusable)
+            hidden.rename(way.path)
+            await follows(server, seen, "one")
+
+
+async def test_a_restart_loses_nothing(server: ApiServer, access: ClusterAccess) -> None:
+    """With every version too old, and changes made meanwhile, the last plan wins."""
+    seen = Follower(access)
+    async with running(seen.follower.run()):
+        await follows(server, seen, "one")
+        for number in range(3):
+            await server.stop()
+            set_plan(server, f"meanwhile {number}")
+            await server.restart()
+            await reported(seen, f"meanwhile {number}")
+        await follows(server, seen, "last")
+    # A watch, a list, and a watch at most for each time.
+    assert len(requested(server)) <= 2 + 3 * 3, requested(server)
+
+
+async def test_a_server_that_is_away_for_hours(server: ApiServer, access: ClusterAccess) -> None:
+    """The last view stays, attempts are few, and it goes on."""
+    seen = Follower(access, intervals=WatchIntervals())
+    async with running(seen.follower.run()):
+        await follows(server, seen, "one")
+        async with server.refusing():
+            await until(lambda: not seen.follower.is_reachable)
+            draws = seen.draws
+            await asyncio.sleep(10800.0)
+            assert 10800 / 30 <= seen.draws - draws <= 10800 / 14  # one for each attempt
+            assert not seen.follower.is_reachable
+            assert isinstance(seen.follower.fault, faults.ClusterUnreachable)
+            assert seen.follower.fault.message.endswith("Connection refused")
+            set_plan(server, "two")
+        await asyncio.sleep(30.0)
+        assert seen.plan == "two"
+        await follows(server, seen, "three")
+    kinds = [type(fault) for fault in seen.faults]
+    assert kinds == [faults.ConnectionCut, faults.ClusterUnreachable, type(None)]
+    assert [view and view.annotations.get(PLAN) for view in seen.views] == [
+        None,
+        "one",
+        "two",
+        "three",
+    ]
