@@ -149,7 +149,7 @@ class KeptNode:
         before = self.view or NodeView()
         request = patch_of(self._name, part, before, self._wall())
         view = await self._access.ask(request, read_node)
-        if self.view and self.view.uid == view.uid and self._followed.learn(view, before):
+        if self._followed.learn(view, before):
             self._report()
 
     async def look(self) -> None:

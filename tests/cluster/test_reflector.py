@@ -127,3 +127,10 @@ async def test_events_that_come_late_or_twice() -> None:
         assert await versions(reflector) == ["10"]
         server.reports("MODIFIED", 11)
         assert await versions(reflector) == ["11"]
+
+
+async def test_an_answer_of_a_cluster_from_a_backup() -> None:
+    """Its versions are lower; the answer to what was asked of a known object counts."""
+    async with following(4) as (_, reflector):
+        assert reflector.learn(Thing("x", "2"), reflector.objects["x"])
+        assert await versions(reflector) == ["2"]

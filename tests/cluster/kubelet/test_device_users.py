@@ -170,19 +170,6 @@ async def test_no_answer_means_in_use_until_there_is_one(
     await driver.apply(destroy(gpu, gpu.instances[0]))
 
 
-async def test_a_kubelet_that_hangs_is_waited_for_so_long_and_no_longer(
-    node: SimulatedNode, kubelet: Kubelet
-) -> None:
-    """Its deadline is the setting's."""
-    usage = KubeletUsage(kubelet.socket, deadline=0.1)
-    async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
-        kubelet.hold()
-        seen = (await driver.observe()).gpus[0]
-        kubelet.go_on()
-    assert not seen.usage.known
-    assert "did not answer List within 0.1 s" in seen.usage.reason
-
-
 async def test_a_busy_kubelet_is_asked_again(kubelet: Kubelet, usage: KubeletUsage) -> None:
     """The kubelet refuses the hundredth call in a second, whichever clients made the others."""
     kubelet.refuse["List"] = RATE_LIMITED

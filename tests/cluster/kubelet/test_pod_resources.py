@@ -216,7 +216,7 @@ async def test_processes_can_be_started_during_calls(kubelet: Kubelet) -> None:
 
     def start() -> set[int]:
         command, user = ["true"], os.geteuid()  # a user named is a fork, not a vfork
-        return {subprocess.run(command, check=False, user=user).returncode for _ in range(60)}
+        return {subprocess.run(command, check=False, user=user).returncode for _ in range(20)}
 
     client = client_of(kubelet)
     starting = asyncio.create_task(asyncio.to_thread(start))

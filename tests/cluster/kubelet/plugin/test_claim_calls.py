@@ -1,21 +1,27 @@
-"""Work on claims outlives the kubelet's calls, and is never begun twice."""
+"""Work on claims outlives the kubelet's calls, and is never begun twice; health is sent in time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import structlog.testing
 
+from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import (
     ANSWER_WITHIN,
+    HEARTBEAT,
     ClaimCalls,
+    HealthFeed,
     StillWorking,
 )
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claim_name, devices_of, now
-from tests.simulated_cluster.kubelet_claims import CALL_WITHIN
+from tests.simulated_cluster.kubelet_claims import CALL_WITHIN, SILENCE
 
 pytestmark = pytest.mark.virtual_time
 CLAIM = claim_name()
@@ -27,14 +33,6 @@ async def calls(claims: Claims) -> AsyncIterator[ClaimCalls]:
     made = ClaimCalls(claims)
     yield made
     await made.close()
-
-
-async def test_a_call_gives_what_the_work_gives(claims: Claims, calls: ClaimCalls) -> None:
-    """Devices, and after the release nothing is left."""
-    assert await calls.prepare(CLAIM) == devices_of(CLAIM)
-    assert claims.prepared == {CLAIM}
-    await calls.release(CLAIM)
-    assert claims.prepared == set()
 
 
 async def test_calls_for_one_claim_share_its_work(claims: Claims, calls: ClaimCalls) -> None:
@@ -161,3 +159,37 @@ async def test_closing_ends_the_work(claims: Claims, calls: ClaimCalls) -> None:
     await calls.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert claims.prepared == set()
+
+
+# --- the health of devices ------------------------------------------------------------------------
+
+HEALTHY = (DeviceHealth("n/gpu-1", "gpu", "healthy", 1.0),)
+SICK = (DeviceHealth("n/gpu-1", "gpu", "unhealthy", 2.0, "Xid 79"),)
+
+
+async def test_health_comes_again_well_before_the_kubelet_forgets() -> None:
+    """For an hour without a change no two messages are further apart than a third of its wait."""
+    assert HEARTBEAT * 3 <= SILENCE
+    feed = HealthFeed()
+    feed.publish(HEALTHY)
+    times: list[float] = []
+    async with aclosing(feed.watch()) as lists:
+        while not times or times[-1] - times[0] < 3600:
+            assert await anext(lists) == HEALTHY
+            feed.publish([replace(HEALTHY[0], at=now())])  # which is no reason to send it at once
+            times.append(now())
+    gaps = {later - earlier for earlier, later in pairwise(times)}
+    assert gaps == {HEARTBEAT}
+
+
+async def test_a_change_of_health_is_not_lost_while_the_watcher_is_busy() -> None:
+    """What was published between is left out; the newest comes at once."""
+    feed = HealthFeed()
+    async with aclosing(feed.watch()) as lists:
+        assert await anext(lists) == ()
+        begin = now()
+        feed.publish(HEALTHY)
+        await asyncio.sleep(25)
+        feed.publish(SICK)
+        assert await anext(lists) == SICK
+        assert now() == begin + 25

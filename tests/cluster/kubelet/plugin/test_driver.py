@@ -168,19 +168,6 @@ async def test_what_cannot_be_served_leaves_nothing(root: Path, claims: Claims) 
 # --- claims ---------------------------------------------------------------------------------------
 
 
-@each_version
-async def test_a_pod_comes_and_goes(root: Path, claims: Claims, version: KubeletVersion) -> None:
-    """Its claim is prepared, its containers get the CDI ids, and in the end nothing is left."""
-    kubelet = DraKubelet(root, version)
-    async with registered(kubelet, claims):
-        await kubelet.prepare("pod", CLAIM)
-        assert claims.prepared == {ClaimName("team", "claim-a1", "a1")}
-        assert kubelet.cdi_ids(CLAIM) == [CDI_ID]
-        await kubelet.release("pod")
-        assert claims.prepared == set()
-        assert kubelet.checkpoint == {}
-
-
 async def test_an_error_is_in_the_pods_event(root: Path, claims: Claims) -> None:
     """With the name of its claim; the next attempt finds the other claim prepared."""
     kubelet = DraKubelet(root)
@@ -225,8 +212,10 @@ async def test_a_kubelet_that_restarts(root: Path, claims: Claims, version: Kube
         await kubelet.prepare("pod", CLAIM)
         assert kubelet.cdi_ids(CLAIM) == [CDI_ID] * (2 if version.appends_devices else 1)
         assert claims.begun == [("prepare", "a1")] * 2
+        assert claims.prepared == {ClaimName("team", "claim-a1", "a1")}
         await kubelet.release("pod")
         assert claims.prepared == set()
+        assert kubelet.checkpoint == {}
 
 
 async def test_an_agent_that_restarts(root: Path, claims: Claims) -> None:
