@@ -47,7 +47,9 @@ AROUND = DrainIntervals(round_answer=0.3, list_age=0.5, restore=(0.1, 1.0))
 
 
 class Member:
-    """A node with its agent's loop, its plan source and its publisher, not running yet."""
+    """A node with its agent's loop, its plan source and its publisher, not running yet; `loop` are
+    settings of its rig.
+    """
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Member:
         source: str = "annotation",
         intervals: PublisherIntervals = PACE,
         answer_within: float = 2.0,
+        **loop: Any,
     ) -> None:
         self.api, self.name = api, name
         self.jumped = 0.0  # seconds by which the time of day was put forward, or back
@@ -77,7 +80,7 @@ class Member:
             report=self._report,
             intervals=AROUND,
         )
-        self.rig = rig.Rig(folder, on_state=self._publish, hooks=self.hooks)
+        self.rig = rig.Rig(folder, on_state=self._publish, hooks=self.hooks, **loop)
         self.publisher = NodePublisher(
             self.access,
             name,

@@ -7,28 +7,22 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.drain.hooks import ClusterHooks
 from nodeagent.cluster.kubelet.allocations import ByUuid, Holding, PodName
 from nodeagent.cluster.kubelet.device_users import Allocations, with_allocations
-from nodeagent.cluster.node import KeptNode
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UsageReading, UsageSource
 from nodeagent.plan.observed import Access, Gpu
-from nodeagent.plan.plan import Policy
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import CreateGpuInstance
-from nodeagent.settings import KubernetesSettings
-from nodeagent.simulation import simulated
+from nodeagent.simulation import SimulatedNode
 from nodeagent.views.node_state import Phase
-from tests import rig
-from tests.cluster.client.rig import QUICK, kubeconfig, until
-from tests.cluster.client.rig import running as running_tasks
-from tests.cluster.drain.rig import MIXED, NODE, PACE
-from tests.rig import Rig, destruction, do
+from tests.acceptance.cluster_rig import NODE, Member
+from tests.cluster.client.rig import until
+from tests.cluster.drain.rig import MIXED
+from tests.rig import destruction, do
 from tests.simulated_cluster.api_server import ApiServer
 
-PLAN = b"version: v1\ngpus: [{devices: all, whenInUse: evict, mig: {1g.10gb: 7}}]\n"
+PLAN = "version: v1\ngpus: [{devices: all, whenInUse: evict, mig: {1g.10gb: 7}}]\n"
 
 
 class Pods(UsageSource):
@@ -53,41 +47,31 @@ class Pods(UsageSource):
         return [with_allocations(g, reading, {}) if g.access is Access.OK else g for g in gpus]
 
 
-class Agent(Rig):
-    """A loop with the hooks of a cluster, and the pods of its node."""
+class Agent(Member):
+    """And the pods of its node."""
 
-    def __init__(self, folder: Path, access: ClusterAccess, *, mend: bool, retry: float) -> None:
+    def __init__(self, folder: Path, api: ApiServer, *, mend: bool, retry: float) -> None:
         self.pods = Pods()
-        self.access = access
-        self.cluster = ClusterHooks(
-            access,
-            NODE,
-            settings=KubernetesSettings(),
-            source="annotation",
-            policy=Policy(),
-            wake=lambda reason: self.control.wake(reason),  # noqa: PLW0108 # made later
-            report=lambda _kind, _message: None,
-            intervals=PACE,
-        )
         driver = Driver(observe_deadline=5, step_deadline=5, sources=[self.pods])
-        super().__init__(folder, mend=mend, retry=retry, driver=driver, hooks=self.cluster)
+        super().__init__(folder, api, driver=driver, mend=mend, retry=retry)
 
-    def give(self, server: ApiServer, pod: str, position: int = 0) -> None:
+    def give(self, pod: str, position: int = 0) -> None:
         """The pod starts, and gets the MIG device of this instance."""
-        server.add_pod(pod, namespace="team", node=NODE)
-        self.pods.given[pod] = self.gpu().instances[position].compute[0].uuid
+        self.api.add_pod(pod, namespace="team", node=NODE)
+        self.pods.given[pod] = self.rig.gpu().instances[position].compute[0].uuid
 
 
 @asynccontextmanager
 async def agent(
-    folder: Path, server: ApiServer, *, mend: bool = True, retry: float = 3600
+    folder: Path, api: ApiServer, plan: str, *, mend: bool = True, retry: float = 3600
 ) -> AsyncIterator[Agent]:
-    """At work within the block."""
-    async with ClusterAccess(kubeconfig(folder, server.url), answer_within=5.0) as access:
-        it = Agent(folder, access, mend=mend, retry=retry)
-        follower = KeptNode(access, NODE, on_view=it.cluster.observe, watches=QUICK)
-        async with rig.running(it), running_tasks(follower.run(), it.cluster.run()):
-            yield it
+    """At work within the block, and in sync with the plan."""
+    api.patch_node(NODE, {"metadata": {"labels": MIXED}})
+    it = Agent(folder, api, mend=mend, retry=retry)
+    async with it.running():
+        it.plan(plan)
+        await it.rig.settle(Phase.IN_SYNC)
+        yield it
 
 
 def evicted(server: ApiServer) -> list[str]:
@@ -103,59 +87,60 @@ def whole(gpu: Gpu) -> CreateGpuInstance:
     return CreateGpuInstance(gpu.uuid, profile.id, profile.name, place, (7,), "a test")
 
 
-async def test_no_pod_goes_for_drift_that_is_only_reported(tmp_path: Path) -> None:
+async def test_no_pod_goes_for_drift_that_is_only_reported(
+    tmp_path: Path, gpus: SimulatedNode, api: ApiServer
+) -> None:
     """The layout would be left as it is all the same; another plan may evict."""
-    with simulated("h100-80gb:1"):
-        async with ApiServer() as server, agent(tmp_path, server, mend=False) as it:
-            server.add_node(NODE, labels=MIXED)
-            it.offer(PLAN)
-            await it.settle(Phase.IN_SYNC)
-            await do(*(destruction(it.gpu(), n) for n in range(7)), whole(it.gpu()))
-            await it.round()
-            assert it.codes == {Code.DRIFT}
-            it.give(server, "a")
-            for _ in range(3):
-                await it.round()
-                await asyncio.sleep(0.1)
-            assert it.codes == {Code.DRIFT, Code.IN_USE}
-            assert evicted(server) == []
-            it.offer(PLAN.replace(b"1g.10gb: 7", b"3g.40gb: 2"))
-            await until(lambda: evicted(server) == ["a"])
+    async with agent(tmp_path, api, PLAN, mend=False) as it:
+        gpu = it.rig.gpu()
+        await do(*(destruction(gpu, n) for n in range(7)), whole(gpu))
+        await it.rig.round()
+        assert it.rig.codes == {Code.DRIFT}
+        it.give("a")
+        for _ in range(3):
+            await it.rig.round()
+            await asyncio.sleep(0.1)
+        assert it.rig.codes == {Code.DRIFT, Code.IN_USE}
+        assert evicted(api) == []
+        it.plan(PLAN.replace("1g.10gb: 7", "3g.40gb: 2"))
+        await until(lambda: evicted(api) == ["a"])
 
 
-async def failed_once(server: ApiServer, it: Agent) -> None:
+async def failed_once(it: Agent) -> None:
     """A pod was evicted for a change that then failed, and another has the device by now."""
-    server.add_node(NODE, labels=MIXED)
-    it.offer(PLAN.replace(b"1g.10gb: 7", b"7g.80gb: 1"))
-    await it.settle(Phase.IN_SYNC)
-    it.give(server, "a")
-    it.offer(PLAN)
-    await until(lambda: evicted(server) == ["a"])
+    it.give("a")
+    it.plan(PLAN)
+    await until(lambda: evicted(it.api) == ["a"])
     del it.pods.given["a"]
-    await it.until(lambda: Code.STEP_FAILED in it.codes)
-    it.give(server, "b")
-    await it.round()
-    assert it.codes == {Code.IN_USE}
+    await it.rig.until(lambda: Code.STEP_FAILED in it.rig.codes)
+    it.give("b")
+    await it.rig.round()
+    assert it.rig.codes == {Code.IN_USE}
 
 
-async def test_no_pod_goes_before_the_next_attempt_at_what_failed(tmp_path: Path) -> None:
+WHOLE = PLAN.replace("1g.10gb: 7", "7g.80gb: 1")
+
+
+async def test_no_pod_goes_before_the_next_attempt_at_what_failed(
+    tmp_path: Path, gpus: SimulatedNode, api: ApiServer
+) -> None:
     """A change that fails each time must not cost all pods that get the GPU in between."""
-    with simulated("h100-80gb:1") as node:
-        node.inject("nvmlComputeInstanceDestroy", error="UNKNOWN", times=None)
-        async with ApiServer() as server, agent(tmp_path, server, retry=3600) as it:
-            await failed_once(server, it)
-            for _ in range(3):
-                await it.round()
-                await asyncio.sleep(0.1)
-            assert evicted(server) == ["a"]
+    gpus.inject("nvmlComputeInstanceDestroy", error="UNKNOWN", times=None)
+    async with agent(tmp_path, api, WHOLE, retry=3600) as it:
+        await failed_once(it)
+        for _ in range(3):
+            await it.rig.round()
+            await asyncio.sleep(0.1)
+        assert evicted(api) == ["a"]
 
 
-async def test_a_pod_goes_for_the_next_attempt_at_what_failed(tmp_path: Path) -> None:
+async def test_a_pod_goes_for_the_next_attempt_at_what_failed(
+    tmp_path: Path, gpus: SimulatedNode, api: ApiServer
+) -> None:
     """It is due without anything that wakes the loop."""
-    with simulated("h100-80gb:1") as node:
-        node.inject("nvmlComputeInstanceDestroy", error="UNKNOWN")
-        async with ApiServer() as server, agent(tmp_path, server, retry=0.5) as it:
-            await failed_once(server, it)
-            await until(lambda: evicted(server) == ["a", "b"])
-            it.pods.given.clear()
-            await it.settle(Phase.IN_SYNC)
+    gpus.inject("nvmlComputeInstanceDestroy", error="UNKNOWN")
+    async with agent(tmp_path, api, WHOLE, retry=0.5) as it:
+        await failed_once(it)
+        await until(lambda: evicted(api) == ["a", "b"])
+        it.pods.given.clear()
+        await it.rig.settle(Phase.IN_SYNC)
