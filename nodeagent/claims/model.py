@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -88,16 +89,6 @@ class Result:
     def key(self) -> tuple[str, str, str]:
         """Pool, device and share, which distinguish it from every other device of the node."""
         return self.pool, self.device, self.share_id
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimAllocation:
-    """What the scheduler allocated to a claim of this driver's devices; one at least."""
-
-    uid: str
-    namespace: str
-    name: str
-    results: tuple[Result, ...]
 
 
 class RecordPhase(StrEnum):
@@ -211,11 +202,11 @@ class ClaimRecord:
     def results(self) -> tuple[Result, ...]:
         return tuple(device.result for device in self.devices)
 
-    def is_of(self, allocation: ClaimAllocation) -> bool:
+    def is_of(self, results: Iterable[Result]) -> bool:
         """Whether it is of this allocation of its claim, which keeps its uid when it is deallocated
         and allocated to other devices.
         """
-        return frozenset(self.results) == frozenset(allocation.results)
+        return frozenset(self.results) == frozenset(results)
 
     def held_on(self, gpu: str) -> tuple[ClaimedDevice, ...]:
         """Its own devices on the GPU with that UUID."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import json
 
-from nodeagent.claims.model import ClaimAllocation, ClaimedDevice, ClaimRecord, RecordPhase, Result
+from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase, Result
 from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.plan.observed import Placement
@@ -68,7 +68,7 @@ def reserved(uid: str, *pods: str) -> ClaimObject:
     return claim_object({"metadata": {"uid": uid}, "status": {"reservedFor": consumers}})
 
 
-def allocation(claim: object, *, uid: str = UID, nvidia: bool = False) -> ClaimAllocation:
+def allocation(claim: object, *, uid: str = UID, nvidia: bool = False) -> tuple[Result, ...]:
     """Of the claim team/trainer."""
     found = claim_object(claim)
     return read_allocation(found, namespace="team", name="trainer", uid=uid, nvidia=nvidia)

@@ -39,7 +39,7 @@ def nvidias(parameters: Json, source: str = "FromClaim", **changes: Any) -> Json
 def honoured(*config: Json, results: tuple[Json, ...] = ({},)) -> list[Configuration | None]:
     """What counts for each result, a MIG device where it says nothing else."""
     claim = claim_json(*(result_json(**one) for one in results), config=list(config))
-    return [one.configuration for one in allocation(claim, nvidia=True).results]
+    return [one.configuration for one in allocation(claim, nvidia=True)]
 
 
 def refused(*config: Json, results: tuple[Json, ...] = ({},), nvidia: bool = True) -> str:
@@ -217,7 +217,7 @@ def test_a_node_that_does_not_honour_them() -> None:
     driver is refused.
     """
     claim = claim_json(result_json(**WHOLE), config=[nvidias({"kind": "GpuConfg"})])
-    assert allocation(claim).results[0].configuration is None
+    assert allocation(claim)[0].configuration is None
     for kind in KINDS.values():
         assert (
             f"config[0].kind: found {kind} of NVIDIA's driver, which this node does not honour ("
@@ -231,7 +231,7 @@ def test_a_claim_with_devices_of_both_drivers() -> None:
     theirs = result_json(driver="gpu.nvidia.com", request="theirs", pool="node-1", device="gpu-0")
     config = nvidias({"kind": "GpuConfg"})
     claim = claim_json(result_json(**WHOLE), theirs, config=[config])
-    assert [one.configuration for one in allocation(claim, nvidia=True).results] == [None]
+    assert [one.configuration for one in allocation(claim, nvidia=True)] == [None]
 
 
 @pytest.mark.parametrize("nvidia", [False, True])
@@ -245,7 +245,7 @@ def test_a_prepared_claim_is_the_same_under_either_setting(nvidia: bool, driver:
     if driver == "gpu.nodeagent.io" and not nvidia:
         assert read_state(claim_object(claim), record()) is ClaimState.UNKNOWN
         return
-    [result] = allocation(claim, nvidia=nvidia).results
+    [result] = allocation(claim, nvidia=nvidia)
     prepared = record(mig_device(result=result), phase=RecordPhase.READY)
     assert read_state(claim_object(claim), prepared) is ClaimState.SAME
     other = claim_json(result_json(device="mig-1g-10gb-5"), config=[nvidias(limits)])

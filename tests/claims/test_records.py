@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.model import (
-    ClaimAllocation,
     ClaimedDevice,
     Result,
 )
@@ -159,15 +158,14 @@ def test_a_claim_that_is_asked_for_again() -> None:
     two = mig_device(result=replace(mig_result(), device="mig-1g-10gb-5"))
     kept = record(mig_device(), two)
     results = kept.results
-    same = ClaimAllocation(UID, "team", "trainer", results[::-1])
-    assert kept.is_of(same)
+    assert kept.is_of(results[::-1])
     for other in (
         results[:1],
         (*results, mig_result(device="gpu")),
         (results[0], replace(results[1], configuration=TimeSlice.LONG)),
         (results[0], replace(results[1], share_id="1")),
     ):
-        assert not kept.is_of(replace(same, results=other))
+        assert not kept.is_of(other)
 
 
 # --- where none are served ------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from nodeagent.claims.model import (
     CLASSES,
-    ClaimAllocation,
     ClaimedDevice,
     ClaimHeldUp,
     ClaimRecord,
@@ -36,7 +35,9 @@ if TYPE_CHECKING:
 
 
 def intended(
-    allocation: ClaimAllocation,
+    claim: ClaimReference,
+    uid: str,
+    results: Iterable[Result],
     observed: ObservedNode,
     daemons: ClaimDaemons,
     *,
@@ -45,8 +46,6 @@ def intended(
     boot_id: str,
 ) -> ClaimRecord:
     """The claim's first record. Raises NodeagentError. May block on the user database."""
-    uid, namespace, name = allocation.uid, allocation.namespace, allocation.name
-    claim = ClaimReference(namespace, name)
 
     def device(result: Result) -> ClaimedDevice:
         try:
@@ -79,8 +78,8 @@ def intended(
             mps=mps,
         )
 
-    devices = tuple(map(device, allocation.results))
-    return ClaimRecord(uid, namespace, name, RecordPhase.INTENT, boot_id, devices)
+    devices = tuple(map(device, results))
+    return ClaimRecord(uid, claim.namespace, claim.name, RecordPhase.INTENT, boot_id, devices)
 
 
 def admit(rules: GpuRules, result: Result, gpu: Gpu, claim: ClaimReference) -> bool:

@@ -13,7 +13,6 @@ from itertools import product
 
 from nodeagent.claims.model import (
     CLASSES,
-    ClaimAllocation,
     ClaimHeldUp,
     ClaimRecord,
     ClaimReference,
@@ -40,8 +39,8 @@ from nodeagent.text import quote
 
 def read_allocation(
     claim: ClaimObject, *, namespace: str, name: str, uid: str, nvidia: bool = False
-) -> ClaimAllocation:
-    """The allocation of the claim that the kubelet named.
+) -> tuple[Result, ...]:
+    """This driver's devices that the claim was allocated which the kubelet named; one at least.
 
     With `nvidia` configurations for NVIDIA's driver count as ones for this driver, unless the claim
     has devices of that driver, too. Raises ClaimRefused, which names the claim, the request or
@@ -59,7 +58,7 @@ def read_allocation(
             f"{reference} is not allocated",
             remedy=f"read what the scheduler says: {reference.describe}",
         )
-    return _Reader(reference, claim.allocated, nvidia).allocation(uid)
+    return _Reader(reference, claim.allocated, nvidia).results()
 
 
 def read_state(claim: ClaimObject | None, record: ClaimRecord) -> ClaimState:
@@ -77,13 +76,13 @@ def read_state(claim: ClaimObject | None, record: ClaimRecord) -> ClaimState:
     state = ClaimState.OTHER_RESULTS
     for nvidia in (False, True):
         try:
-            allocation = read_allocation(
+            results = read_allocation(
                 claim, namespace=record.namespace, name=record.name, uid=record.uid, nvidia=nvidia
             )
         except ClaimRefused:
             state = ClaimState.UNKNOWN
             continue
-        if record.is_of(allocation):
+        if record.is_of(results):
             return ClaimState.SAME
     return state
 
@@ -116,7 +115,7 @@ class _Reader:
     devices: AllocatedDevices
     nvidia: bool
 
-    def allocation(self, uid: str) -> ClaimAllocation:
+    def results(self) -> tuple[Result, ...]:
         configurations = tuple(self._configurations())
         results = tuple(
             self._result(one, configurations)
@@ -130,7 +129,7 @@ class _Reader:
                 f"name a DeviceClass of this one in spec.devices.requests ({CLASSES} lists them)",
             )
         self._check_together(results)
-        return ClaimAllocation(uid, self.claim.namespace, self.claim.name, results)
+        return results
 
     # --- results --------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from nodeagent.claims.model import (
-    ClaimAllocation,
     ClaimedDevice,
     ClaimHeldUp,
     ClaimRecord,
+    ClaimReference,
     ClaimState,
     RecordPhase,
+    Result,
 )
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.parts import (
@@ -111,7 +112,7 @@ class NodeClaims:
             record = self.store.get(uid)
             state = await asyncio.to_thread(read_state, found, record) if record else None
             if record is None or state is not ClaimState.SAME:
-                allocation = await asyncio.to_thread(
+                results = await asyncio.to_thread(
                     read_allocation,
                     found,
                     namespace=namespace,
@@ -122,7 +123,7 @@ class NodeClaims:
                 if record is not None:
                     await self.remove(record)
                 self.store.refuse_unreadable(uid)
-                record = await self._intended(allocation)
+                record = await self._intended(ClaimReference(namespace, name), uid, results)
             return await self.make(record)
 
     async def release(self, uid: str) -> None:
@@ -162,12 +163,16 @@ class NodeClaims:
         await self.store.keep(replace(record, phase=RecordPhase.READY))
         return record.devices
 
-    async def _intended(self, allocation: ClaimAllocation) -> ClaimRecord:
+    async def _intended(
+        self, claim: ClaimReference, uid: str, results: tuple[Result, ...]
+    ) -> ClaimRecord:
         """The record of what is going to be made; written once a GPU's lock is held."""
         observed, places = await self.observe(), self.places
         return await asyncio.to_thread(
             intended,
-            allocation,
+            claim,
+            uid,
+            results,
             observed,
             self.files.daemons,
             rules=self._rules,
