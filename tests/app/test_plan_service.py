@@ -121,9 +121,9 @@ async def test_settings_that_cannot_be_used_change_nothing(tmp_path: Path) -> No
         async with running(Rig(tmp_path)) as rig, following(rig, settings):
             await rig.settle(Phase.IN_SYNC)
             write(tmp_path, "plan: {source: nos}\n")
-            await asyncio.sleep(0.2)
+            await rig.until(lambda: len(rig.reported(EventType.SETTINGS_KEPT)) == 1)
             write(tmp_path, "plan: [")
-            await asyncio.sleep(0.2)
+            await rig.until(lambda: len(rig.reported(EventType.SETTINGS_KEPT)) == 2)
             (tmp_path / "a.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
             await rig.until(lambda: len(rig.gpu().instances) == 2)
 
