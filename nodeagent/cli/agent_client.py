@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -18,7 +19,6 @@ from nodeagent.errors import NodeagentError
 from nodeagent.settings import Address
 from nodeagent.strict_json import parse_json
 
-_Answer = TypeVar("_Answer")
 _Json = TypeVar("_Json", dict[str, Any], list[Mapping[str, Any]])
 
 _SOCKET = "agent.sock"  # below run.dir
@@ -26,7 +26,9 @@ _OK = 200
 _TIMEOUT = 5.0  # seconds for the agent to answer
 # Since any program may listen there.
 _MAX_ANSWER = 16 << 20  # bytes
-_MAX_LINE, _MAX_HEADERS = 1 << 16, 100
+_MAX_LINE, _MAX_HEADERS, _MAX_DIGITS = 1 << 16, 100, 20
+
+_CUT_OFF = "its answer ended in the middle"
 
 
 class AgentUnreachable(NodeagentError):
@@ -65,23 +67,9 @@ class _NoHttp(Exception):
 
 
 class _Response(NamedTuple):
-    """An answer of which the body is still to be read."""
-
     status: int
     reason: str
-    length: int | None  # bytes, where the head says how many
-    body: BinaryIO
-
-    def read(self, most: int) -> bytes:
-        """The first bytes, at most so many; raises ConnectionResetError where it ends too early."""
-        wanted = most if self.length is None else min(most, self.length)
-        found = self.body.read(wanted)
-        if self.length is not None and len(found) < wanted:  # as when the agent is killed
-            raise _CutOff
-        return found
-
-
-_CutOff = ConnectionResetError("its answer ended in the middle")
+    text: bytes
 
 
 def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
@@ -89,12 +77,12 @@ def get(address: AgentAddress, path: str) -> Mapping[str, Any]:
 
     Raises AgentUnreachable, AgentRefused or NodeagentError.
     """
-    return _asked(address, path, _object)
+    return _json(_asked(address, path), dict, "a JSON object")
 
 
 def get_list(address: AgentAddress, path: str) -> Sequence[Mapping[str, Any]]:
     """The list of objects that the agent answers to GET; raises as `get` does."""
-    return _asked(address, path, lambda answer: _json(answer, list, "a list of objects"))
+    return _json(_asked(address, path), list, "a list of objects")
 
 
 def get_text(address: AgentAddress, path: str, most: int) -> bytes:
@@ -102,15 +90,15 @@ def get_text(address: AgentAddress, path: str, most: int) -> bytes:
 
     Raises AgentUnreachable or NodeagentError.
     """
-    return _asked(address, path, lambda answer: answer.read(most))
+    return _asked(address, path, most).text
 
 
-def _asked(address: AgentAddress, path: str, read: Callable[[_Response], _Answer]) -> _Answer:
+def _asked(address: AgentAddress, path: str, most: int = _MAX_ANSWER) -> _Response:
     refusals: list[OSError] = []
     for where in (address.socket, address.tcp) if address.socket else (address.tcp,):
         try:
-            with _connected(where) as connection, _exchange(connection, "GET", path) as stream:
-                return read(_response(stream))
+            with _connected(where) as connection:
+                return _exchange(connection, f"GET {path}", most=most)
         except OSError as error:
             refusals.append(error)
         except _NoHttp as error:
@@ -135,8 +123,7 @@ def post(
     with connection:
         try:
             connection.settimeout(patience)
-            with _exchange(connection, "POST", path, json.dumps(body).encode()) as stream:
-                return _object(_response(stream))
+            answer = _exchange(connection, f"POST {path}", json.dumps(body).encode())
         except TimeoutError:
             raise NodeagentError(
                 f"the agent has not answered for {patience:g} s; it is still working on it",
@@ -147,6 +134,7 @@ def post(
                 f"the agent at {address.socket} ended before it answered ({error})",
                 remedy="see its log, and nodeagent mps status",
             ) from None
+    return _json(answer, dict, "a JSON object")
 
 
 def _unreachable(address: AgentAddress, refusals: list[OSError]) -> AgentUnreachable:
@@ -175,44 +163,45 @@ def _connected(where: Path | Address) -> socket.socket:
     return connection
 
 
-def _exchange(connection: socket.socket, method: str, path: str, body: bytes = b"") -> BinaryIO:
-    """Send a request; gives what is answered. Of HTTP/1.0, so that no answer comes in chunks."""
-    head = [f"{method} {path} HTTP/1.0", "Host: localhost", "Accept: application/json"]
+def _exchange(
+    connection: socket.socket, request: str, body: bytes = b"", most: int = _MAX_ANSWER
+) -> _Response:
+    """Send a request and read the answer, of its text at most so many bytes.
+
+    The request is one of HTTP/1.0, so that no answer comes in chunks. Raises OSError and _NoHttp.
+    """
+    head = [f"{request} HTTP/1.0", "Host: localhost", "Accept: application/json"]
     if body:
         head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
-    return connection.makefile("rb")
-
-
-def _response(stream: BinaryIO) -> _Response:
-    """The head of an answer; raises OSError and _NoHttp."""
-    version, _, rest = _line(stream).partition(" ")
-    status, _, reason = rest.partition(" ")
-    if not version.startswith("HTTP/1.") or len(status) != 3 or not status.isdecimal():
-        raise _NoHttp("it does not answer in HTTP")
-    length = ""
-    for _ in range(_MAX_HEADERS):
-        name, _, value = _line(stream).partition(":")
-        if not name:
-            return _Response(
-                int(status), reason, int(length) if length.isdecimal() else None, stream
-            )
-        if name.casefold() == "content-length":
-            length = value.strip()
-    raise _NoHttp(f"its answer has more than {_MAX_HEADERS} headers")
+    with connection.makefile("rb") as stream:
+        rows = iter(lambda: _line(stream), "")
+        version, status, reason = (*next(rows, "").split(" ", 2), "", "")[:3]
+        if not (version.startswith("HTTP/1.") and len(status) == 3 and status.isdecimal()):
+            raise _NoHttp("it does not answer in HTTP")
+        headers = dict(
+            row.lower().split(":", 1) for row in islice(rows, _MAX_HEADERS) if ":" in row
+        )
+        length = headers.get("content-length", "").strip()
+        known = length.isdecimal() and len(length) < _MAX_DIGITS
+        wanted = min(int(length), most) if known else most
+        text = stream.read(wanted)
+    if known and len(text) < wanted:  # as when the agent is killed
+        raise ConnectionResetError(_CUT_OFF)
+    return _Response(int(status), reason, text)
 
 
 def _line(stream: BinaryIO) -> str:
     line = stream.readline(_MAX_LINE)
-    if not line.endswith(b"\n"):
-        raise _NoHttp("it does not answer in HTTP") if len(line) == _MAX_LINE else _CutOff
+    if not line.endswith(b"\n") and len(line) < _MAX_LINE:
+        raise ConnectionResetError(_CUT_OFF)
     return line.decode("latin-1").rstrip("\r\n")
 
 
 def _json(response: _Response, kind: type[_Json], words: str) -> _Json:
     """The answer, which has to be of this kind, `words`."""
     try:
-        answer = parse_json(response.read(_MAX_ANSWER))
+        answer = parse_json(response.text)
     except ValueError:
         answer = None
     if response.status != _OK:
@@ -227,7 +216,3 @@ def _json(response: _Response, kind: type[_Json], words: str) -> _Json:
     if not isinstance(answer, kind) or not all(isinstance(one, dict) for one in objects):
         raise NodeagentError(f"the program there is not nodeagent: its answer is not {words}")
     return answer
-
-
-def _object(response: _Response) -> Mapping[str, Any]:
-    return _json(response, dict, "a JSON object")
