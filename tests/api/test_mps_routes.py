@@ -117,20 +117,15 @@ async def test_a_drain(body: dict[str, Any], asked: tuple[Any, ...], tmp_path: P
 
 NOT_UNDERSTOOD: tuple[tuple[str, Any, str], ...] = (
     (DRAIN, b"", "JSON object"),
-    (DRAIN, b"[]", "JSON object"),
     (DRAIN, b"[" * 60_000, "JSON object"),
     (DRAIN, b"\xff", "JSON object"),
     (DRAIN, {}, "device"),
-    (DRAIN, {"device": 0}, "device"),
     (DRAIN, {"device": "0\n1"}, "device"),
     (DRAIN, {"device": "x" * 101}, "device"),
-    (DRAIN, {"device": "0", "timeout": "5"}, "timeout"),
     (DRAIN, {"device": "0", "timeout": -1}, "timeout"),
-    (DRAIN, {"device": "0", "timeout": True}, "timeout"),
     (DRAIN, b'{"device": "0", "timeout": NaN}', "JSON"),
     (DRAIN, b'{"device": "0", "timeout": 1e999}', "out of range"),
     (DRAIN, b'{"device": "1", "timeout": 1%s}' % (b"0" * 400), "out of range"),
-    (DRAIN, {"device": "0", "force": 1}, "force"),
     (DRAIN, {"device": "0", "froce": True}, "froce"),
     (RESTART, {"device": "0", "timeout": 1}, "timeout"),
 )
@@ -139,35 +134,28 @@ NOT_UNDERSTOOD: tuple[tuple[str, Any, str], ...] = (
 async def test_what_is_not_understood_is_refused(tmp_path: Path) -> None:
     """A 400 that names what is wrong; nothing is done."""
     doing, daemon = Doing(), await _daemon()
-    for path, body, word in NOT_UNDERSTOOD:
-        async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
-            status, answer = await post(session, path, body)
-        assert (status, doing.asked) == (400, []), body
-        assert word in answer["error"], body
-
-
-@pytest.mark.parametrize(
-    ("device", "word"), [("7", "no device"), ("0", "no MPS daemon"), ("GPU-none", "no device")]
-)
-async def test_a_device_without_a_daemon_is_a_404(device: str, word: str, tmp_path: Path) -> None:
-    """The error distinguishes no such device from one without MPS, and says where to look."""
-    doing, daemon = Doing(), await _daemon()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
-        status, answer = await post(session, RESTART, {"device": device})
-    assert (status, doing.asked) == (404, [])
-    assert word in answer["error"]
-    assert "mps status" in answer["remedy"]
+        for path, body, word in NOT_UNDERSTOOD:
+            status, answer = await post(session, path, body)
+            assert (status, doing.asked) == (400, []), body
+            assert word in answer["error"], body
 
 
-async def test_a_gpu_with_several_daemons_is_not_guessed(tmp_path: Path) -> None:
-    """Two daemons under one name: neither is touched, and the error says how to name one."""
-    daemon = await _daemon()
-    doing = Doing()
-    async with over_socket(tmp_path / "agent.sock", doing, (daemon, daemon)) as (_, session):
-        status, answer = await post(session, RESTART, {"device": "1"})
-    assert (status, doing.asked) == (404, [])
-    assert "2 MPS daemons" in answer["error"]
-    assert daemon.device in answer["remedy"]
+async def test_a_device_without_exactly_one_daemon_is_a_404(tmp_path: Path) -> None:
+    """No such device, one without MPS, one of two daemons: none is touched, and the error says
+    where to look, or how to name one.
+    """
+    doing, daemon = Doing(), await _daemon()
+    for daemons, device, word, remedy in (
+        ((daemon,), "7", "no device", "mps status"),
+        ((daemon,), "0", "no MPS daemon", "mps status"),
+        ((daemon, daemon), "1", "2 MPS daemons", daemon.device),
+    ):
+        async with over_socket(tmp_path / "agent.sock", doing, daemons) as (_, session):
+            status, answer = await post(session, RESTART, {"device": device})
+        assert (status, doing.asked) == (404, [])
+        assert word in answer["error"]
+        assert remedy in answer["remedy"]
 
 
 @pytest.mark.parametrize(

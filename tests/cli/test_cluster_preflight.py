@@ -124,7 +124,6 @@ async def test_credentials_that_cannot_be_read(tmp_path: Path) -> None:
         (("list", "nodes"), "rights", "error", {}),
         (("patch", "nodes"), "Node's changes", "error", {}),
         (("patch", "nodes/status"), "Node's changes", "error", {}),
-        (("watch", "nodes"), "rights", "warning", {}),
         (("create", "events"), "rights", "warning", {}),
         (("list", "pods"), "other managers", "error", {}),
         (("delete", "pods"), "rights", "warning", {"clients": "deletePods"}),

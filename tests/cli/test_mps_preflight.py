@@ -156,7 +156,6 @@ def test_a_run_dir_that_makes_no_socket_paths() -> None:
     ("gpus", "users"),
     [
         ("{devices: [0], mig: disabled}", set()),
-        ("{devices: [0], mps: {replicas: 2}}", {"1000"}),
         ("{devices: [0], mps: {replicas: 2, user: alice}}", {"alice"}),
         ("{devices: [0], mps: {replicas: 2, user: any}}", {"any"}),
         ("{devices: [0], mig: [{profile: 3g.40gb, mps: {replicas: 2, user: 7}}]}", {"7"}),

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Program
 
 
+def test_an_entry_on_a_terminal(program: Program) -> None:
+    """Meaning, what to look at, what mends it; commands stand alone on their lines."""
+    shown = program("explain", "inuse")
+    assert shown.code == 0
+    title, *lines = shown.out.splitlines()
+    assert title == "InUse  problem"
+    assert all(line.startswith("  ") for line in lines)
+    assert "        kill PID  # for a process outside any pod" in lines
+    assert lines[-1] == "  see   Blocked, NodeagentPlanBlocked"
+
+
 def test_all_entries_in_a_table(program: Program) -> None:
     """A line each, not wider than the terminal."""
     listed = program("explain")

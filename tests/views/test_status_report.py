@@ -27,6 +27,7 @@ from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase, Reading
+from nodeagent.views.shapes import Refused
 from nodeagent.views.status_report import status_json
 
 THREE = GpuInstanceProfile(9, 2, "3g.40gb", 3, 40 << 30, 60, 2, (Placement(0, 4), Placement(4, 4)))
@@ -178,6 +179,19 @@ def test_why_gpus_offer_less_to_claims() -> None:
     report = status_json(state(claims=()))
     assert report is not None
     assert "lessOffered" not in report
+
+
+def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
+    """Both digests are there: what holds, and what does not."""
+    problem = Problem(code=Code.SYNTAX, message="no", path="gpus[0]")
+    refusal = Refused(digest="sha256:11", problems=(problem,))
+    report = status_json(state(phase=Phase.REJECTED, refusal=refusal))
+    assert report
+    assert report["digest"] == "sha256:00"
+    assert report["rejected"] == {
+        "digest": "sha256:11",
+        "problems": ({"code": "Syntax", "path": "gpus[0]", "message": "no"},),
+    }
 
 
 def test_what_the_checks_found() -> None:
