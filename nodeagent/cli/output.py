@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from nodeagent.errors import NodeagentError
-from nodeagent.terminal.page import Line, in_ascii, line, plain_text
+from nodeagent.terminal.page import Line, in_ascii, line, painted, plain_text
 from nodeagent.text import printable
 
 if TYPE_CHECKING:  # commands that only ask the agent do without it
@@ -59,12 +59,7 @@ class Output:
         if not self.is_text or self._stream is None:
             return
         lines = self.drawable(lines)
-        if self.painted:
-            from nodeagent.terminal.colour import painted
-
-            self._write(painted(lines))
-        else:
-            self._write(plain_text(lines))
+        self._write(painted(lines) if self.painted else plain_text(lines))
 
     def sentence(self, text: str) -> None:
         """Write one line for a person; nothing when the format is for programs."""

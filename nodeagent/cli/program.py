@@ -26,6 +26,7 @@ _MODULES = {
     "assert": "plan",
     "bundle": "bundle.command",
     "claims": "status",
+    "completion": "reference",
     "explain": "reference",
     "export": "observe",
     "mps": "status",

@@ -1,11 +1,13 @@
-"""`nodeagent explain` and `schema`: what a word in an answer or a document means."""
+"""`nodeagent explain`, `schema` and `completion`: what the program says of its own words."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output, formatted
+from nodeagent.cli.parser import Parser, build_parser
 from nodeagent.documents.plan import plan_schema
 from nodeagent.runbook import Entry, runbook
 from nodeagent.settings.sources import settings_schema
@@ -38,3 +40,37 @@ def run_schema(options: Namespace, output: Output) -> ExitCode:
     schema = settings_schema if options.subject == "settings" else plan_schema
     output.text(formatted(schema(), "yaml" if output.format == "yaml" else "json"))
     return ExitCode.DONE
+
+
+def run_completion(options: Namespace, output: Output) -> ExitCode:
+    """Print the script by which a shell completes the command line, whatever the format.
+
+    shtab makes it of the parser; it starts no program when it completes.
+    """
+    import shtab
+
+    parser = build_parser()
+    for each in parser.with_subcommands():
+        _describe_values(each)
+    output.text(shtab.complete(parser, shell=options.shell))
+    return ExitCode.DONE
+
+
+def _describe_values(parser: Parser) -> None:
+    """Say what shells complete where argparse takes more than that: files, boards, codes."""
+    import shtab
+
+    from nodeagent.simulation.boards import board_names
+
+    values: dict[str, Sequence[str]] = {
+        "simulate": board_names(),
+        # In one word each, as `explain` takes them, too.
+        "codes": [entry.code.replace("'", "").replace(" ", "-") for entry in runbook().entries],
+    }
+    for action in parser.actions:
+        if action.dest in values:
+            action.choices = list(dict.fromkeys(values[action.dest]))
+        elif action.metavar == "DIR":
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # shtab looks for it
+        elif action.metavar == "FILE":
+            action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.events_page import events_page
 from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.mps_page import clients_page, daemons_page
-from nodeagent.terminal.page import Json, Line, Span, Tone, at_most, line, wrapped
+from nodeagent.terminal.page import Json, Line, Span, Tone, at_most, line, screen, wrapped
 from nodeagent.terminal.status_page import status_page
 from nodeagent.text import listed, quote
 
@@ -147,8 +147,6 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
 
 def _redraw(address: AgentAddress, gpu: str | None, output: Output) -> None:
     """The page on the whole terminal, drawn anew when anything on it changes, or the terminal."""
-    from nodeagent.terminal.colour import screen
-
     last: object = None
     more = f"nodeagent status --gpu {gpu} shows all"
     with screen(sys.stdout) as show:

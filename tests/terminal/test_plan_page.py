@@ -16,13 +16,13 @@ from nodeagent.plan.plan import (
 )
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
-from nodeagent.terminal.colour import painted
 from nodeagent.terminal.page import (
     BLANK,
     Span,
     Tone,
     in_ascii,
     line,
+    painted,
     plain_text,
     wrapped,
 )
