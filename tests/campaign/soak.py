@@ -147,7 +147,7 @@ class _Cluster(Cluster):
         self._api.claims = ClaimStatusRules()
         plugins = self._kubelet.plugins
         calls = (self._kubelet.calls, self._listing.calls)
-        for said in (*calls, plugins.refusals, plugins.failures, plugins.wipes):
+        for said in (*calls, plugins.refusals, plugins.failures):
             said.clear()
         web_app._cached_build_middleware.cache_clear()  # of servers that were restarted
         for number in range(self._finished + 1, self._pods + 1):

@@ -23,7 +23,6 @@ from tests.simulated_cluster.kubelet_plugins import (
     SCAN,
     SERVICES,
     V1_36,
-    WIPE_AFTER,
     KubeletVersion,
     Plugin,
     Plugins,
@@ -72,8 +71,7 @@ class DraKubelet:
     """`async with DraKubelet(root) as kubelet`; `checkpoint` has its claims by namespace and name.
 
     `pod_resources` lists the devices of claims to those who ask. `calls` has the method and the
-    uids of each call, `events` the failures of pods that `start_pod` starts. `health_lists` counts
-    messages of health.
+    uids of each call, `events` the failures of pods that `start_pod` starts.
     """
 
     def __init__(
@@ -83,21 +81,15 @@ class DraKubelet:
         *,
         pod_resources: Kubelet | None = None,
         call_within: float = CALL_WITHIN,
-        silence: float = SILENCE,
-        wipe_after: float = WIPE_AFTER,
         scan: float = SCAN,
     ) -> None:
         self.version = version
-        self.plugins = Plugins(
-            root, version, follow=self._follow_health, wipe_after=wipe_after, scan=scan
-        )
+        self.plugins = Plugins(root, version, follow=self._follow_health, scan=scan)
         self.checkpoint: dict[tuple[str, str], ClaimInfo] = {}
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[str] = []
-        self.health_lists = 0
         self.pod_resources = pod_resources
         self._call_within = call_within
-        self._silence = silence
         self._health: dict[str, dict[tuple[str, str], _Health]] = {}
 
     # --- its life ---------------------------------------------------------------------------------
@@ -313,10 +305,9 @@ class DraKubelet:
         known = self._health.setdefault(driver, {})
         for device in message.devices:
             key = device.device.pool_name, device.device.device_name
-            within = device.health_check_timeout_seconds or self._silence
+            within = device.health_check_timeout_seconds or SILENCE
             status = dra_health_pb2.HealthStatus.Name(device.health)
             known[key] = _Health(status, device.message, now + within)
-        self.health_lists += 1
 
 
 def _named(claim: Claim) -> dra_pb2.Claim:

@@ -29,7 +29,6 @@ SCAN = 0.005  # seconds; stands in for inotify
 RETRY = 0.02  # seconds; the real one begins with 0.5 and doubles
 GET_INFO_WITHIN = 1.0
 NOTIFY_WITHIN = 5.0
-WIPE_AFTER = 30.0
 SERVICES = {  # as plugins name them, and as gRPC does
     "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
     "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",
@@ -78,8 +77,7 @@ class Plugins:
     """Watches `root`/plugins_registry from `start` to `stop`.
 
     `follow` runs for each plugin while it is registered. `found` has the registered plugins by
-    socket, `refusals` what was said to plugins, `failures` what went wrong with others, `wipes`
-    the drivers whose ResourceSlices would be deleted ("" for all, at the kubelet's start).
+    socket, `refusals` what was said to plugins, `failures` what went wrong with others.
     """
 
     def __init__(
@@ -88,7 +86,6 @@ class Plugins:
         version: KubeletVersion,
         *,
         follow: Callable[[Plugin], Coroutine[Any, Any, None]],
-        wipe_after: float,
         scan: float = SCAN,
     ) -> None:
         self.root = root
@@ -97,11 +94,8 @@ class Plugins:
         self.found: dict[Path, Plugin] = {}
         self.refusals: list[str] = []
         self.failures: list[str] = []
-        self.wipes: list[str] = []
         self._follow = follow
-        self._wipe_after = wipe_after
         self._scan = scan
-        self._pending_wipes: dict[str, asyncio.TimerHandle] = {}
         self._registering: dict[Path, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
 
@@ -115,7 +109,6 @@ class Plugins:
     async def start(self) -> None:
         for folder in (self.root, self.root / "plugins", self.registry):
             folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        self.wipes.append("")
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
@@ -125,9 +118,6 @@ class Plugins:
         self._registering.clear()
         for socket in list(self.found):
             await self._unregister(socket)
-        for timer in self._pending_wipes.values():
-            timer.cancel()
-        self._pending_wipes.clear()
         gc.collect()  # gRPC's polling thread ends with its last object, and failed calls are cycles
 
     # --- the folder -----------------------------------------------------------------------------
@@ -188,7 +178,6 @@ class Plugins:
         plugin = self.found.pop(socket)
         await _cancelled(plugin.tasks)
         await plugin.channel.close()
-        self._plan_wipe(plugin.name)
 
     # --- why a plugin is refused ------------------------------------------------------------------
 
@@ -227,22 +216,7 @@ class Plugins:
         while True:
             state = plugin.channel.get_state(try_to_connect=True)
             plugin.connected = state is grpc.ChannelConnectivity.READY
-            self._plan_wipe(plugin.name)
             await plugin.channel.wait_for_state_change(state)
-
-    def _plan_wipe(self, driver: str) -> None:
-        """A driver without a connection for half a minute loses its ResourceSlices."""
-        if any(one.connected for one in self.found.values() if one.name == driver):
-            if timer := self._pending_wipes.pop(driver, None):
-                timer.cancel()
-        elif driver not in self._pending_wipes:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(self._wipe_after, self._wipe, driver)
-            self._pending_wipes[driver] = timer
-
-    def _wipe(self, driver: str) -> None:
-        del self._pending_wipes[driver]
-        self.wipes.append(driver)
 
 
 def channel_to(socket: str, *, authority: str = "localhost") -> grpc.aio.Channel:

@@ -142,13 +142,9 @@ class ClaimCalls:
 
 
 class HealthFeed:
-    """The newest list of all devices, for any number of watchers.
+    """The newest list of all devices, for any number of watchers."""
 
-    `heartbeat`: seconds without a change after which a watcher gets the list again.
-    """
-
-    def __init__(self, *, heartbeat: float = HEARTBEAT) -> None:
-        self._heartbeat = heartbeat
+    def __init__(self) -> None:
         self._devices: Signal[tuple[DeviceHealth, ...]] = Signal(())
 
     def publish(self, devices: Iterable[DeviceHealth]) -> None:
@@ -166,5 +162,5 @@ class HealthFeed:
             version = self._devices.version
             yield self._devices.newest
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeat):
+                async with asyncio.timeout(HEARTBEAT):
                     await self._devices.after(version)

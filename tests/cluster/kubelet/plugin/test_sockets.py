@@ -154,15 +154,6 @@ async def test_a_folder_that_others_can_write(path: Path) -> None:
         make_directory(path.parent)
 
 
-@as_root
-async def test_a_folder_of_another_user(path: Path) -> None:
-    """It is the kubelet's, that is root's, or the agent's own."""
-    os.chown(path.parent, 1000, 1000)
-    with pytest.raises(PathRefused, match="belongs to user 1000"):
-        async with serve(path, [registration().handler()]):
-            pass
-
-
 async def test_a_folder_that_is_a_symlink(path: Path, tmp_path: Path) -> None:
     """It could lead anywhere, and elsewhere later."""
     link = tmp_path / "link"
