@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,17 @@ def rejections(api: ApiServer) -> list[tuple[str, int]]:
     """The message and the count of each Event about a refused plan."""
     reported = [event for event in api.events if event["reason"] == "PlanRejected"]
     return [(event["message"], event["count"]) for event in reported]
+
+
+def problems(member: Member) -> list[dict[str, Any]]:
+    """Those of the status annotation."""
+    listed: list[dict[str, Any]] = (member.status or {}).get("problems", [])
+    return listed
+
+
+def paths(member: Member) -> list[str | None]:
+    """The places in the plan that the status annotation names."""
+    return [problem.get("path") for problem in problems(member)]
 
 
 def devices(member: Member) -> set[str]:
@@ -95,11 +108,11 @@ async def test_bad_plans_are_refused(member: Member) -> None:
         before = len(written(member.api))
         member.plan(text)
         await refused(member, text, number)
+        # Annotation and condition are written one after the other, in either order.
+        await until(partial(lambda path: path in paths(member), path))
         status = member.status or {}
         assert status["phase"] == "Rejected", what
-        problems = status["problems"]
-        assert all(problem["message"].isprintable() for problem in problems), what
-        assert path in [problem.get("path") for problem in problems], what
+        assert all(told["message"].isprintable() for told in problems(member)), what
         assert status["digest"] == digest(GOOD), what
         message, count = rejections(member.api)[-1]
         assert count == 1, what
