@@ -125,6 +125,17 @@ async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAc
     assert reported.publisher.dropped == 995
 
 
+async def test_what_is_remembered_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
+    """A cause that was forgotten gets a new Event; nothing else changes."""
+    reported = ClockedPublisher(access, EventIntervals(interval=0.001, burst=10, known=1))
+    async with running(reported.publisher.run()):
+        for number, event in enumerate((APPLIED, BLOCKED, BLOCKED, APPLIED), start=1):
+            reported.tell(event)
+            await requested(server, number)
+        await until(lambda: len(server.events) == 3)
+    assert [request.method for request in server.requests] == ["POST", "POST", "PATCH", "POST"]
+
+
 async def requested(server: ApiServer, number: int) -> None:
     """So many requests are answered."""
     await until(lambda: len(server.requests) == number and server.requests[-1].status)
