@@ -7,7 +7,7 @@ import time
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.plan.observed import Access, Gpu, Placement
+from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.conftest import driving
 from tests.gpu.steps_of import (
@@ -28,6 +28,27 @@ async def first_gpu(boards: str, switches: Switches | None = None) -> Gpu:
 
 
 # --- the card -------------------------------------------------------------------------------------
+
+
+async def test_a_gpus_identity_is_read(driver: Driver) -> None:
+    """Name, address, ids, memory and what its generation can do."""
+    node = await driver.observe()
+    first, second = node.gpus
+    assert node.driver_version.count(".") == 2
+    assert (first.index, second.index) == (0, 1)
+    assert first.uuid.startswith("GPU-")
+    assert first.uuid != second.uuid
+    assert first.name == "NVIDIA H100 80GB HBM3"
+    assert first.pci_bus_id.count(":") == 2
+    assert first.pci_device_id == 0x233010DE
+    assert (first.minor, second.minor) == (0, 1)
+    assert 79 * GIB < first.memory < 80 * GIB
+    assert first.compute_capability == (9, 0)
+    assert first.cuda_version == (13, 2)
+    assert first.mig == MigMode(current=False, pending=False)
+    assert not first.mode_change_needs_reset
+    assert not first.no_reset
+    assert first.access is Access.OK
 
 
 @pytest.mark.parametrize(("board", "needs_reset"), [("a100-40gb", True), ("b200", False)])
