@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from tests.simulated_cluster.journal import Request
 
 PLAN = "nodeagent.io/plan"
 STATUS = "nodeagent.io/status"
-NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 # Short, but with the same proportions: a first wait far below the longest, health above both.
 QUICK = WatchIntervals(
     watch=(30.0, 30.0),
@@ -71,7 +69,7 @@ async def running(*coroutines: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
 
 class Follower:
     """A Node that is followed and kept, with a record of what was reported of it, of the faults of
-    following and of writing, and of every wait that was drawn. `now` is the time of day.
+    following and of writing, and of every wait that was drawn.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class Follower:
         self.faults: list[ClusterFault | None] = []
         self.writing: list[ClusterFault | None] = []
         self.overwritten: list[tuple[str, ...]] = []
-        self.now = NOON
         self.draws = 0
         self._jitter = jitter
         self.follower = KeptNode(
@@ -100,7 +97,6 @@ class Follower:
             watches=intervals,
             writes=writes,
             jitter=self._drawn,
-            wall=lambda: self.now,
         )
 
     def _drawn(self) -> float:
