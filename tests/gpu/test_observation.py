@@ -177,6 +177,15 @@ async def test_processes_are_reported_with_their_device(
     assert not gpu.idle
 
 
+@pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
+async def test_every_kind_of_process_counts(driver: Driver, node: SimulatedNode, kind: str) -> None:
+    """MPS clients and graphics are in lists of their own."""
+    gpu = await laid_out(driver, 0, at0="3g.40gb")
+    node.occupy(gpu.instances[0].compute[0].uuid, kind=kind)
+    (user,) = (await driver.observe_gpu(gpu.uuid)).instances[0].compute[0].usage.processes
+    assert user.source == ("mps" if kind == "mps" else "process")
+
+
 async def test_processes_outside_any_instance_count_for_the_gpu(
     driver: Driver, node: SimulatedNode
 ) -> None:
