@@ -159,6 +159,25 @@ async def test_a_status_needs_no_second_look(server: ApiServer, access: ClusterA
         assert ready(server)[0] == "True"
 
 
+async def test_what_was_read_before_a_write_is_old(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """And what was read of another claim with its name says nothing of this one."""
+
+    async def publish(publisher: ClaimStatusPublisher, *healths: DeviceHealth) -> None:
+        async with running(publisher.run()):
+            for health in healths:
+                publisher.publish([status(server, health)])
+                expected = "True" if health is WELL else "False"
+                await until(lambda: ready(server)[0] == expected)  # noqa: B023  # waited for here
+
+    await publish(ClaimStatusPublisher(access), WELL)
+    shown = read_claim(json.dumps(server.store.get(KEY)).encode())
+    await publish(ClaimStatusPublisher(access, recent=lambda _: shown), SICK, WELL, SICK)
+    shown.metadata.uid = "uid-of-another"
+    await publish(ClaimStatusPublisher(access, recent=lambda _: shown), WELL)
+
+
 async def test_what_changes_back_while_it_is_written(
     server: ApiServer, access: ClusterAccess
 ) -> None:
