@@ -6,6 +6,7 @@ The bytes are written by hand from protobuf's encoding: a field is its tag (numb
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from nodeagent.cluster.kubelet.plugin.driver import (
 from nodeagent.cluster.kubelet.plugin.sockets import MAX_REQUEST, serve
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claimed
+from tests.machine_load import stretched
 from tests.simulated_cluster.kubelet_plugins import channel_to
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
@@ -138,6 +140,17 @@ async def test_a_share_only_where_there_is_one(client: Client, claims: Claims) -
     [whole] = (await client.prepare(*named("a1"))).claims["a1"].devices
     assert list(whole.request_names) == ["side"]
     assert not whole.HasField("share_id")
+
+
+async def test_claims_of_a_call_are_worked_on_side_by_side(client: Client, claims: Claims) -> None:
+    """All have begun before the first ends."""
+    claims.hold()
+    call = asyncio.create_task(client.prepare(*named(*(f"{n:x}" for n in range(128)))))
+    async with asyncio.timeout(stretched(60)):
+        while len(claims.begun) < 128:
+            await asyncio.sleep(0.002)
+    claims.go_on()
+    assert len((await call).claims) == 128
 
 
 async def test_a_call_that_is_too_large(client: Client, claims: Claims) -> None:
