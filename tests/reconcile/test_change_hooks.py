@@ -114,7 +114,7 @@ async def test_gpus_of_which_no_hook_is_notified_do_not_wait(
         async with running(Rig(tmp_path, hooks=around)) as rig:
             rig.offer(plan_text("{1g.10gb: 7}", "[0]") + b"- {devices: [1], timeSlice: long}\n")
             await rig.until(lambda: OBJECTION in rig.state.problems)
-            assert "after_round" in around.asked
+            await rig.until(lambda: "after_round" in around.asked)
             assert rig.layout(0) == "MIG off"
         assert [node.card(i).state.time_slice for i in (0, 1)] == [0, 3]
 
