@@ -135,7 +135,7 @@ class ClaimStatusPublisher:
         self._access = access
         self._recent = recent
         self._wall = wall
-        self._written: dict[str, ClaimStatus] = {}
+        self._written: dict[str, ClaimStatus | None] = {}  # None: perhaps, or in part
         intervals = WriteIntervals(interval=0.0, retry=retry, denied=_DENIED)
         self._keeper = Keeper[str, ClaimStatus](self, intervals, on_fault=_log_denial)
 
@@ -157,10 +157,11 @@ class ClaimStatusPublisher:
         return wanted if self._written.get(uid) != wanted else None
 
     async def send(self, uid: str, wanted: ClaimStatus) -> None:
-        was_written = self._written.pop(uid, None) is not None
+        # Noted before: a request whose answer is lost may have been carried out.
+        was_sent, self._written[uid] = uid in self._written, None
         shown = self._recent((wanted.namespace, wanted.name))
         try:
-            if was_written or shown is None or shown.uid != uid:  # it may be older than that write
+            if was_sent or shown is None or shown.uid != uid:  # it may be older than that write
                 shown = await self._shown(wanted)
             if shown is not None:
                 await self._write(wanted, shown)
@@ -168,8 +169,9 @@ class ClaimStatusPublisher:
             if not fault.is_named:  # a proxy's: it says nothing of this claim
                 raise faults.ClusterUnreachable(fault.message, remedy=fault.remedy) from fault
             log.debug("the claim is gone", claim=f"{wanted.namespace}/{wanted.name}")
-        if uid in self._keeper.keys:  # else it was released meanwhile
-            self._written[uid] = wanted
+        self._written[uid] = wanted
+        if uid not in self._keeper.keys:  # it was released meanwhile
+            del self._written[uid]
 
     async def look(self) -> None:
         """Each write reads its claim."""

@@ -21,7 +21,7 @@ class Explained(Protocol):
 
 class Problem(Shape, frozen=True, kw_only=True):
     """One obstacle: `gpu` is a UUID ("" for the node), `path` a place in the document. `code` is a
-    `Code`, or of a refused claim one of `claims.reporting.attempts`.
+    `Code`, or of a refused claim one of `claims.serving.attempts`.
     """
 
     code: str

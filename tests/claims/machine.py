@@ -137,6 +137,7 @@ class Home:
         self.folder = folder
         self.boot_id = "first"
         self.api_away = False
+        self.fetched = 0  # claims that the API server was asked for
         self.pods: list[Allocated] | None = []  # what the kubelet lists; None: it does not answer
         self.claims: dict[tuple[str, str], Any] = {}
         (folder / "etc-cdi").mkdir(parents=True)
@@ -168,6 +169,7 @@ class Home:
 
     async def fetch(self, namespace: str, name: str) -> ClaimObject | None:
         """As the API server answers."""
+        self.fetched += 1
         if self.api_away:
             raise NodeagentError("the API server does not answer")
         found = self.claims.get((namespace, name))

@@ -44,6 +44,18 @@ async def test_what_is_in_order_is_left(node: SimulatedNode, home: Home) -> None
         assert laid_out(node) == [(2, 1)]
 
 
+async def test_what_is_made_again_waits_once_for_the_api_server(
+    node: SimulatedNode, home: Home
+) -> None:
+    """Not with the claim's lock held, for which the kubelet's calls wait."""
+    async with home.agent() as (claims, rig):
+        await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
+        (home.cdi / file_name(UIDS[0])).unlink()
+        home.fetched = 0
+        assert await messages(claims, home, rig) == []
+        assert (home.files(), home.fetched) == ([file_name(UIDS[0])], 1)
+
+
 async def test_a_monitor_that_is_gone(node: SimulatedNode, home: Home) -> None:
     """An administrator's claim gives nothing back: a GPU that is lost does not keep it, but keeps
     what was made there for another one.

@@ -22,11 +22,12 @@ from nodeagent.cluster.claim_publishers import (
     ClaimStatusPublisher,
 )
 from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.reconcile.event_log import EventLog
 from tests.claims.samples import DRIVER, MIG_DEVICE, POOL, mig_device, record, reserved, result_json
 from tests.cluster.client.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import Freeze
+from tests.simulated_cluster.faults import Answer, Freeze
 from tests.simulated_cluster.store import Key
 
 TEAM, NAME = "team", "trainer"
@@ -176,6 +177,22 @@ async def test_what_was_read_before_a_write_is_old(
     await publish(ClaimStatusPublisher(access, recent=lambda _: shown), SICK, WELL, SICK)
     shown.metadata.uid = "uid-of-another"
     await publish(ClaimStatusPublisher(access, recent=lambda _: shown), WELL)
+
+
+async def test_a_write_whose_answer_is_lost_may_have_been_carried_out(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    """So what was read before it says nothing of the claim any more."""
+    well, sick = status(server), status(server, SICK)
+    await ClaimStatusPublisher(access).send(well.uid, well)
+    read = read_claim(json.dumps(server.store.get(KEY)).encode())
+    publisher = ClaimStatusPublisher(access, recent=lambda _: read)
+    server.faults.next(1, Answer(503), verb="PATCH")
+    with pytest.raises(ClusterFault):
+        await publisher.send(sick.uid, sick)
+    await ClaimStatusPublisher(access).send(sick.uid, sick)
+    await publisher.send(well.uid, well)
+    assert ready(server)[0] == "True"
 
 
 async def test_what_changes_back_while_it_is_written(

@@ -256,7 +256,6 @@ def test_what_a_killed_one_left(open_folder: Path, programs: Programs) -> None:
     )
     assert daemon.stdout
     assert daemon.stdout.readline() == b"first line\n"
-    os.utime(left, (0, 0))
     with scratch_in(open_folder):
         pass
     daemon.communicate(timeout=stretched(30))

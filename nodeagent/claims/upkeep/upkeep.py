@@ -85,7 +85,10 @@ class Upkeep:
                 record = self._claims.store.get(uid)
                 if record is None:  # released meanwhile
                     return None
-                decision = await self._decide(record)
+                # Whoever waits for the lock is not to wait for the API server, too: a claim that is
+                # gone by now is released in the next round.
+                ask = decision.action is not ClaimAction.REPAIR
+                decision = await self._decide(record, ask=ask)
                 match decision.action:
                     case ClaimAction.REPAIR:
                         await self._claims.make(record)
@@ -97,8 +100,9 @@ class Upkeep:
             return _problem(error)
         return decision.problem
 
-    async def _decide(self, record: ClaimRecord) -> Decision:
-        claims, allocations, _ = await self._observe_claims([record])
+    async def _decide(self, record: ClaimRecord, *, ask: bool) -> Decision:
+        """Decide again by what is there now; `ask` the API server about the claim, too."""
+        claims, allocations, _ = await self._observe_claims([record] if ask else [])
         observed = await self._claims.observe()
         return decision_of(record, await self._snapshot(observed, claims, allocations, [record]))
 

@@ -35,7 +35,7 @@ from nodeagent.structs import Struct
 from nodeagent.uncancelled import uncancelled
 
 _PREFIX = "probe-"
-_NEW = 60.0  # seconds in which a directory without a lock may be about to be used
+_NEW = 60.0  # seconds in which an empty directory without a lock may be about to be used
 
 
 @contextmanager
@@ -58,8 +58,10 @@ def _sweep(path: Path) -> None:
     """Remove it with all that runs there, unless it is in use or about to be, or another user's."""
     with suppress(OSError):
         found = path.lstat()
-        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _NEW:
+        if found.st_uid != os.geteuid():
             return
+        if time.time() - found.st_mtime < _NEW and not any(path.iterdir()):
+            return  # it is locked before the first trial makes something in it
         with _locked(path):
             for pipe_directory in path.glob("*/pipe"):
                 _kill_daemons(str(pipe_directory))
