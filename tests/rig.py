@@ -50,10 +50,15 @@ class CountedRounds(LoopControl):
 
     begun = 0
     ended = 0
+    rested = 0  # after the last of them, that rest began
 
     @property
     def resting(self) -> bool:
-        return self.begun == self.ended and not self._wake.is_set()
+        return self.begun == self.rested and not self._wake.is_set()
+
+    async def rest(self, seconds: float) -> None:
+        self.rested = self.begun
+        await super().rest(seconds)
 
     def begin_round(self) -> bool:
         self.begun += 1

@@ -175,9 +175,11 @@ def _exchange(
         head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
     with connection.makefile("rb") as stream:
+        if not (start := stream.read(5)).startswith(b"HTTP/"[: len(start)]):
+            raise _NoHttp("it does not answer in HTTP")  # as a port with TLS
         rows = iter(lambda: _line(stream), "")
         version, status, reason = (*next(rows, "").split(" ", 2), "", "")[:3]
-        if not (version.startswith("HTTP/1.") and len(status) == 3 and status.isdecimal()):
+        if not (version.startswith("1.") and len(status) == 3 and status.isdecimal()):
             raise _NoHttp("it does not answer in HTTP")
         headers = dict(
             row.lower().split(":", 1) for row in islice(rows, _MAX_HEADERS) if ":" in row

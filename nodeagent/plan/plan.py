@@ -11,6 +11,7 @@ from nodeagent.plan.desired import DesiredGpu, Layout
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import (
+    ResetGpu,
     SetComputeMode,
     SetMigMode,
     SetTimeSlice,
@@ -142,6 +143,13 @@ class GpuOutcome(Struct, frozen=True):
     @property
     def failed(self) -> bool:
         return any(report.result is StepResult.FAILED for report in self.steps)
+
+    @property
+    def restarted_driver(self) -> bool:
+        """Whether the driver was restarted: other GPUs may have lost instances by that, as without
+        persistence mode they do.
+        """
+        return any(isinstance(one.step, ResetGpu) for one in (*self.steps, *self.restored))
 
     @property
     def as_planned(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Problem
@@ -42,8 +44,10 @@ class ChangeHooks:
         evaluation: PlanEvaluation,
         observed: ObservedNode,
         postponed: frozenset[str] = frozenset(),
+        looked_at: datetime | None = None,
     ) -> None:
         """A round is over, however it went: put back what was prepared, follow up. Does not wait;
         what it finds later is in `problems`, and wakes the loop. The GPUs that are `postponed`, by
-        UUID, would not be worked on now even if their users were gone.
+        UUID, would not be worked on now even if their users were gone. `looked_at`: when all GPUs
+        were observed last, None for just now; single ones may have been read back since.
         """

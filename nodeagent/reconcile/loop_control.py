@@ -11,6 +11,7 @@ from typing import Any, Final
 import structlog
 
 from nodeagent.pacing import Allowance
+from nodeagent.plan.plan import GpuOutcome
 from nodeagent.signals import Signal
 
 log = structlog.get_logger(__name__)
@@ -56,11 +57,11 @@ class LoopControl:
         log.debug("woken", reason=reason)
         self._wake.set()
 
-    def follow_up(self, read_back: object | None) -> None:
+    def follow_up(self, outcome: GpuOutcome | None) -> None:
         """Have the loop report what was read back of a GPU after steps for a claim, once for many
-        of them; the node is observed where nothing was read back.
+        of them; the node is observed where nothing was read back, or the driver restarted.
         """
-        self._look_due |= read_back is None
+        self._look_due |= outcome is None or outcome.restarted_driver
         if self._settling is None:
 
             def now() -> None:

@@ -9,6 +9,7 @@ doing the same in vain at once.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -98,15 +99,17 @@ class Reconciler:
                 self.reporter.trouble(trouble)
             await control.offered.wait()
             while not control.stopping:
-                look = control.begin_round() or self._failures > 0
+                look = control.begin_round() or self._failures > 0 or self._next_look() <= 0
                 pause = await self._round_whatever_happens(look=look)
                 # What was prepared stays if the next round is at hand and needs it, too.
                 if self.control.stopping or not control.halt.is_set():
                     now, seen = asyncio.get_running_loop().time(), self._seen
-                    self.hooks.after_round(seen, seen.observed, self._queue.postponed(seen, now))
+                    postponed = self._queue.postponed(seen, now)
+                    self.hooks.after_round(seen, seen.observed, postponed, self._observed_at)
                 control.end_round()
-                self._alive(pause)
-                await control.rest(pause)
+                pause -= await self._complete()
+                self._alive(max(0.0, pause))
+                await control.rest(max(0.0, pause))
         finally:
             self._processes.close()
             await self.owners.close()
@@ -180,10 +183,10 @@ class Reconciler:
                 objections = await self.hooks.objections(evaluation, todo, evaluation.observed)
         finally:
             await saving
-        if not objections and self._choose(evaluation).gpus:
+        if not objections and todo.gpus:
             working = self._describe(evaluation, unfinished=True)
             self.states.publish(replace(working, phase=Phase.WORKING))
-            evaluation, objections = await self._work(evaluation)
+            evaluation, objections = await self._work(evaluation, todo)
         self.reporter.obstacles(evaluation, objections)
         unfinished = self.control.halt.is_set()
         self.states.publish(self._describe(evaluation, objections, unfinished=unfinished))
@@ -192,20 +195,25 @@ class Reconciler:
             await self._save_plan()
         clock = asyncio.get_running_loop().time
         self.on_round(self._done, clock() - began)
-        await self._complete()
         # Until a failed GPU may be tried again, at most until the resync.
-        due = self.control.looked_at + self.rules.resync
         retry = self._queue.next_retry(evaluation)
-        return max(0.0, (due if retry is None else min(due, retry)) - clock())
+        until_retry = math.inf if retry is None else retry - clock()
+        return max(0.0, min(self._next_look(), until_retry))
+
+    def _next_look(self) -> float:
+        """In how many seconds the node is observed again, if nothing asks for that earlier."""
+        now = asyncio.get_running_loop().time()
+        return self.control.looked_at + self.rules.resync - now
 
     async def _save_plan(self) -> None:
         if trouble := await self.plan.save():
             self.reporter.trouble(trouble)
 
-    async def _work(self, evaluation: PlanEvaluation) -> tuple[PlanEvaluation, tuple[Problem, ...]]:
+    async def _work(
+        self, evaluation: PlanEvaluation, todo: NodePlan
+    ) -> tuple[PlanEvaluation, tuple[Problem, ...]]:
         """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
         began = asyncio.get_running_loop().time()
-        todo = self._choose(evaluation)
         unprepared = await self._prepared(todo)
         if self.control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
             return evaluation, unprepared
@@ -221,7 +229,10 @@ class Reconciler:
         if not is_whole:
             self.control.wake("a GPU was changed for a claim meanwhile")
         as_planned = is_whole and all(gpu.as_planned for gpu in outcome.gpus)
-        if self.control.halt.is_set() or not as_planned:
+        restarted = any(gpu.restarted_driver for gpu in outcome.gpus)
+        if restarted:
+            self.control.wake("the driver was restarted")  # what others lost is made again
+        if self.control.halt.is_set() or restarted or not as_planned:
             evaluation = await self._observe()
         else:
             evaluation = await self._evaluate_read_back()
@@ -261,18 +272,28 @@ class Reconciler:
         self._details = False
         return await self._evaluate(self.owners.observed)
 
-    async def _complete(self) -> None:
-        """Read what only people ask for of devices that were made, now that they are reported."""
-        if self._details or self.control.halt.is_set():
-            return
-        before = _layouts(self.owners.observed)
-        async with self.control.abandoned_at_stop():
-            await self.owners.complete()
+    async def _complete(self) -> float:
+        """Read what only people ask for of devices that were made, now that they are reported; the
+        seconds that it took.
+        """
+        if self._details or self._failures or self.control.halt.is_set():
+            return 0.0
+        clock = asyncio.get_running_loop().time
+        began, before = clock(), _layouts(self.owners.observed)
+        try:
+            async with self.control.abandoned_at_stop():
+                await self.owners.complete()
+        except Abandoned:
+            return 0.0
+        except NodeagentError:
+            self.control.wake("details of new devices cannot be read")
+            return 0.0
         self._details, observed = True, self.owners.observed
         if _layouts(observed) == before:
             self.states.newest = replace(self.states.newest, observed=observed)
         else:
             self.control.wake("a GPU was changed since it was read back")
+        return clock() - began
 
     async def _evaluate(self, observed: ObservedNode) -> PlanEvaluation:
         self.reporter.observed(observed)

@@ -173,6 +173,22 @@ def test_what_is_no_agent_is_code_1(answer: bytes, status: int, program: Program
     assert len(failed.err.splitlines()) == 1
 
 
+def test_a_port_that_does_not_speak_http_is_no_agent(program: Program) -> None:
+    """As one with TLS, which answers a plain request with an alert and no line's end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(bytes.fromhex("15030300020232"))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        failed = program("status", "--listen", f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert "is not nodeagent: it does not answer in HTTP" in failed.err
+
+
 def test_an_answer_without_an_end_fills_no_memory(program: Program) -> None:
     """While no agent runs, any user of the machine can listen at its address."""
     sent = 0

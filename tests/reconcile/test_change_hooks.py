@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,11 @@ class Recorded(ChangeHooks):
         return self.refusing
 
     def after_round(
-        self, evaluation: PlanEvaluation, observed: ObservedNode, left: frozenset[str] = frozenset()
+        self,
+        evaluation: PlanEvaluation,
+        observed: ObservedNode,
+        postponed: frozenset[str] = frozenset(),
+        looked_at: datetime | None = None,
     ) -> None:
         self.asked.append("after_round")
 

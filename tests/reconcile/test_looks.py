@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
-from nodeagent.plan.plan import NodePlan
+import pytest
+
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import NodePlan, Policy
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.owner import Part
 from nodeagent.reconcile.plan_update import NoPlan
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.simulation.state_file import STATE_VARIABLE
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
 from tests.reconcile.test_owner import made
@@ -24,6 +30,22 @@ ONE, TWO = "{1g.10gb: 1}", "{1g.10gb: 2}"
 def looks(node: SimulatedNode) -> Counter[int | None]:
     """How often each GPU was looked at."""
     return Counter(call.gpu for call in node.journal.named(LOOK))
+
+
+class Notified(ChangeHooks):
+    """Hooks that remember GPU 0's layout at the end of each round."""
+
+    def __init__(self) -> None:
+        self.layouts: list[str] = []
+
+    def after_round(
+        self,
+        evaluation: PlanEvaluation,
+        observed: ObservedNode,
+        postponed: frozenset[str] = frozenset(),
+        looked_at: datetime | None = None,
+    ) -> None:
+        self.layouts.append(layout_words(observed.gpus[0]))
 
 
 async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Path) -> None:
@@ -72,6 +94,35 @@ async def test_what_came_of_a_plan_is_known_from_the_gpus_that_it_changed(tmp_pa
             assert (looks(node)[1], looks(node)[2]) == (before[1] + 1, before[2] + 1)
             assert rig.state.rounds == rounds + 1
             assert all(i.compute[0].memory for i in rig.gpu().instances)
+
+
+async def test_all_gpus_are_looked_at_after_a_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It restarts the driver, which without persistence mode forgets what other cards had."""
+    state, switches = tmp_path / "node.json", Switches(persistence_mode=False)
+    monkeypatch.setenv(STATE_VARIABLE, str(state))
+    with simulated("a100-40gb:2", state=state, switches=switches) as node:
+        async with running(Rig(tmp_path, policy=Policy(reset_when_idle=True))) as rig:
+            node.card(1).state.mig = node.card(1).state.pending = True
+            rig.offer(plan_text("{3g.20gb: 1}", "[1]"))
+            await rig.settle(Phase.IN_SYNC)
+            rig.offer(plan_text("{1g.5gb: 7}", "[0]") + b"- {devices: [1], mig: {3g.20gb: 1}}\n")
+            await rig.until(lambda: len(rig.gpu().instances) == 7)
+            await rig.settle(Phase.IN_SYNC)
+            assert [len(node.card(i).state.instances) for i in (0, 1)] == [7, 1]
+
+
+async def test_what_is_put_back_does_not_wait_for_details(tmp_path: Path) -> None:
+    """The hooks are called as soon as it is reported, whatever else is read of new devices."""
+    around = Notified()
+    with simulated("h100-80gb:1") as node:
+        async with running(Rig(tmp_path, hooks=around)) as rig:
+            await rig.rest()
+            held = node.inject("nvmlDeviceGetMemoryInfo", hang=True, times=1)
+            rig.offer(ONE)
+            await rig.until(lambda: around.layouts[-1:] == ["1g.10gb at 6"])
+            node.clear_faults(held)
 
 
 async def test_what_was_read_back_for_a_claim_is_reported_without_a_look(tmp_path: Path) -> None:

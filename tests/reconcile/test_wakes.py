@@ -66,14 +66,14 @@ async def test_changes_for_claims_are_looked_at_together() -> None:
     clock = asyncio.get_running_loop().time
     began, looks = clock(), []
     for _ in range(10):
-        control.follow_up("a claim's")
+        control.follow_up(None)
         await asyncio.sleep(SETTLE_INTERVAL / 20)
     for _ in range(2):
         await control.rest(3600)
         looks.append(clock() - began)
         control.begin_round()
         if len(looks) == 1:
-            control.follow_up("another's")
+            control.follow_up(None)
     assert looks == pytest.approx([SETTLE_INTERVAL, 2 * SETTLE_INTERVAL])
 
 

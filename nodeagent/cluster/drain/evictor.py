@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import NoReturn
 
 from nodeagent.cluster.client import faults, requests
@@ -20,7 +21,6 @@ from nodeagent.cluster.drain.node import DrainedNode, undone
 from nodeagent.cluster.drain.restore import Restore
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.pacing import Backoff
-from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import PlanEvaluation
@@ -48,7 +48,7 @@ class Evictor:
         self._goal: tuple[PlanEvaluation, NodePlan] | None = None
         self._another_goal = asyncio.Event()  # another desired state than before
         self._leaving: dict[PodName, str] = {}  # with the uid of each
-        self._observed: ObservedNode | None = None
+        self._looked_at: datetime | None = None  # when the GPUs were observed last
         self._blocking: dict[PodName, str] = {}  # uids as first listed since that observation
         self._leaving_since = 0.0
         self._backoff = Backoff(*node.intervals.evict)
@@ -57,14 +57,18 @@ class Evictor:
         self.problems: tuple[Problem, ...] = ()
 
     def observe(
-        self, evaluation: PlanEvaluation, observed: ObservedNode, left: frozenset[str] = frozenset()
+        self,
+        evaluation: PlanEvaluation,
+        looked_at: datetime | None,
+        left: frozenset[str] = frozenset(),
     ) -> None:
-        """The GPUs are like this now, and nothing speaks against what is planned for them. No pod
-        goes for a GPU that is `left`: nothing would be done there.
+        """This is planned for the GPUs as they were observed then, just now where it is None, and
+        nothing speaks against it. No pod goes for a GPU that is `left`: nothing is done there now.
         """
         before, self._goal = self._goal, None
-        if observed is not self._observed:  # else the GPUs could not be observed in this round
-            self._observed = observed
+        # Without a later look nothing more is known of the users.
+        if looked_at is None or looked_at != self._looked_at:
+            self._looked_at = looked_at
             self._blocking.clear()
         plan = evaluation.plan
         if plan is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import structlog
@@ -100,12 +101,13 @@ class ClusterHooks(ChangeHooks):
         evaluation: PlanEvaluation,
         observed: ObservedNode,
         postponed: frozenset[str] = frozenset(),
+        looked_at: datetime | None = None,
     ) -> None:
         """Have put back what was done, await the offer, evict for what is blocked: in `run`."""
         if self._node.refusing:
             self._evictor.forget()
         else:
-            self._evictor.observe(evaluation, observed, postponed)
+            self._evictor.observe(evaluation, looked_at, postponed)
         self.finished_pods.observe(evaluation)
         self._restore.end_round(evaluation, observed)
 
