@@ -13,12 +13,14 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from nodeagent import __version__
 from tests.manifests.rendering import OVERLAYS, overlay, why_not
@@ -59,6 +61,18 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
     assert _wanted("build") <= set(build)
     assert _wanted("dev") <= set(dev)
     assert dev == dev | run | build
+
+
+@pytest.mark.parametrize("lock", ["run", "dev"])
+def test_the_locks_hold_what_their_packages_ask_for(lock: str) -> None:
+    """Else nothing can be installed from them where nothing is installed yet."""
+    locked, missing = _lock(lock), set[str]()
+    for name in locked:
+        with suppress(PackageNotFoundError):  # for another system
+            for wanted in map(Requirement, distribution(name).requires or ()):
+                if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                    missing |= {_canonical(wanted.name)} - locked.keys()
+    assert missing == set()
 
 
 def test_the_tests_that_the_makefile_names_are_there() -> None:
