@@ -10,16 +10,12 @@ import pytest
 from nodeagent.claims.model import Allocated, ClaimRecord, RecordPhase
 from nodeagent.claims.records import UnreadableRecord
 from nodeagent.claims.reporting.claim_news import ClaimHistory
-from nodeagent.claims.reporting.device_reports import DeviceHealth, Status, device_health
+from nodeagent.claims.reporting.device_reports import DeviceHealth, Status
 from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
 from nodeagent.claims.serving.attempts import Attempt, Operation
 from nodeagent.claims.serving.claim_pods import RECENT, ClaimPods
-from nodeagent.health.findings import Finding, Location, Moment
-from nodeagent.health.state import GpuHistory, HealthState
-from nodeagent.health.table import new_finding
-from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode, Placement
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.structs import replace
 from nodeagent.views.claims import Claim
 from nodeagent.views.shapes import Pod, as_json
 from tests.claims.samples import (
@@ -31,9 +27,7 @@ from tests.claims.samples import (
     mig_device,
     record,
     reserved,
-    whole_device,
 )
-from tests.claims.snapshots import instance
 
 # --- for people -----------------------------------------------------------------------------------
 
@@ -303,121 +297,3 @@ def test_health_is_news_when_it_changes() -> None:
     assert said(history, (READY,), {}, (SICK,)) == []
     over = f"{MIG_DEVICE} is not unhealthy any more"
     assert said(history, (READY,), {}, (WELL,)) == [("ClaimHealthy", over, False)]
-
-
-# --- health of devices ----------------------------------------------------------------------------
-
-
-HERE = Gpu(3, GPU, "H100", mig=MigMode(current=True, pending=True), instances=(instance(),))
-NODE = ObservedNode((HERE,))
-NOW = 1_700_000_000.0
-
-
-def finding(cause: str, placement: Placement | None = None, gpu: str = GPU) -> Finding:
-    """Of a GPU, or of its instance 5, which lies there."""
-    place = Location(gpu, 5 if placement else None, placement=placement)
-    return new_finding(cause, place, "so it is", Moment(1.0, NOW))
-
-
-def judged(
-    *findings: Finding,
-    node: ObservedNode = NODE,
-    claim: ClaimRecord | None = None,
-    unread: str = "",
-) -> DeviceHealth:
-    """The one device of the claim, which lies at memory slice 4."""
-    health = HealthState(findings=findings, gpus={GPU: GpuHistory(index=3)})
-    (found,) = device_health(
-        [claim or record(mig_device(instance=7))],
-        node,
-        health,
-        node_name="gpu-node-0",
-        unread=unread,
-        now=NOW,
-    )
-    return found
-
-
-def test_a_device_is_healthy_while_nothing_is_wrong_with_its_part() -> None:
-    """A sick sibling is no reason, nor another GPU, nor what is only degraded."""
-    sibling = finding("eccUncorrected", Placement(0, 4))
-    other = finding("fallenOffBus", gpu="GPU-4712")
-    degraded = finding("xidHardware")
-    found = judged(sibling, other, degraded)
-    assert found == DeviceHealth(POOL, MIG_DEVICE, "healthy", 0.0)
-    assert found.at == NOW
-
-
-@pytest.mark.parametrize(
-    ("one", "message"),
-    [
-        (
-            finding("eccUncorrected", Placement(4, 2)),
-            "GPU 3 has uncorrected memory errors in slices 4-5. Reset GPU 3: `kubectl drain",
-        ),
-        (finding("xidReboot"), "GPU 3 reported an error that needs a reboot (XID -1). Drain and"),
-    ],
-    ids=["its slices", "its GPU"],
-)
-def test_its_part_is_sick(one: Finding, message: str) -> None:
-    """The message names the cause, the slices and what helps."""
-    found = judged(one)
-    assert found.health == "unhealthy"
-    assert found.message.startswith(message)
-
-
-def test_a_whole_gpu_is_as_well_as_its_sickest_part() -> None:
-    """A claim that has all of it has the sick slices, too."""
-    whole = record(whole_device())
-    assert judged(finding("eccUncorrected", Placement(0, 1)), claim=whole).health == "unhealthy"
-
-
-def test_a_device_that_is_gone() -> None:
-    """Of a claim that is ready: its slice, or the GPU that is in MIG mode now. One that is not
-    there yet is not in the list, from which the kubelet makes that it is not known.
-    """
-    whole = whole_device()
-    empty = ObservedNode((replace(HERE, instances=(instance(8),)),))
-    for device, node in ((mig_device(instance=7), empty), (whole, NODE)):
-        found = judged(claim=record(device), node=node)
-        assert found.health == "unhealthy"
-        assert found.message.startswith(f"{device.result.device} of GPU 3 (H100) is gone; ")
-        for phase in (RecordPhase.INTENT, RecordPhase.RELEASING):
-            claim = record(device, phase=phase)
-            assert device_health([claim], node, node_name="n", now=NOW) == ()
-
-
-@pytest.mark.parametrize(
-    ("gpu", "health", "message"),
-    [
-        (
-            {"access": Access.LOST, "access_reason": "gone"},
-            "unhealthy",
-            "GPU 3 (H100) is lost: gone",
-        ),
-        ({"access": Access.UNKNOWN, "access_reason": "slow"}, "unknown", "does not answer: slow"),
-        ({"uuid": "GPU-4712"}, "unknown", f"the driver does not list {GPU}"),
-    ],
-    ids=["lost", "silent", "not listed"],
-)
-def test_what_the_driver_does_not_answer_for(
-    gpu: dict[str, object], health: str, message: str
-) -> None:
-    """Not knowing is not healthy."""
-    changed = Gpu(**{"index": 3, "uuid": GPU, "name": "H100", **gpu})  # type: ignore[arg-type]
-    found = judged(node=ObservedNode((changed,)))
-    assert found.health == health
-    assert message in found.message
-
-
-def test_a_finding_of_a_gpu_that_is_not_listed() -> None:
-    """It says more than that the GPU is missing."""
-    found = judged(finding("fallenOffBus"), node=ObservedNode())
-    assert found.health == "unhealthy"
-    assert found.message.startswith("GPU 3 fell off the bus")
-
-
-def test_a_driver_that_is_away() -> None:
-    """Nothing is known, but for what was found before."""
-    assert judged(unread="not loaded").health == "unknown"
-    assert judged(finding("fallenOffBus"), unread="not loaded").health == "unhealthy"
