@@ -7,11 +7,11 @@ writes the calls of each function of each event, as JSON.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -175,8 +175,11 @@ def _settings(folder: Path, with_claims: bool) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    parser = argparse.ArgumentParser("bench.calls", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("json", nargs="?", type=Path, help="write each function's calls here")
+    target = parser.parse_args().json
+    if target:
         text = json.dumps(asyncio.run(counted()), indent=1, sort_keys=True)
-        Path(sys.argv[1]).write_text(text + "\n")
+        target.write_text(text + "\n")
     else:
         run()

@@ -22,16 +22,22 @@ __all__ = ["grpc_ends"]
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
+def short_folder() -> Iterator[Path]:
     """Not pytest's folder: other users have to reach it, and socket paths are short."""
     folder = Path(tempfile.mkdtemp(prefix="na-", dir="/tmp"))
     folder.chmod(0o755)
-    place = Home(folder)
     try:
-        yield place
+        yield folder
     finally:
-        place.end_everything()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def home(short_folder: Path) -> Iterator[Home]:
+    """An agent's, whose processes end with the test."""
+    place = Home(short_folder)
+    yield place
+    place.end_everything()
 
 
 @pytest.fixture

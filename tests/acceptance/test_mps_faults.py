@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,16 +146,11 @@ class Home:
 
 
 @pytest.fixture
-def home() -> Iterator[Home]:
-    """Short, for sockets' sake, and open to other users."""
-    folder = Path(tempfile.mkdtemp(prefix="na-", dir="/tmp"))
-    folder.chmod(0o755)
-    made = Home(folder)
-    try:
-        yield made
-    finally:
-        made.end_everything()
-        shutil.rmtree(folder, ignore_errors=True)
+def home(short_folder: Path) -> Iterator[Home]:
+    """Worked on by `apply`; what that started ends with the test."""
+    made = Home(short_folder)
+    yield made
+    made.end_everything()
 
 
 @pytest.mark.timeout(240)  # processes killed, and as many more that go on

@@ -32,6 +32,13 @@ def looks(node: SimulatedNode) -> Counter[int | None]:
     return Counter(call.gpu for call in node.journal.named(LOOK))
 
 
+async def look_that_waits(rig: Rig, node: SimulatedNode) -> None:
+    """Have it look at the GPUs, which takes until the faults are cleared."""
+    held = node.inject(LOOK, hang=True, times=1)
+    rig.control.wake("the status is requested")
+    await rig.until(lambda: not held.times)
+
+
 class Notified(ChangeHooks):
     """Hooks that remember GPU 0's layout at the end of each round."""
 
@@ -54,9 +61,7 @@ async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Pa
         async with running(Rig(tmp_path)) as rig:
             rig.offer(ONE)
             await rig.settle(Phase.IN_SYNC)
-            held = node.inject(LOOK, hang=True, times=1)
-            rig.control.wake("the status is requested")
-            await rig.until(lambda: not held.times)
+            await look_that_waits(rig, node)
             rig.offer(TWO)
             begun = node.journal.begun
             node.clear_faults()
@@ -71,9 +76,7 @@ async def test_a_long_look_is_as_old_as_its_end(tmp_path: Path) -> None:
         async with running(Rig(tmp_path)) as rig:
             rig.offer(ONE)
             await rig.settle(Phase.IN_SYNC)
-            held = node.inject(LOOK, hang=True, times=1)
-            rig.control.wake("the status is requested")
-            await rig.until(lambda: not held.times)
+            await look_that_waits(rig, node)
             before = asyncio.get_running_loop().time()
             node.clear_faults()
             await rig.rest()
