@@ -1,5 +1,3 @@
-"""The agent as a process, in a cluster: by hand, over a whole life, and what it costs."""
-
 from __future__ import annotations
 
 import asyncio
@@ -54,7 +52,6 @@ async def api() -> AsyncIterator[ApiServer]:
 
 @contextlib.asynccontextmanager
 async def agent(folder: Path, api: ApiServer, boards: str) -> AsyncIterator[AgentProcess]:
-    """An agent with the first token."""
     token = folder / "token"
     token.write_text("first")
     (folder / "kubeconfig").write_text(kubeconfig(api.url, token_file=token))
@@ -83,7 +80,6 @@ async def unwritten(api: ApiServer, seconds: float) -> None:
 
 
 async def test_an_account_that_nothing_limits(tmp_path: Path, api: ApiServer) -> None:
-    """Where no admission policy denies what is not an agent's, that is the headline."""
     api.access.unguarded = True
     async with agent(tmp_path, api, "t4:1"):
         found = await until_status(api, lambda status: bool(status["problems"]))
@@ -137,7 +133,6 @@ async def test_a_life_in_a_cluster(api: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_what_it_takes_of_memory(api: ApiServer, tmp_path: Path) -> None:
-    """With 56 instances on eight GPUs and the Kubernetes client loaded, in sync and settled."""
     async with agent(tmp_path, api, "h100-80gb:8") as process:
         await ask(api, plan_text("{1g.10gb: 7}"))
         await asyncio.sleep(3)
@@ -222,7 +217,6 @@ async def test_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_new_node_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
-    """What an earlier agent knew, such as the findings of a GPU of the same UUID, is gone."""
     (tmp_path / "state").mkdir()
     (tmp_path / "state/health.json").write_text("{}")
     begin_anew(tmp_path, "127.0.0.1:0")

@@ -1,5 +1,3 @@
-"""What is written on a Node and no agent can use: refused, reported once, harmless."""
-
 from __future__ import annotations
 
 import asyncio
@@ -33,7 +31,6 @@ async def member(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> AsyncIt
 
 
 def written(api: ApiServer, since: float = 0.0) -> list[Request]:
-    """The writes of the Node since then."""
     return [r for r in api.requests if r.write and "/nodes/" in r.path and r.time >= since]
 
 
@@ -44,7 +41,6 @@ def rejections(api: ApiServer) -> list[tuple[str, int]]:
 
 
 def problems(member: Member) -> list[dict[str, Any]]:
-    """Those of the status annotation."""
     listed: list[dict[str, Any]] = (member.status or {}).get("problems", [])
     return listed
 
@@ -100,9 +96,6 @@ BAD = {
 
 
 async def test_bad_plans_are_refused(member: Member) -> None:
-    """One after the other: Rejected with the place in the text, one Event for each; the good plan
-    stays, and the hardware is as it was.
-    """
     there = devices(member)
     for number, (what, (text, path)) in enumerate(BAD.items(), start=1):
         before = len(written(member.api))
@@ -137,7 +130,6 @@ async def refused(member: Member, text: str, times: int) -> None:
 
 
 async def test_a_plan_name_without_a_file(member: Member) -> None:
-    """A name alone, where no file has such a configuration, leaves the good plan in force."""
     there = devices(member)
     member.api.annotate(NODE, **{PLAN: None, NAME: "nowhere"})
     await until(lambda: "nowhere" in member.rig.state.note)
@@ -147,7 +139,6 @@ async def test_a_plan_name_without_a_file(member: Member) -> None:
 
 
 async def test_annotations_that_contradict_each_other(member: Member) -> None:
-    """A plan has no configurations: one with a name beside it is refused, and taken without."""
     there = devices(member)
     member.api.annotate(NODE, **{PLAN: OTHER, NAME: "all-1g.10gb"})
     await refused(member, OTHER, 1)
@@ -187,7 +178,6 @@ async def test_a_plan_that_flips_ten_times_a_second(
 
 
 async def test_a_node_deleted_and_made_anew(member: Member) -> None:
-    """The new Node gets status and conditions; a plan on it counts, and until then the last one."""
     api, there = member.api, devices(member)
     before = api.node(NODE)["metadata"]["uid"]
     api.delete_node(NODE)
@@ -220,7 +210,6 @@ async def test_a_name_that_no_node_has(gpus: SimulatedNode, api: ApiServer, tmp_
 async def test_a_name_that_is_another_nodes(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
-    """Where the policy lets agents write to their own Node only, it is refused without a storm."""
     (tmp_path / "token").write_text("of-n")
     api.tokens["of-n"] = "agent"
     api.access.own_node["of-n"] = NODE
@@ -234,7 +223,6 @@ async def test_a_name_that_is_another_nodes(
 
 
 async def test_a_status_edited_by_hand_is_restored(member: Member) -> None:
-    """Whatever is made of it, the truth comes back, by one write."""
     api = member.api
     right = api.node(NODE)["metadata"]["annotations"][STATUS]
     for value in ("{}", "not JSON", '{"phase": "InSync"}', "", None):
@@ -246,7 +234,6 @@ async def test_a_status_edited_by_hand_is_restored(member: Member) -> None:
 
 
 async def test_conditions_edited_by_hand_are_restored(member: Member) -> None:
-    """A condition with another word, and one that is gone, come back, and others stay."""
     api = member.api
     right = member.conditions["GPUPartitionsReady"]
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}

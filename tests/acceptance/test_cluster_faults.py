@@ -1,8 +1,3 @@
-"""All that a server and a network do to an agent, one test each.
-
-After each the last plan wins, on the hardware and on the Node, and no loop of requests runs.
-"""
-
 from __future__ import annotations
 
 import asyncio
@@ -80,12 +75,10 @@ def everywhere(count: int, fault: Fault) -> Callable[[ApiServer], None]:
 
 
 def writing(count: int, fault: Fault) -> Callable[[ApiServer], None]:
-    """So many writes."""
     return lambda api: api.faults.next(count, fault, verb="PATCH")
 
 
 def watching(fault: Fault) -> Callable[[ApiServer], None]:
-    """The open watch alone."""
     return everywhere(0, fault)
 
 
@@ -120,7 +113,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 async def test_a_fault_passes(member: Member, fault: Callable[[ApiServer], None]) -> None:
-    """While it lasts, a plan is asked for and then another; that one is what comes of it."""
     struck = member.api.faults.struck
     async with weathered(member):
         fault(member.api)
@@ -130,7 +122,6 @@ async def test_a_fault_passes(member: Member, fault: Callable[[ApiServer], None]
 
 
 async def test_retry_after_is_obeyed_by_all(member: Member) -> None:
-    """A server that asks for a second is left alone for a second, by reads and by writes."""
     clock = asyncio.get_running_loop().time
     async with weathered(member):
         member.api.faults.next(2, Answer(429, retry_after=1))
@@ -143,7 +134,6 @@ async def test_retry_after_is_obeyed_by_all(member: Member) -> None:
 
 
 async def test_a_fault_that_stays_makes_no_storm(member: Member) -> None:
-    """For as long as the server fails, the requests in each half second stay few."""
     clock = asyncio.get_running_loop().time
     begun = clock()
     member.api.faults.next(10_000, Answer(500))
@@ -165,7 +155,6 @@ async def test_a_fault_that_stays_makes_no_storm(member: Member) -> None:
 async def test_a_token_that_is_replaced(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
-    """401 has the token read again at once: nothing waits, and no plan is lost."""
     (tmp_path / "token").write_text("old")
     api.tokens.update({"old": "agent", "new": "agent"})
     async with Member(tmp_path, api).running() as member:
@@ -184,7 +173,6 @@ async def test_a_token_that_is_replaced(
 async def test_a_token_that_is_not_replaced_for_a_while(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
-    """Refused for good the agent asks seldom, works on, and is back when there is a token."""
     (tmp_path / "token").write_text("old")
     api.tokens["old"] = "agent"
     async with Member(tmp_path, api).running() as member:
@@ -206,9 +194,6 @@ async def test_a_token_that_is_not_replaced_for_a_while(
 async def test_a_clock_that_jumps(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path, seconds: float
 ) -> None:
-    """The time of day goes a day forward or back, and is put right again: what is asked for
-    meanwhile is done, and nothing is asked or written more than else.
-    """
     patient = replace(PACE, patience=SOON)  # work that takes its time is not reported meanwhile
     async with Member(tmp_path, api, intervals=patient, answer_within=SOON).running() as member:
         await member.settled(FIRST)
@@ -229,14 +214,12 @@ async def test_a_clock_that_jumps(
 
 
 async def test_connections_are_refused(member: Member) -> None:
-    """For a moment no server listens."""
     async with weathered(member), member.api.refusing():
         member.plan(SECOND)
         await until(lambda: not member.publisher.state.reachable)
 
 
 async def test_the_server_restarts(member: Member) -> None:
-    """Another one comes up in its place, that knows no version of before."""
     async with weathered(member):
         member.plan(SECOND)
         await member.api.restart()
@@ -277,7 +260,6 @@ async def test_the_server_is_gone_for_a_day(
 async def test_an_agent_that_starts_without_the_server(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
-    """The plan that an earlier life received counts until the server is there."""
     async with Member(tmp_path, api).running() as member:
         await member.in_sync(member.plan(FIRST))
     api.annotate(NODE, **{STATUS: None})

@@ -1,5 +1,3 @@
-"""Scrapes, and the listener for metrics alone: to whom, and what a change of its files does."""
-
 from __future__ import annotations
 
 import asyncio
@@ -63,7 +61,6 @@ class Served:
 async def serving(
     web_config: Path | None = None, limits: RequestLimits = TCP_LIMITS
 ) -> AsyncIterator[Served]:
-    """Run it until the end of the block."""
     async with running(Served(web_config, limits)) as served:
         yield served
 
@@ -81,14 +78,12 @@ async def running(served: Served) -> AsyncIterator[Served]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for it."""
     async with asyncio.timeout(stretched(30)):
         while not condition():
             await asyncio.sleep(0.005)
 
 
 async def test_metrics_and_health_are_all_there_is() -> None:
-    """Nothing else of the API can be reached from outside."""
     async with serving() as served:
         for path in ("/metrics", "/healthz", "/readyz"):
             assert await served.status(path) == 200
@@ -113,7 +108,6 @@ async def test_passwords(tmp_path: Path) -> None:
 
 
 async def test_a_password_in_no_text_at_all(tmp_path: Path) -> None:
-    """It is a wrong one, as any other, and no fault of the agent."""
     config = tmp_path / "web.yaml"
     config.write_text(f"basic_auth_users: {{prometheus: {PASSWORD}}}\n")
     async with serving(config) as served:
@@ -124,7 +118,6 @@ async def test_a_password_in_no_text_at_all(tmp_path: Path) -> None:
 
 
 async def test_guessers_disturb_no_user_who_was_let_in(tmp_path: Path) -> None:
-    """Eight of them at the user's own address learn one answer a second, and 429 otherwise."""
     config = tmp_path / "web.yaml"
     config.write_text(f"basic_auth_users: {{prometheus: {PASSWORD}}}\n")
     numbers = count()
@@ -149,7 +142,6 @@ async def test_guessers_disturb_no_user_who_was_let_in(tmp_path: Path) -> None:
 
 
 async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
-    """A client that trusts only the new one gets in soon; no connection is refused meanwhile."""
     old, new = certificate(tmp_path / "old"), certificate(tmp_path / "new")
     here = tmp_path / "here"
     shutil.copytree(old, here)
@@ -170,7 +162,6 @@ async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
 
 
 async def test_until_the_files_are_there_connections_are_refused(tmp_path: Path) -> None:
-    """At once, rather than left without an answer; it begins when it can."""
     made = certificate(tmp_path / "made")
     config = tmp_path / "web.yaml"
     config.write_text("tls_server_config: {cert_file: t/certificate.pem, key_file: t/key.pem}\n")
@@ -186,7 +177,6 @@ async def test_until_the_files_are_there_connections_are_refused(tmp_path: Path)
 
 
 async def test_client_certificates(tmp_path: Path) -> None:
-    """Where one is required, who has none gets nothing."""
     made = certificate(tmp_path)
     (tmp_path / "web.yaml").write_text(
         "tls_server_config: {cert_file: certificate.pem, key_file: key.pem, "
@@ -204,7 +194,6 @@ async def test_client_certificates(tmp_path: Path) -> None:
 
 @pytest.mark.virtual_time
 async def test_who_never_agrees_on_tls_keeps_no_other_client_out(tmp_path: Path) -> None:
-    """Silent connections count from the first moment, make way, and end after a while."""
     made = certificate(tmp_path)
     (tmp_path / "web.yaml").write_text(
         "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
@@ -226,7 +215,6 @@ async def test_who_never_agrees_on_tls_keeps_no_other_client_out(tmp_path: Path)
 
 
 async def test_a_handshake_under_way_does_not_outlive_the_configuration(tmp_path: Path) -> None:
-    """Passwords are added while a client agrees on TLS: its connection ends unanswered."""
     made = certificate(tmp_path)
     tls = "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
     (tmp_path / "web.yaml").write_text(tls)
@@ -260,7 +248,6 @@ async def test_a_handshake_under_way_does_not_outlive_the_configuration(tmp_path
 
 
 async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:
-    """Once, with the setting that names it; when the other lets go of it, metrics are there."""
     served = Served(None)
     with port_kept_free() as served.listener.port:
         taken = socket.create_server(("127.0.0.1", served.listener.port))
@@ -274,7 +261,6 @@ async def test_an_address_that_is_taken_is_said_and_waited_for() -> None:
 
 
 async def test_a_scrape_is_the_text() -> None:
-    """Without a word about encodings it comes as it is, in Prometheus' format."""
     async with api() as served:
         asked = served.session.get(
             f"{served.base}/metrics", headers={"Accept-Encoding": "identity"}
@@ -298,7 +284,6 @@ ENCODINGS: tuple[tuple[str, bool], ...] = (
 
 
 async def test_gzip_where_it_is_accepted() -> None:
-    """The header's words decide, weights of 0 among them; the text is the same."""
     async with api() as served:
         for accepted, zipped in ENCODINGS:
             raw = await _raw(served.base, f"Accept-Encoding: {accepted}\r\n")
@@ -308,7 +293,6 @@ async def test_gzip_where_it_is_accepted() -> None:
 
 
 async def test_head_has_no_body() -> None:
-    """HEAD says how long it would be, and sends nothing."""
     async with api() as served, served.session.head(f"{served.base}/metrics") as answer:
         assert (answer.status, await answer.read()) == (200, b"")
         assert int(answer.headers["Content-Length"]) > 0
@@ -316,7 +300,6 @@ async def test_head_has_no_body() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_client_that_hardly_reads_harms_no_other() -> None:
-    """It holds up no other scrape, only so many of its kind get in, and soon it is cut off."""
     clock = asyncio.get_running_loop().time
     async with (
         api(limits=RequestLimits(scrape=0.5, scrapes=3)) as served,
@@ -337,7 +320,6 @@ async def test_a_client_that_hardly_reads_harms_no_other() -> None:
 
 @pytest.mark.virtual_time
 async def test_clients_that_hardly_read_make_way() -> None:
-    """Forty of them at once keep no other out for long: the one that had most time is cut off."""
     clock = asyncio.get_running_loop().time
     async with (
         api(limits=RequestLimits(scrape_undisturbed=0.2)) as served,

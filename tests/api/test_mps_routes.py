@@ -1,5 +1,3 @@
-"""MPS over HTTP: everyone may look, only the Unix socket's owner may change something."""
-
 from __future__ import annotations
 
 import asyncio
@@ -66,7 +64,6 @@ async def post(session: ClientSession, path: str, body: Any) -> tuple[int, Any]:
 
 
 async def test_daemons_are_shown_to_everyone() -> None:
-    """Over TCP too, as described; by any name of the device; one that is not there is a 404."""
     daemon = await _daemon()
     async with api(daemons=(daemon,)) as served:
         status, report = await served.get("/v1/mps")
@@ -85,7 +82,6 @@ async def test_daemons_are_shown_to_everyone() -> None:
 
 @pytest.mark.parametrize("path", [RESTART, DRAIN])
 async def test_changes_are_refused_over_tcp(path: str) -> None:
-    """Every request gets a 403, and nothing of it reaches the agent."""
     doing, daemon = Doing(), await _daemon()
     async with api(daemons=(daemon,), doing=doing) as served:
         for body in ({"device": "1"}, {"device": "1", "force": True}, b"", b"{"):
@@ -132,7 +128,6 @@ NOT_UNDERSTOOD: tuple[tuple[str, Any, str], ...] = (
 
 
 async def test_what_is_not_understood_is_refused(tmp_path: Path) -> None:
-    """A 400 that names what is wrong; nothing is done."""
     doing, daemon = Doing(), await _daemon()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
         for path, body, word in NOT_UNDERSTOOD:
@@ -142,9 +137,6 @@ async def test_what_is_not_understood_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_device_without_exactly_one_daemon_is_a_404(tmp_path: Path) -> None:
-    """No such device, one without MPS, one of two daemons: none is touched, and the error says
-    where to look, or how to name one.
-    """
     doing, daemon = Doing(), await _daemon()
     for daemons, device, word, remedy in (
         ((daemon,), "7", "no device", "mps status"),
@@ -168,7 +160,6 @@ async def test_a_device_without_exactly_one_daemon_is_a_404(tmp_path: Path) -> N
     ],
 )
 async def test_how_it_can_fail(error: NodeagentError, expected: int, tmp_path: Path) -> None:
-    """Each failure has its own status, and the words it was raised with."""
     doing, daemon = Doing(error), await _daemon()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
         status, answer = await post(session, DRAIN, {"device": "1"})

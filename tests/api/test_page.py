@@ -1,5 +1,3 @@
-"""The page as it is served: one small file that is allowed to act only as it was written."""
-
 from __future__ import annotations
 
 import base64
@@ -38,7 +36,6 @@ MARKUP = TEXT.replace(_inside("style"), "").replace(_inside("script"), "")
 
 
 async def test_the_page_is_served_with_its_policy() -> None:
-    """As HTML, under 100 KB, with nothing allowed but what it consists of."""
     async with api() as served, served.session.get(served.base + "/") as answer:
         assert answer.content_type == "text/html"
         assert answer.charset == "utf-8"
@@ -51,7 +48,6 @@ async def test_the_page_is_served_with_its_policy() -> None:
 
 
 def test_the_policy_names_exactly_the_style_and_the_script() -> None:
-    """By their hashes; nothing else may act, and no text can become markup."""
     policy = dict(part.split(maxsplit=1) for part in CONTENT_SECURITY_POLICY.split("; "))
     for element in ("style", "script"):
         digest = hashlib.sha256(_inside(element).encode()).digest()
@@ -63,14 +59,12 @@ def test_the_policy_names_exactly_the_style_and_the_script() -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    """No address of another host, no file beside it, no rest of its being joined."""
     assert not re.search(r"https?:|//[a-z]|url\(|@import|\bimport\b|page\.(css|js)", TEXT)
     assert not re.search(r"<(link|script|img|iframe)[^>]*\b(src|href)=\"(?!data:,)", MARKUP)
     assert MARKUP.index('id="headline"') < MARKUP.index("<h1>")
 
 
 def test_what_comes_from_outside_stays_text() -> None:
-    """Nothing makes markup or code of a text, and no element has style or handlers of its own."""
     assert not re.search(r"\b(inner|outer)HTML|insertAdjacentHTML|document\.write", TEXT)
     assert not re.search(r"\beval\(|new Function|DOMParser|setAttribute\(\"(style|on)", TEXT)
     assert not re.search(r"<[^>]*\s(style|on[a-z]+)=", MARKUP)
@@ -107,14 +101,12 @@ needs_node = pytest.mark.skipif(NODE is None, reason="no node to run JavaScript 
 
 @needs_node
 def test_the_whole_script_is_javascript() -> None:
-    """Each name is declared once, and all of it can be read."""
     assert NODE is not None
     subprocess.run([NODE, "--check", "-"], input=_inside("script").encode(), check=True)
 
 
 @needs_node
 def test_the_states_of_slices() -> None:
-    """In use, idle, sick, lost: what is wrong comes first, and use is said beside it."""
     states = "all.map((one) => boxesNow(one.gpus[0], goalOf()).map((box) => box.states))"
     assert _computed(states, IDLE, BUSY, SICK, LOST) == [
         [["idle"], ["idle"], ["idle"]],
@@ -126,7 +118,6 @@ def test_the_states_of_slices() -> None:
 
 @needs_node
 def test_what_goes_and_what_is_new() -> None:
-    """By the steps that remain; both layouts are to scale."""
     assert WORKING.plan is not None
     planned = json.dumps(
         plan_json(WORKING.plan, digest="", source="file", policy=Policy())["gpus"][0]
@@ -147,7 +138,6 @@ def test_what_goes_and_what_is_new() -> None:
 
 @needs_node
 def test_what_is_in_the_way_of_a_blocked_plan() -> None:
-    """It is marked where it is used; the layout that is wanted stands beside it."""
     found = preview(WANTED.encode(), None, OBSERVED).report["gpus"][0]
     goal = json.dumps({**found, **found["onceFree"]})
     now, then = _computed(f"[boxesBefore({goal}), boxesAfter({goal})]")
@@ -161,7 +151,6 @@ def test_what_is_in_the_way_of_a_blocked_plan() -> None:
 
 @needs_node
 def test_nothing_that_needs_a_hand_is_left_out() -> None:
-    """What the headline says is not said again; all else is."""
     codes = "all.map((one) => handsNeeded(one).map((hand) => hand.code))"
     assert _computed(codes, *STATES.values()) == [[]] * (len(STATES) - 1) + [["InUse"] * 6]
     twice = replace(SICK, problems=STATES["blocked"].problems)

@@ -1,5 +1,3 @@
-"""The page in a real browser: every state on every screen, live, and without an answer."""
-
 from __future__ import annotations
 
 import json
@@ -58,10 +56,6 @@ def pictures(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None) -> None:
-    """The headline is right, and nothing above the GPUs looks well unless all is, nor a claim on a
-    GPU that is not; what a blocked plan waits for is marked, and what it wants is drawn; nothing
-    has to be scrolled sideways, and nothing goes wrong.
-    """
     agent = Agent(OBSERVED)
     kind, after = EventType.CHANGED_FOR_CLAIM, "1g.10gb at 0"  # before the page was opened
     agent.events.add(kind, "GPU 0 now has it", gpu=FIRST, before="no instances", after=after)
@@ -96,9 +90,6 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
 async def test_the_page_follows_the_agent_and_says_when_it_is_gone(
     tmp_path: Path, pictures: Path | None
 ) -> None:
-    """Nothing is drawn before the first paint, which says that the agent is asked, and no state. An
-    event brings the new state, and focus stays; without an agent nothing looks well.
-    """
     agent = Agent(OBSERVED)
     agent.state = IDLE
     async with AsyncExitStack() as agents, tab(tmp_path) as page:

@@ -1,5 +1,3 @@
-"""Previews over HTTP: a plan in, what it would do out, without touching a GPU."""
-
 from __future__ import annotations
 
 import asyncio
@@ -40,7 +38,6 @@ async def test_a_preview(body: bytes, status: int, verdict: str) -> None:
 
 
 async def test_a_preview_touches_nothing() -> None:
-    """It is computed from what was seen; the GPUs are neither changed nor asked."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             before = await driver.observe()
@@ -63,7 +60,6 @@ mig-configs:
 
 
 async def test_a_preview_of_a_mig_parted_configuration() -> None:
-    """The name of the configuration comes in the query."""
     async with api() as served:
         url = f"{served.base}/v1/plan/preview?configuration="
         async with served.session.post(url + "small", data=MIG_PARTED) as answer:
@@ -75,7 +71,6 @@ async def test_a_preview_of_a_mig_parted_configuration() -> None:
 
 
 async def test_no_preview_before_the_first_look() -> None:
-    """Without an observation there is nothing to plan for."""
     async with (
         api(observed=False) as served,
         served.session.post(f"{served.base}/v1/plan/preview", data=GOOD) as answer,
@@ -84,7 +79,6 @@ async def test_no_preview_before_the_first_look() -> None:
 
 
 async def test_a_body_that_is_too_large() -> None:
-    """64 KiB are taken, one byte more is not."""
     async with api() as served:
         for size, status in ((64 * 1024, 400), (64 * 1024 + 1, 413)):
             url = f"{served.base}/v1/plan/preview"
@@ -120,7 +114,6 @@ async def test_previews_wait_for_those_whose_askers_left() -> None:
 
 
 async def test_previews_that_come_at_the_same_moment_are_counted() -> None:
-    """One may compute: of three requests that arrive together, two are refused."""
     limits = replace(TCP_LIMITS, previews=1)
     async with api(previewing=lambda _, __: None, limits=limits) as served:
         host, _, port = served.base.removeprefix("http://").partition(":")

@@ -1,5 +1,3 @@
-"""What the HTTP API refuses: clients beyond its room, foreign hosts, unknown paths, garbage."""
-
 from __future__ import annotations
 
 import asyncio
@@ -36,7 +34,6 @@ HOSTS: tuple[tuple[str, int], ...] = (
 
 
 async def test_foreign_hosts_are_refused() -> None:
-    """A web page whose name was pointed at this machine learns nothing."""
     async with api() as served:
         for host, status in HOSTS:
             found, _ = await served.get("/v1/status", Host=host)
@@ -44,14 +41,12 @@ async def test_foreign_hosts_are_refused() -> None:
 
 
 async def test_the_address_that_is_listened_on_is_no_foreign_host() -> None:
-    """A loopback address beside the usual one is named in the setting, so it is accepted."""
     async with api(host="127.0.0.2") as served:
         assert (await served.get("/healthz"))[0] == 200
         assert (await served.get("/healthz", Host="127.0.0.3"))[0] == 403
 
 
 async def test_each_reason_is_logged() -> None:
-    """One that comes often hides no other on its listener, nor itself on another."""
     with structlog.testing.capture_logs() as lines:
         async with api() as served:
             for _ in range(3):
@@ -66,7 +61,6 @@ async def test_each_reason_is_logged() -> None:
 
 
 async def test_two_hosts_are_refused() -> None:
-    """A request that names two hosts is not taken for either."""
     async with api() as served:
         answer = await raw(
             served, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\n\r\n"
@@ -85,7 +79,6 @@ async def raw(served: Api, request: bytes) -> bytes:
 
 
 async def test_headers_say_nothing_of_versions_and_forbid_what_is_not_needed() -> None:
-    """No server version; no sniffing, caching, framing."""
     async with api() as served:
         for path in ("/", "/v1/status", "/nothing"):
             async with served.session.get(served.base + path) as answer:
@@ -96,7 +89,6 @@ async def test_headers_say_nothing_of_versions_and_forbid_what_is_not_needed() -
 
 
 async def test_even_garbage_learns_nothing_of_versions() -> None:
-    """What is no HTTP at all is refused, without a word on who refused it."""
     async with api() as served:
         answer = await raw(served, b"\x16\x03\x01 garbage\r\n\r\n")
         assert answer.split()[1] == b"400"
@@ -104,7 +96,6 @@ async def test_even_garbage_learns_nothing_of_versions() -> None:
 
 
 async def test_oversized_headers_are_refused() -> None:
-    """A header of a megabyte costs nothing."""
     headers = {"X": "x" * 100_000}
     async with (
         api() as served,
@@ -141,7 +132,6 @@ def test_a_peer_pays_for_its_own_connections() -> None:
 
 
 def test_a_full_listener_takes_from_the_peer_with_most() -> None:
-    """It ends neither the connection of a peer with one nor one that is being answered."""
     clients = Clients()
     assert clients.connect("b", "b0")
     clients.busy("a")
@@ -153,7 +143,6 @@ def test_a_full_listener_takes_from_the_peer_with_most() -> None:
 
 
 def test_a_connection_that_was_answered_is_the_last_to_go() -> None:
-    """The time it has waited counts, not its age."""
     clients = Clients()
     first = clients.connect("a", "first")
     assert first is not None
@@ -165,7 +154,6 @@ def test_a_connection_that_was_answered_is_the_last_to_go() -> None:
 
 
 def test_without_anyone_who_waits_there_is_no_room() -> None:
-    """Nothing that is being answered is ended; when one leaves, there is room again."""
     clients = Clients()
     for peer in ("a", "a", "b", "b", "c"):
         clients.busy(peer)
@@ -180,7 +168,6 @@ def test_without_anyone_who_waits_there_is_no_room() -> None:
 
 
 def test_after_its_end_a_listener_takes_no_one() -> None:
-    """Connections that were accepted in the last moment are refused."""
     clients = Clients()
     clients.connect("a")
     clients.slots.closed = True
@@ -202,6 +189,5 @@ ADDRESSES: tuple[tuple[object, str], ...] = (
 
 
 def test_whom_an_address_counts_for() -> None:
-    """Addresses that one client can choose among are one peer."""
     for address, peer in ADDRESSES:
         assert peer_of(address) == peer, address

@@ -1,5 +1,3 @@
-"""The HTTP surface, over a real listener: each answer as described, the status, the events."""
-
 from __future__ import annotations
 
 import asyncio
@@ -25,7 +23,6 @@ from tests.machine_load import stretched
 
 
 async def test_every_answer_is_as_described() -> None:
-    """Each path's answer fits the schema that /openapi.json gives for it."""
     async with api() as served:
         served.events.add(EventType.APPLIED, "done", gpu="GPU-1")
         for path in (
@@ -43,7 +40,6 @@ async def test_every_answer_is_as_described() -> None:
 
 
 async def test_the_description_lists_exactly_the_routes() -> None:
-    """Nothing undescribed is served, and nothing described is missing."""
     async with api() as served:
         app = create_app(served.answers, listen_host="", limits=TCP_LIMITS)
         routes = {
@@ -56,7 +52,6 @@ async def test_the_description_lists_exactly_the_routes() -> None:
 
 
 def test_the_descriptions_schemas_are_valid() -> None:
-    """Every schema is one, and every reference leads somewhere."""
     for schema in DESCRIPTION["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
     names = {
@@ -66,7 +61,6 @@ def test_the_descriptions_schemas_are_valid() -> None:
 
 
 def test_every_operation_has_a_name() -> None:
-    """One of its own, as generators of clients want it for a function."""
     names = [
         operation["operationId"]
         for path in DESCRIPTION["paths"].values()
@@ -77,7 +71,6 @@ def test_every_operation_has_a_name() -> None:
 
 
 async def test_reasons_make_a_503() -> None:
-    """Not alive and not ready come with their reasons."""
     async with api() as served:
         served.reasons.append("the reconciler has not been heard of")
         for path in ("/healthz", "/readyz"):
@@ -88,7 +81,6 @@ async def test_reasons_make_a_503() -> None:
 
 
 async def test_the_status_of_one_gpu_is_that_of_now() -> None:
-    """Also where nothing else is requested; its tag is another one then."""
     async with api() as served:
         url = f"{served.base}/v1/status?gpu={served.answers.state.observed.gpus[1].uuid}"
         async with served.session.get(url) as answer:
@@ -103,7 +95,6 @@ async def test_the_status_of_one_gpu_is_that_of_now() -> None:
 
 
 async def test_the_unix_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
-    """Mode 0600, the same answers, any Host; gone when the agent is gone."""
     path = tmp_path / "agent.sock"
     path.touch()  # left by an agent that was killed
     async with api(unix_socket=path):
@@ -117,7 +108,6 @@ async def test_the_unix_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 async def test_a_taken_address_is_reported_in_a_sentence() -> None:
-    """Who starts a second agent learns what to set."""
     from nodeagent.errors import NodeagentError
 
     async with api() as served:
@@ -155,9 +145,6 @@ class Node:
 
 
 def test_a_state_is_rendered_once() -> None:
-    """However often it is requested; separately for one GPU, and None for an unknown GPU. A page
-    of one GPU grows no older than the one of all.
-    """
     node = Node()
     for _ in range(1000):
         assert node.shown() == node.shown("GPU-1") == 1
@@ -173,9 +160,6 @@ def test_a_state_is_rendered_once() -> None:
 def test_a_state_that_changes_all_the_time_is_never_old_and_costs_little(
     seconds: float, most: float
 ) -> None:
-    """Asked 500 times a second for 10 s, while it changes each time: a hundredth of the time goes
-    into rendering, or what it costs to be no older than 0.1 s.
-    """
     node, oldest = Node(seconds), 0.0
     changed = {node.state: node.now}
     while node.now < 10:
@@ -189,7 +173,6 @@ def test_a_state_that_changes_all_the_time_is_never_old_and_costs_little(
 
 
 async def test_clients_that_have_it_already_get_no_more() -> None:
-    """By its tag; compressed where that is accepted, with the same text in it."""
     async with api() as served:
         url = f"{served.base}/v1/status"
         async with served.session.get(url) as answer:
@@ -208,7 +191,6 @@ async def test_clients_that_have_it_already_get_no_more() -> None:
 
 
 async def test_events_of_the_last_hour() -> None:
-    """With why, the numbers, and how often; a stream begins with them."""
     async with api() as served:
         for seconds in (0.25, 0.5):
             why, facts = "not in the plan", {"seconds": seconds}
@@ -230,7 +212,6 @@ async def test_events_of_the_last_hour() -> None:
 
 
 def test_every_type_is_explained() -> None:
-    """In the section about them."""
     page = Path("docs/operations.md").read_text(encoding="utf-8")
     section = page.split("## What was decided and why\n")[1].split("\n## ")[0]
     named = {*re.findall(r"`([A-Z][A-Za-z]+)`", section.split("| of | types |")[1])}
@@ -238,7 +219,6 @@ def test_every_type_is_explained() -> None:
 
 
 async def read_events(answer: Any, count: int) -> list[dict[str, Any]]:
-    """The next events of a stream."""
     events: list[dict[str, Any]] = []
     async with asyncio.timeout(stretched(30)):
         while len(events) < count:
@@ -261,7 +241,6 @@ async def test_events_as_a_stream() -> None:
 
 
 async def test_a_cut_stream_goes_on_where_it_ended() -> None:
-    """With the id of the last event received, none is missed and none comes twice."""
     async with api() as served:
         for number in range(1, 4):
             served.events.add(EventType.APPLIED, str(number))
@@ -271,7 +250,6 @@ async def test_a_cut_stream_goes_on_where_it_ended() -> None:
 
 
 async def test_followers_do_not_hold_up_the_end() -> None:
-    """When the log is closed the streams end, and so does the listener."""
     async with api() as served:
         headers = {"Accept": "text/event-stream"}
         answer = await served.session.get(f"{served.base}/v1/events", headers=headers)

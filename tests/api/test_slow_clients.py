@@ -1,5 +1,3 @@
-"""Clients that send or read slowly: how long they have, and that they keep no other client out."""
-
 from __future__ import annotations
 
 import asyncio
@@ -31,7 +29,6 @@ async def _connect(base: str, sent: bytes, stack: AsyncExitStack) -> Client:
 
 @pytest.mark.parametrize("sent", [HEAD[:9], HEAD, HEAD + b"\r\n", HEAD + b"\r\nabc"])
 async def test_a_whole_request_has_to_arrive_in_time(sent: bytes) -> None:
-    """However much of head and body is there, and whether or not more trickles in: 408, the end."""
     async with api(limits=RequestLimits(request=0.3)) as served, AsyncExitStack() as stack:
         reader, writer = await _connect(served.base, sent, stack)
 
@@ -52,7 +49,6 @@ async def test_a_whole_request_has_to_arrive_in_time(sent: bytes) -> None:
 
 
 async def test_an_idle_connection_ends_after_a_while() -> None:
-    """It is closed silently, whether it has sent a request before or not."""
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with api(limits=RequestLimits(idle=0.2)) as served, AsyncExitStack() as stack:
         for sent in (b"", request):
@@ -62,7 +58,6 @@ async def test_an_idle_connection_ends_after_a_while() -> None:
 
 
 async def test_who_does_not_take_an_answer_is_cut_off() -> None:
-    """Answers that are asked for without end, and never read, hold no memory for long."""
     request = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with api(limits=RequestLimits(idle=0.2)) as served, AsyncExitStack() as stack:
         own = stack.enter_context(socket.socket())
@@ -79,7 +74,6 @@ async def test_who_does_not_take_an_answer_is_cut_off() -> None:
 
 
 async def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
-    """More of them than there are connections: one that sends at once is answered, always."""
     path = tmp_path / "agent.sock"
     async with api(
         unix_socket=path, limits=RequestLimits(connections=20, connections_of_peer=10)
@@ -100,7 +94,6 @@ async def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
 
 
 async def test_a_full_listener_takes_nothing_from_the_unix_socket(tmp_path: Path) -> None:
-    """Connections that are being served make way for none: it has a reserve of its own."""
     path = tmp_path / "agent.sock"
     events = {"Accept": "text/event-stream"}
     async with (
@@ -131,7 +124,6 @@ sys.stdout.buffer.write(own.makefile("rb").readline())
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_the_unix_socket_asks_who_connects(tmp_path: Path) -> None:
-    """Even where its mode lets others in: root is answered, another user is refused and counted."""
     path = tmp_path / "agent.sock"
     async with api(unix_socket=path) as served:
         await asyncio.to_thread(tmp_path.chmod, 0o711)

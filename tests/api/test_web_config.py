@@ -1,5 +1,3 @@
-"""Prometheus' web-config file: what it may say; passwords, and how slow guessing is."""
-
 from __future__ import annotations
 
 import asyncio
@@ -39,13 +37,11 @@ def _refused(folder: Path, text: str) -> str:
 
 
 def test_an_empty_file_asks_for_nothing(tmp_path: Path) -> None:
-    """Neither TLS nor passwords."""
     found = _read(tmp_path, "# nothing yet\n{}\n")
     assert (found.tls, found.users, found.headers) == (None, {}, {})
 
 
 def test_all_that_can_be_said(tmp_path: Path) -> None:
-    """Files are found beside the file; versions, client certificates, users and headers count."""
     found = _read(
         tmp_path,
         f"""
@@ -79,7 +75,6 @@ basic_auth_users:
 
 
 def test_the_context_is_what_the_file_says(tmp_path: Path) -> None:
-    """TLS 1.2 at least, and the client's certificate verified against the authority."""
     certificate(tmp_path)
     found = _read(
         tmp_path,
@@ -124,14 +119,12 @@ FAULTS: tuple[tuple[str, str], ...] = (
 
 
 def test_a_named_pipe_hangs_nothing(tmp_path: Path) -> None:
-    """It is refused, and not waited for."""
     os.mkfifo(tmp_path / "web.yaml")
     with pytest.raises(UsageError, match="not a regular file"):
         read_web_config(tmp_path / "web.yaml")
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
-    """Each fault names the file and says what would be right; no value of a secret is repeated."""
     for text, reported in FAULTS:
         message = _refused(tmp_path, text)
         assert reported in message, text
@@ -140,7 +133,6 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    """A missing file, one that is no certificate, and a pair that does not belong together."""
     tls = f"tls_server_config: {{{PAIR}}}"
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         _read(tmp_path, tls).tls.context()
@@ -210,7 +202,6 @@ class Hashing:
 
 @pytest.fixture
 def hashing() -> Iterator[Hashing]:
-    """Its threads end with the test."""
     made = Hashing()
     yield made
     made.go_on.set()
@@ -221,7 +212,6 @@ def _asking(check: PasswordCheck, password: bytes, peer: str = "") -> asyncio.Ta
 
 
 async def test_a_right_password_is_hashed_once(hashing: Hashing) -> None:
-    """A client that asks every few seconds costs one check, until its user has another hash."""
     hashing.go_on.set()
     check = PasswordCheck(USERS, LIMITS, hashing)
     for _ in range(3):
@@ -270,7 +260,6 @@ async def test_an_address_has_one_password_in_line(hashing: Hashing) -> None:
 
 
 async def test_the_line_is_bounded(hashing: Hashing) -> None:
-    """The agent keeps no more than it can check soon. What waits is given up with the listener."""
     check = PasswordCheck(USERS, RequestLimits(passwords=2), hashing)
     asking = [_asking(check, b"right:one", str(n)) for n in range(3)]
     await hashing.begun(1)
@@ -283,7 +272,6 @@ async def test_the_line_is_bounded(hashing: Hashing) -> None:
 
 @pytest.mark.virtual_time
 async def test_a_wrong_password_is_answered_after_a_pause(hashing: Hashing) -> None:
-    """An address learns one answer in so many seconds; a right one is answered at once."""
     hashing.go_on.set()
     check = PasswordCheck(USERS, RequestLimits(password_pause=100.0), hashing)
     now = asyncio.get_running_loop().time

@@ -1,5 +1,3 @@
-"""GPU time by container, unit and user without a cluster, in a running agent's metrics."""
-
 from __future__ import annotations
 
 import os
@@ -26,7 +24,6 @@ def _command(folder: Path, *words: str) -> None:
 
 
 def _scraped(folder: Path) -> dict[Series, float]:
-    """Empty while no agent answers."""
     try:
         return parsed(asked(folder, "/metrics")[1])
     except OSError:
@@ -50,9 +47,6 @@ def _of(series: dict[Series, float], name: str) -> dict[frozenset[tuple[str, str
 
 
 def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
-    """Two processes of this machine hold a slice each, and one of the slices works: time held,
-    time used and time idle are those of their container, unit or user.
-    """
     write_plan(tmp_path, "{3g.40gb: 2}")
     _command(tmp_path, "apply", "-f", f"{tmp_path}/plan.yaml")
     holders = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]

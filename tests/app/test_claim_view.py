@@ -1,5 +1,3 @@
-"""What is shown of claims is put together again whenever anything that it follows from changed."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -22,7 +20,6 @@ MADE: ClaimedDevice = mig_device(instance=7, compute=0, uuid="MIG-1")
 
 
 async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
-    """And the same tuple is given while there is nothing new."""
     nodes = [ObservedNode((Gpu(3, GPU),))]
     health: list[DeviceHealth] = []
 

@@ -1,5 +1,3 @@
-"""Health in the agent: its file, the table of XIDs, and the kernel log as a second source."""
-
 from __future__ import annotations
 
 import asyncio
@@ -16,7 +14,6 @@ from tests.health.rig import GPU
 
 
 async def test_findings_outlive_the_agent(tmp_path: Path) -> None:
-    """The next agent of this boot fences from its start and counts on; nothing is reported anew."""
     rig = Rig(tmp_path)
     async with rig.running():
         rig.see()
@@ -34,7 +31,6 @@ async def test_findings_outlive_the_agent(tmp_path: Path) -> None:
 
 
 async def test_a_reboot_ends_them_before_anything_is_planned(tmp_path: Path) -> None:
-    """By the boot id, before the first reading."""
     rig = Rig(tmp_path)
     async with rig.running():
         rig.see()
@@ -48,7 +44,6 @@ async def test_a_reboot_ends_them_before_anything_is_planned(tmp_path: Path) -> 
 async def test_a_damaged_file_is_logged_and_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Health begins anew, and the file is written again."""
     (tmp_path / "health.json").write_text('{"version": 1')
     rig = Rig(tmp_path)
     async with rig.running():
@@ -60,7 +55,6 @@ async def test_a_damaged_file_is_logged_and_not_used(
 async def test_a_full_disk_stops_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be kept counts all the same; it is tried again at the end, and logged once."""
     (tmp_path / "file").write_text("")
     rig = Rig(tmp_path, state=tmp_path / "file" / "health.json")
     async with rig.running():
@@ -71,7 +65,6 @@ async def test_a_full_disk_stops_nothing(
 
 
 async def test_the_end_comes_while_it_is_written(tmp_path: Path) -> None:
-    """Whenever that is, the newest is what is kept."""
     for number in range(20):
         rig = Rig(tmp_path, state=tmp_path / f"{number}.json")
         async with rig.running():  # which writes the boot's id at once
@@ -86,7 +79,6 @@ async def test_the_end_comes_while_it_is_written(tmp_path: Path) -> None:
 
 
 async def test_ones_own_classes_count_and_clear(tmp_path: Path) -> None:
-    """An XID of another class raises nothing, and what it raised before is over at the start."""
     rig = Rig(tmp_path)
     async with rig.running():
         rig.see()
@@ -111,7 +103,6 @@ async def test_ones_own_classes_count_and_clear(tmp_path: Path) -> None:
     ],
 )
 async def test_a_table_that_is_not_accepted(tmp_path: Path, text: str | None, said: str) -> None:
-    """The agent does not start with it; the error names the setting, the file and the line."""
     table = tmp_path / "xids.yaml"
     if text is not None:
         table.write_text(text)
@@ -131,9 +122,6 @@ def _line(number: int, *, sequence: int, at: float) -> bytes:
 
 @pytest.mark.parametrize("drift", [0.0, -60.0, 60.0])
 async def test_the_kernel_log_is_the_second_source(tmp_path: Path, drift: float) -> None:
-    """Its lines count when the GPU of the address is known; what NVML reported too counts once, by
-    whatever clock the kernel dates its log.
-    """
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
@@ -170,7 +158,6 @@ async def test_what_was_long_before_the_first_agent_of_a_boot(tmp_path: Path) ->
 
 
 async def test_without_a_kernel_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is missing is logged once, and the rest goes on."""
     rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
     async with rig.running():
         rig.see()

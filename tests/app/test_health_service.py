@@ -1,5 +1,3 @@
-"""Health in the agent: readings in; findings, Events and fences out."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,7 +14,6 @@ from tests.health.rig import GPU, gpu
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> Rig:
-    """Loaded, and the node was observed."""
     made = Rig(tmp_path)
     await made.part.load()
     made.see()
@@ -27,7 +24,6 @@ async def rig(tmp_path: Path) -> Rig:
 
 
 async def test_a_finding_is_reported_with_the_pods_it_hit(rig: Rig) -> None:
-    """It is in the state and in an Event of its GPU, and it is a change; its end as well."""
     rig.xid(95, instance=2)
     (finding,) = rig.part.state.findings
     assert (finding.severity, finding.place.placement) == (Severity.UNHEALTHY, RIGHT)
@@ -48,7 +44,6 @@ async def test_a_finding_is_reported_with_the_pods_it_hit(rig: Rig) -> None:
 
 
 async def test_what_is_measured_comes_and_goes(rig: Rig) -> None:
-    """A reading that changes nothing is not reported."""
     for _ in range(3):
         rig.take(gpu(ecc_uncorrected=ECC))
     assert rig.causes() == ["eccUncorrected"]
@@ -59,7 +54,6 @@ async def test_what_is_measured_comes_and_goes(rig: Rig) -> None:
 
 
 async def test_a_storm_of_xids_is_counted_and_reported_once_a_minute(rig: Rig) -> None:
-    """Neither the log of events nor the cluster is filled with it."""
     for _ in range(50):
         rig.xid(43)
     assert rig.part.state.xids[0].count == 50
@@ -73,7 +67,6 @@ async def test_a_storm_of_xids_is_counted_and_reported_once_a_minute(rig: Rig) -
 
 
 async def test_a_reset_by_the_agent_ends_what_it_mends(rig: Rig) -> None:
-    """At once, and not with the next reading; one that failed ends nothing."""
     rig.xid(95)
     step = ResetGpu(GPU, "for MIG")
     rig.part.begin_step(step)
@@ -137,7 +130,6 @@ async def test_a_change_that_is_heard_late_is_no_news(rig: Rig) -> None:
 
 
 async def test_a_sick_slice_is_fenced(rig: Rig) -> None:
-    """As it was observed, with the devices on it."""
     rig.take(
         gpu(
             instances=(InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3)),
@@ -154,7 +146,6 @@ async def test_a_sick_slice_is_fenced(rig: Rig) -> None:
 
 
 async def test_a_gpu_that_is_bound_while_no_event_is_heard(rig: Rig) -> None:
-    """It is asked again after a while, for only that can end the finding."""
     rig.take(gpu(answer=Answer(Silence.UNBOUND, rig.uptime, "taken off")))
     assert rig.part.held == {GPU}
     rig.uptime += 301.0

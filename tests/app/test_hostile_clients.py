@@ -1,5 +1,3 @@
-"""An agent with hostile clients: other clients are served, and the log does not grow."""
-
 from __future__ import annotations
 
 import contextlib
@@ -25,7 +23,6 @@ SLOW = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60
 
 
 def test_with_few_open_files_each_listener_has_its_share(tmp_path: Path) -> None:
-    """The soft limit is raised; connections held at both ports leave room for root's commands."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     with (
         port_kept_free() as metrics,
@@ -48,7 +45,6 @@ def test_with_few_open_files_each_listener_has_its_share(tmp_path: Path) -> None
 
 
 def test_garbage_fills_no_log(tmp_path: Path) -> None:
-    """On both listeners, before the password: counted, one line each, no traceback anywhere."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
     (tmp_path / "web.yaml").write_text(f"basic_auth_users: {{prometheus: {hashed}}}\n")

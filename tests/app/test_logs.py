@@ -1,5 +1,3 @@
-"""Log lines for machines and for people."""
-
 from __future__ import annotations
 
 import asyncio
@@ -27,7 +25,6 @@ def _as_before() -> Iterator[None]:
 
 
 def test_json_lines_elsewhere() -> None:
-    """One object a line: message, level, time in UTC, and the facts as keys."""
     out = io.StringIO()
     configure_logging(stream=out)
     structlog.get_logger().info("step done", step="create 1g.10gb at 0", seconds=0.1)
@@ -43,7 +40,6 @@ def test_json_lines_elsewhere() -> None:
 
 
 def test_an_exception_stays_on_its_line() -> None:
-    """A traceback is a value, so that a line stays an object."""
     out = io.StringIO()
     configure_logging(stream=out)
     try:
@@ -54,7 +50,6 @@ def test_an_exception_stays_on_its_line() -> None:
 
 
 def test_libraries_log_as_we_do_and_not_without_end() -> None:
-    """Their warnings are JSON too; one line per kind in an interval, with the count."""
     out = io.StringIO()
     configure_logging(stream=out)
     logger = logging.getLogger("some.library")
@@ -87,7 +82,6 @@ def test_libraries_log_as_we_do_and_not_without_end() -> None:
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
 def test_on_a_real_terminal(no_color: str, coloured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for people, with its facts; in colours, unless NO_COLOR says otherwise."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", no_color)
     ours, theirs = pty.openpty()
@@ -103,7 +97,6 @@ def test_on_a_real_terminal(no_color: str, coloured: bool, monkeypatch: pytest.M
 
 
 def test_what_is_less_severe_is_left_out() -> None:
-    """The level is the least severe that is logged."""
     out = io.StringIO()
     configure_logging(level="warning", stream=out)
     log = structlog.get_logger()
@@ -113,7 +106,6 @@ def test_what_is_less_severe_is_left_out() -> None:
 
 
 def test_who_does_not_read_the_log_stops_nothing() -> None:
-    """A pipe whose reader is gone, and a stream that is closed: the line is lost, no more."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as out:

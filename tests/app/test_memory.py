@@ -1,5 +1,3 @@
-"""The agent's memory does not grow with its rounds."""
-
 from __future__ import annotations
 
 from math import inf
@@ -31,7 +29,6 @@ def test_a_round_leaves_nothing_behind() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_thousands_of_rounds_leave_nothing_behind() -> None:
-    """The same while the layout changes all the time; the rings of events and handles are full."""
     grown = slopes(list(counts(6000)))
     assert grown["objects"].value - 2 * grown["objects"].error < 0.1
     assert grown["blocks"].value - 2 * grown["blocks"].error < 1

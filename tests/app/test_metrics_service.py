@@ -1,5 +1,3 @@
-"""Metrics as a part of the agent: what is read, and what a scrape gets on bad days."""
-
 from __future__ import annotations
 
 import asyncio
@@ -24,7 +22,6 @@ async def _until_exported(watched: Watched, text: str, *, gone: bool = False) ->
 
 
 async def test_a_changed_file_of_counters_acts_at_once(tmp_path: Path) -> None:
-    """Fields come and go without an empty scrape; lines that do not count are named."""
     path = tmp_path / "counters.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\nDCGM_FI_DEV_POWER_USAG, gauge, p\n")
     with simulated("t4:1"):
@@ -53,7 +50,6 @@ async def test_a_changed_file_of_counters_acts_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_large_file_of_counters_holds_up_nothing(tmp_path: Path) -> None:
-    """Thousands of wrong names are read without a pause of the event loop; too many are refused."""
     path = tmp_path / "counters.csv"
     wrong = "".join(f"DCGM_FI_DEV_NOT_{n}, gauge, x\n" for n in range(LINES))
     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, t\n" + wrong)
@@ -96,7 +92,6 @@ def longest_turn() -> Iterator[list[int]]:
 
 
 async def test_without_its_file_the_default_fields_are_exported(tmp_path: Path) -> None:
-    """The problem is reported, with the setting to look at."""
     with simulated("t4:1"):
         async with open_driver() as driver:
             await driver.observe()
@@ -107,7 +102,6 @@ async def test_without_its_file_the_default_fields_are_exported(tmp_path: Path) 
 
 
 async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
-    """Its last values are exported, with their age and the failure; the other GPU goes on."""
     with simulated("t4:2") as node:
         async with open_driver() as driver:
             first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
@@ -132,7 +126,6 @@ async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
 
 
 async def test_a_lost_gpu_is_exported_no_more() -> None:
-    """Its series end, and those of the other GPU do not."""
     with simulated("t4:2") as node:
         async with open_driver() as driver:
             first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
@@ -149,7 +142,6 @@ async def test_a_lost_gpu_is_exported_no_more() -> None:
 
 
 async def test_names_and_labels_as_they_are_set() -> None:
-    """DCGM's names since 4.6, the host's other label, and none where it is switched off."""
     with simulated("t4:1"):
         async with open_driver() as driver:
             await driver.observe()

@@ -1,5 +1,3 @@
-"""The plan's source, and another in its place while the agent runs."""
-
 from __future__ import annotations
 
 import asyncio
@@ -65,7 +63,6 @@ def write(folder: Path, text: str) -> Path:
 
 
 async def test_another_source_takes_its_place_without_a_restart(tmp_path: Path) -> None:
-    """The settings name another plan file: it is followed from then on, and the first no more."""
     (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
     (tmp_path / "b.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
     settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
@@ -85,7 +82,6 @@ async def test_another_source_takes_its_place_without_a_restart(tmp_path: Path) 
 
 
 async def test_a_change_just_after_the_reading_counts(tmp_path: Path) -> None:
-    """Settings that changed after they were read, and before they were watched, are not missed."""
     (tmp_path / "b.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
     settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
     with simulated("h100-80gb:1"):
@@ -101,7 +97,6 @@ async def test_a_change_just_after_the_reading_counts(tmp_path: Path) -> None:
 
 
 async def test_a_source_without_a_plan_changes_nothing(tmp_path: Path) -> None:
-    """The new source has none yet: what is in force stays in force, and that is said."""
     (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
     settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
     with simulated("h100-80gb:1"):
@@ -114,7 +109,6 @@ async def test_a_source_without_a_plan_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_settings_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
-    """A fault in the settings file, or a source that needs a cluster, leaves all as it is."""
     (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
     settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
     with simulated("h100-80gb:1"):
@@ -129,7 +123,6 @@ async def test_settings_that_cannot_be_used_change_nothing(tmp_path: Path) -> No
 
 
 async def test_a_source_whose_settings_cannot_be_used_is_not_taken(tmp_path: Path) -> None:
-    """A ConfigMap that is named wrongly ends no agent that could do without it, and is named."""
     (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
     (tmp_path / "kubeconfig").write_text(kubeconfig("http://127.0.0.1:1"))
     cluster = f"kubernetes: {{kubeconfig: {tmp_path}/kubeconfig, nos_config_map: x}}\n"
@@ -151,7 +144,6 @@ async def test_a_source_whose_settings_cannot_be_used_is_not_taken(tmp_path: Pat
 
 
 def test_the_source_that_counts() -> None:
-    """In a cluster the annotation unless the settings name another; without one only a file."""
     assert source_of(PlanSettings(), in_cluster=True) == "annotation"
     assert source_of(PlanSettings(), in_cluster=False) == "file"
     assert source_of(PlanSettings(source="file"), in_cluster=True) == "file"

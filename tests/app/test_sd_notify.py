@@ -1,5 +1,3 @@
-"""What systemd is sent, and what children do not inherit."""
-
 from __future__ import annotations
 
 import os
@@ -10,7 +8,6 @@ from nodeagent.app.sd_notify import Notifier
 
 
 def test_says_how_the_service_is(tmp_path: Path) -> None:
-    """Each state is one datagram in systemd's words."""
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(address))
@@ -35,14 +32,12 @@ def test_knows_abstract_addresses() -> None:
 
 
 def test_takes_the_variables_away() -> None:
-    """No child process can speak in the agent's name."""
     environment = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "10000000", "PATH": "/bin"}
     assert Notifier.take_from(environment) == Notifier("/x", 10.0)
     assert environment == {"PATH": "/bin"}
 
 
 def test_no_watchdog_unless_meant_for_this_process() -> None:
-    """A missing, senseless or foreign watchdog is none."""
     for environment in (
         {},
         {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "soon"},
@@ -54,6 +49,5 @@ def test_no_watchdog_unless_meant_for_this_process() -> None:
 
 
 def test_no_listener_is_no_failure(tmp_path: Path) -> None:
-    """Without systemd, or when its socket is gone, work goes on."""
     Notifier().ready()
     Notifier(str(tmp_path / "gone")).ready()

@@ -1,5 +1,3 @@
-"""The agent as a process: its start and end, its death at any moment, and what it leaves."""
-
 from __future__ import annotations
 
 import contextlib
@@ -18,7 +16,6 @@ from tests.machine_load import stretched
 
 
 def test_from_start_to_end(tmp_path: Path) -> None:
-    """It reaches the plan, answers, follows the plan file, keeps the plan, and ends with 0."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path) as process:
         status = process.until_phase("InSync")
@@ -55,7 +52,6 @@ def _explain(events: Any, process: Process) -> None:
 
 
 def test_metrics_have_a_listener_of_their_own(tmp_path: Path) -> None:
-    """The whole agent exports what it did and what its GPUs do, and nothing else there."""
     write_plan(tmp_path, "{1g.10gb: 2}")
     settings = {"NODEAGENT_SAMPLE_INTERVAL": "100ms"}
     with (
@@ -105,7 +101,6 @@ def test_wakes_when_a_simulated_user_goes(tmp_path: Path) -> None:
 
 
 def test_notifies_systemd(tmp_path: Path) -> None:
-    """READY when the first round is done, signs of life, STOPPING at the end."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
@@ -123,7 +118,6 @@ def test_notifies_systemd(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    """It ends the agent at once, also while a driver call hangs."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     node = SimulatedNode("h100-80gb:1", state=tmp_path / "node.json")
     node.inject("nvmlDeviceCreateGpuInstance*", hang=True)
@@ -142,7 +136,6 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_hangs_takes_no_more_and_more_threads(tmp_path: Path) -> None:
-    """It is asked again and again for weeks; it is reported once, and the end is quick."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     node = SimulatedNode("h100-80gb:1", state=tmp_path / "node.json")
     node.inject("nvmlInitWithFlags", hang=True)
@@ -164,5 +157,4 @@ def events_of(process: Process, kind: str) -> int:
 
 
 def threads_of(process: Process) -> int:
-    """How many threads it has."""
     return len(list(Path(f"/proc/{process.popen.pid}/task").iterdir()))

@@ -1,5 +1,3 @@
-"""A sick slice in the running agent: from the kernel log to what is answered, planned and kept."""
-
 from __future__ import annotations
 
 import ctypes
@@ -108,9 +106,6 @@ def test_a_sick_slice(tmp_path: Path, kernel: KernelLog) -> None:
 
 
 def test_a_lost_gpu_is_the_headline(tmp_path: Path, kernel: KernelLog) -> None:
-    """By XID 79, whatever the driver answers: the headline is an error that names the GPU and the
-    command for this node, the page for a terminal begins with it, and nothing is as planned.
-    """
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path, boards="h100-80gb:2", **kernel.variables) as process:
         status = process.until(lambda body: body["headline"]["severity"] == "ok")
@@ -148,7 +143,6 @@ def _not_as_planned(folder: Path, *words: str) -> None:
 
 
 def test_a_gpu_that_only_its_samples_find_lost(tmp_path: Path) -> None:
-    """The layout can still be read, and is that of the plan, which it serves nobody."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1") as process:
         process.until(lambda body: body["headline"]["severity"] == "ok")
@@ -163,7 +157,6 @@ def test_a_gpu_that_only_its_samples_find_lost(tmp_path: Path) -> None:
 
 
 def test_the_last_xid_of_either_source_is_exported(tmp_path: Path, kernel: KernelLog) -> None:
-    """One that only the kernel log has, too, once, and again by the agent that comes after."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     kernel.variables["NODEAGENT_SAMPLE_INTERVAL"] = "0.1"
 
@@ -197,9 +190,6 @@ def test_the_last_xid_of_either_source_is_exported(tmp_path: Path, kernel: Kerne
 
 
 def test_events_that_do_not_arrive(tmp_path: Path, kernel: KernelLog) -> None:
-    """A wait for events that hangs is found, and an XID of that time is known from the kernel log;
-    both are over when it returns and the GPU is well.
-    """
     write_plan(tmp_path, "{3g.40gb: 2}")
     kernel.variables["NODEAGENT_SAMPLE_DEADLINE"] = "0.3"
     with agent(tmp_path, **kernel.variables) as process:
@@ -219,7 +209,6 @@ def test_events_that_do_not_arrive(tmp_path: Path, kernel: KernelLog) -> None:
 
 
 def test_a_driver_that_is_not_installed(tmp_path: Path, kernel: KernelLog) -> None:
-    """A missing libnvidia-ml.so.1 is no driver that hangs: it has its own code."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -262,7 +251,6 @@ def test_a_kernel_log_that_cannot_be_read_is_in_the_headline(
 
 
 def test_values_that_cannot_be_read_are_in_the_headline(tmp_path: Path) -> None:
-    """Once they have been missing for some samples, and until they are read again."""
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(
         tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1", NODEAGENT_SAMPLE_SLOW_INTERVAL="0.1"
@@ -280,9 +268,6 @@ def test_values_that_cannot_be_read_are_in_the_headline(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_remedy_of_a_reset_leads_there(tmp_path: Path) -> None:
-    """Followed once, with the stand-ins of its commands: the agent stops, the GPU is reset, the
-    agent starts, and nothing is wrong any more.
-    """
     write_plan(tmp_path, "{3g.40gb: 2}")
     interval = {"NODEAGENT_SAMPLE_INTERVAL": "0.1", "NODEAGENT_SAMPLE_SLOW_INTERVAL": "0.1"}
     state = f"{tmp_path}/node.json"

@@ -1,5 +1,3 @@
-"""`nodeagent apply`."""
-
 from __future__ import annotations
 
 import asyncio
@@ -28,7 +26,6 @@ WHOLE = "{devices: [0, 1], mig: {7g.80gb: 1}}"
 
 
 def test_steps_that_cannot_be_read_back_are_done_and_not_confirmed(h100: Program) -> None:
-    """Nothing is blocked: the driver stops answering after the last step, and that is said once."""
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: enabled}"))
     with SimulatedNode(state=h100.state) as node:
         node.inject("nvmlDeviceGetGpuInstances", error="UNKNOWN", times=None, gpu=0, skip=7)
@@ -41,7 +38,6 @@ def test_steps_that_cannot_be_read_back_are_done_and_not_confirmed(h100: Program
 
 
 def test_what_claims_have_stays(program: Program) -> None:
-    """Their agent is stopped, and nothing runs on it: only their records say that it is used."""
     home = Home(program.directory / "home")
     home.boot_id, home.records_dir = boot_id(), directory_beside(program.state) / "claims"
 
@@ -69,14 +65,12 @@ def test_what_claims_have_stays(program: Program) -> None:
     ],
 )
 def test_a_refused_document_touches_nothing(gpus: str, code: int, h100: Program) -> None:
-    """Also the GPUs that it would fit stay as they are."""
     refused = h100.on("apply", "-f", h100.plan(f"{WHOLE}, {gpus}"))
     assert (refused.code, refused.out) == (code, "")
     assert "mig: disabled" in h100.on("export").out
 
 
 def test_a_reset_needs_no_state_file(program: Program) -> None:
-    """The stand-in sees the node of a command that keeps it nowhere else."""
     path = program.plan("{devices: [0], mig: {1g.5gb: 7}}")
     words = ("apply", "--simulate", "a100-40gb:1", "-f", path, "--reset", "whenIdle")
     assert program(*words).code == 0
@@ -89,7 +83,6 @@ def _after(delay: float, act: Callable[[], object]) -> threading.Timer:
 
 
 def test_wait_is_for_all_who_may_leave(h100: Program) -> None:
-    """A GPU that has failed does not end the wait for another; the code is the failure's."""
     h100.on("apply", "-f", h100.plan(SPLIT))
     h100.on("simulate", "occupy", "0:4")
     h100.on("simulate", "fault", "--lost", "1")
@@ -107,7 +100,6 @@ def _release(h100: Program) -> None:
 
 
 def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
-    """The layout is restored around it; when it leaves, all is done, and the code is 0."""
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: {1g.10gb: 7}}"))
     whole = h100.plan("{devices: [0], mig: {7g.80gb: 1}}")
     h100.on("simulate", "fault", "nvmlComputeInstanceDestroy", "--hang", "--count", "1")
@@ -134,7 +126,6 @@ _PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_running_step_finish(number: signal.Signals, h100: Program) -> None:
-    """What has begun is done, the rest is left and counted; the next apply goes on from there."""
     path = h100.plan("{devices: [0], mig: {1g.10gb: 7}}")
     function = "nvmlDeviceCreateGpuInstanceWithPlacement"
     h100.on("simulate", "fault", function, "--latency", "0.4")
@@ -156,7 +147,6 @@ def test_a_signal_lets_the_running_step_finish(number: signal.Signals, h100: Pro
 
 
 def test_a_closed_pipe_does_not_stop_the_work(h100: Program) -> None:
-    """`nodeagent apply | head -1` still applies all of it, and complains of nothing."""
     path = h100.plan(SPLIT)
     with h100.process("apply", "-f", path, "--state", h100.state, **_PIPES) as process:
         assert process.stdout is not None
@@ -170,7 +160,6 @@ def test_a_closed_pipe_does_not_stop_the_work(h100: Program) -> None:
 
 
 def test_gpus_that_never_answered_are_distinguished(h100: Program) -> None:
-    """Two lost GPUs have no UUID yet; each is reported once, under its own index."""
     for gpu in ("0", "1"):
         h100.on("simulate", "fault", "--lost", gpu)
     plan = h100.plan("{devices: all, mig: {7g.80gb: 1}}")

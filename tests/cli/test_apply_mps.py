@@ -1,5 +1,3 @@
-"""`apply` and `assert` where MPS daemons are concerned: no agent looks after them in between."""
-
 from __future__ import annotations
 
 import json
@@ -56,7 +54,6 @@ def _reap(pid: int) -> None:
 
 
 def until(so: Callable[[], bool]) -> None:
-    """Wait for what others do."""
     end = time.monotonic() + stretched(30)
     while not so():
         assert time.monotonic() < end, "it did not happen"
@@ -66,7 +63,6 @@ def until(so: Callable[[], bool]) -> None:
 def test_a_thrown_away_node_leaves_no_daemon(
     node: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a state file the simulated node is gone in the end, so its daemon ends with it."""
     monkeypatch.setattr(tempfile, "tempdir", str(node.directory))
     done = node("apply", "-f", node.plan(SHARED), "--simulate", "h100-80gb:1")
     assert (done.code, done.err) == (0, "")
@@ -75,7 +71,6 @@ def test_a_thrown_away_node_leaves_no_daemon(
 
 
 def test_a_daemon_that_died_is_no_match(node: Program) -> None:
-    """`assert` and `plan` say so though there is no step for it; `apply` starts it again."""
     plan = node.plan(SHARED)
     assert node.on("apply", "-f", plan).code == 0
     assert node.on("assert", "-f", plan).code == 0
@@ -109,9 +104,6 @@ def test_assert_names_a_compute_mode_that_differs(node: Program) -> None:
 
 
 def test_a_daemon_that_does_not_come_is_a_failure_each_time(node: Program) -> None:
-    """Not only for the `apply` that has the step: the next one, with none left, fails as well, and
-    when the cause is mended, so is the daemon.
-    """
     knobs = ("simulate", "mps")
     assert node.on(*knobs, "start_error", "no luck today").code == 0
     plan = node.plan(SHARED)
@@ -131,9 +123,6 @@ def test_a_daemon_that_does_not_come_is_a_failure_each_time(node: Program) -> No
 
 
 def test_waiting_for_a_client(node: Program) -> None:
-    """With `--wait` the daemon is stopped as soon as its client has gone, and not before; the code
-    without it is 3, and the client is named.
-    """
     assert node.on("apply", "-f", node.plan(SHARED)).code == 0
     [pid] = daemons(node.directory)
     bare = node.plan("{devices: [0], mig: disabled}")

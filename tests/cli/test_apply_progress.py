@@ -1,5 +1,3 @@
-"""What `apply` shows on a terminal while it works, and how long it waits between two looks."""
-
 from __future__ import annotations
 
 import asyncio
@@ -42,7 +40,6 @@ class Terminal(io.StringIO):
 
 
 def test_a_line_says_what_runs_how_long_and_how_far_it_is() -> None:
-    """Also while the GPUs are read, while users are waited for, and when steps restore."""
     now = [100.0]
     progress = ProgressLine(None, lambda: now[0], lambda: 80)
     now[0] += 1
@@ -69,7 +66,6 @@ def test_a_line_says_what_runs_how_long_and_how_far_it_is() -> None:
 def test_on_a_terminal_a_line_is_rewritten_and_taken_away(
     h100: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names who is waited for, then the running step; in the end nothing of it is left."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 4}}"))
@@ -99,7 +95,6 @@ def test_on_a_terminal_a_line_is_rewritten_and_taken_away(
 
 
 def test_a_wait_that_ends_leaves_no_line(h100: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where nothing else is printed after it."""
     monkeypatch.setenv("TERM", "xterm")
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 4}}"))
     h100.on("simulate", "occupy", "0:4")
@@ -114,7 +109,6 @@ def test_a_wait_that_ends_leaves_no_line(h100: Program, monkeypatch: pytest.Monk
 def test_a_terminal_that_cannot_rewrite_a_line_gets_none(
     h100: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There the steps that ended are all."""
     monkeypatch.setenv("TERM", "dumb")
     h100.on("simulate", "fault", "nvmlDeviceCreateGpuInstance*", "--latency", "0.3")
     terminal = Terminal("anything", lambda: None)
@@ -135,7 +129,6 @@ async def slept(pid: int, limit: float) -> tuple[float, bool]:
 
 @pytest.mark.virtual_time
 async def test_the_end_of_a_process_is_noticed_at_once() -> None:
-    """By the kernel's word, and not at the next look."""
     with subprocess.Popen(["sleep", "60"]) as process:
 
         def end() -> None:
@@ -157,6 +150,5 @@ async def test_users_are_looked_at_again_every_two_seconds() -> None:
 
 @pytest.mark.virtual_time
 async def test_the_wait_ends_at_its_limit() -> None:
-    """There is one more look then, and no wait after it."""
     assert await slept(0, 0.3) == (0.3, True)
     assert await slept(0, 0.0) == (0.0, False)

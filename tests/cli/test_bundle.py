@@ -1,5 +1,3 @@
-"""`nodeagent bundle`: what is in it, what is not, and that nothing secret is."""
-
 from __future__ import annotations
 
 import http.server
@@ -62,7 +60,6 @@ def _agent(answer: bytes) -> Iterator[str]:
 
 
 def test_without_an_agent(h100: Program) -> None:
-    """The node, its files and the checks are there; MANIFEST says what is not, and why."""
     archive = h100.directory / "bundle.tar.gz"
     h100.file("# nodeagent health 1 sha256:0\n", f"{h100.state.name}.health.json")
     made = h100.on("bundle", archive, "--listen", GONE, "-o", "json")
@@ -83,7 +80,6 @@ def test_without_an_agent(h100: Program) -> None:
 
 @pytest.mark.parametrize("link", [False, True])
 def test_nothing_is_overwritten(h100: Program, link: bool) -> None:
-    """Neither a file nor what a link leads to."""
     archive, target = h100.directory / "bundle.tar.gz", h100.directory / "target"
     if link:
         archive.symlink_to(target)
@@ -125,7 +121,6 @@ def _planted(folder: Path) -> dict[str, object]:
 
 
 def test_nothing_secret_is_in_it(h100: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever a setting can hold a secret, and in the files that settings name."""
     settings = _planted(h100.directory)
     assert {"plan.name", "nvidia_smi", "mps.control", "kubernetes.kubeconfig"} <= set(settings)
     for name, value in settings.items():

@@ -1,5 +1,3 @@
-"""What `nodeagent check` says of the machine, its GPUs, and the files that settings name."""
-
 from __future__ import annotations
 
 import fcntl
@@ -34,7 +32,6 @@ def _check(program: Program, *words: str | Path) -> tuple[Ended, dict[str, Any]]
 
 
 def test_a_setting_without_effect_is_a_warning(h100: Program) -> None:
-    """The agent starts with it."""
     ended, found = _check(h100, "--settings", h100.file("dra: {share: 8Gi}", "s.yaml"))
     assert ended.code == 0
     assert found["settings"]["level"] == "warning"
@@ -46,7 +43,6 @@ _FUNCTIONS = ("nvmlDeviceGetGpuInstanceProfileInfo*", "nvmlDeviceGetGpuInstanceP
 
 @pytest.mark.parametrize("function", _FUNCTIONS)
 def test_a_driver_that_lists_no_profiles(function: str, h100: Program) -> None:
-    """NVML's answer is named, and what is done already is no remedy: here and by `plan`."""
     plan = h100.plan("{devices: [0], mig: {1g.10gb: 1}}")
     h100.on("simulate", "fault", function, "NOT_SUPPORTED")
     for remedy in ("`mig: enabled`", "a newer NVIDIA driver"):
@@ -67,7 +63,6 @@ def test_a_driver_that_lists_no_profiles(function: str, h100: Program) -> None:
     [("NO_PERMISSION", "run nodeagent as root"), ("RESET_REQUIRED", "--gpu-reset -i 00000000:")],
 )
 def test_a_gpu_that_fails_has_one_remedy(code: str, remedy: str, h100: Program) -> None:
-    """The one for the driver's answer, not "reboot the node" beside it."""
     h100.on("simulate", "fault", "nvmlDeviceGetMigMode", code, "--gpu", "0")
     _, found = _check(h100)
     assert remedy in found["gpu 0"]["remedy"]
@@ -80,7 +75,6 @@ def test_a_gpu_that_fails_has_one_remedy(code: str, remedy: str, h100: Program) 
 
 
 def test_other_owners_are_found_by_process_and_unit(tmp_path: Path) -> None:
-    """Each program that may undo plans is named with how to stop it; arguments do not count."""
     commands = {7: ("/usr/bin/nvidia-mig-manager", "--once"), 8: ("vim", "nvidia-mig-parted")}
     found = list(machine.owner_findings(commands, tmp_path))
     assert [f.level for f in found] == ["warning"]
@@ -92,14 +86,12 @@ def test_other_owners_are_found_by_process_and_unit(tmp_path: Path) -> None:
 
 
 def test_another_owner_on_this_machine(h100: Program) -> None:
-    """`check` finds a real process of that name among the others of this machine."""
     with running("sleep", "/opt/bin/nvidia-mig-manager", "60"):
         _, found = _check(h100)
     assert "nvidia-mig-manager is running" in found["other owners"]["message"]
 
 
 def test_fabric_manager_matters_only_with_switches(tmp_path: Path) -> None:
-    """No hint without evidence; a warning when the switches are there and it is not."""
     commands: dict[int, tuple[str, ...]] = {8: ("/bin/sh",)}
     assert list(machine.fabric_findings(commands, tmp_path)) == []
     (tmp_path / "dev").mkdir()
@@ -151,7 +143,6 @@ def test_no_other_user_is_given_the_agents_directories() -> None:
 
 
 def test_a_running_writer_is_seen_and_not_disturbed(tmp_path: Path) -> None:
-    """The check gives the lock back at once."""
     path = tmp_path / "writer.lock"
     assert "no other program" in machine.lock_finding(path).message
     with path.open("wb") as held:
@@ -178,7 +169,6 @@ def _smi(directory: Path, words: str) -> tuple[str]:
 
 
 def test_nvidia_smi_is_needed_only_for_resets(tmp_path: Path) -> None:
-    """Missing it is an error where resets are allowed, else a warning; elsewhere no matter."""
     none = (str(tmp_path / "nvidia-smi"),)
     hopper, ampere = _node(needs_reset=False), _node(needs_reset=True)
 
@@ -215,13 +205,11 @@ def test_persistence_mode_matters_from_hopper_on(
 
 
 def test_no_gpu_at_all_is_an_error() -> None:
-    """A driver without GPUs is of no use."""
     found = list(machine.driver_findings(ObservedNode(driver_version="1")))
     assert [f.level for f in found] == ["ok", "error"]
 
 
 def test_endless_files_are_not_read_to_the_end(h100: Program) -> None:
-    """As by the agent, which wants a regular file for a plan; settings have an end at 1 MiB."""
     ended, found = _check(h100, "--plan", Path("/dev/zero"))
     assert ended.code == 1
     assert "regular file" in found["plan"]["message"]
@@ -231,7 +219,6 @@ def test_endless_files_are_not_read_to_the_end(h100: Program) -> None:
 
 
 def test_a_gpu_that_never_answered_is_named_nevertheless(h100: Program) -> None:
-    """It has neither name nor UUID yet."""
     h100.on("simulate", "fault", "--lost", "0")
     _, found = _check(h100)
     assert found["gpu 0"]["message"].startswith("the GPU does not answer")
@@ -265,7 +252,6 @@ def test_the_kernel_log(tmp_path: Path) -> None:
 
 
 def test_the_table_of_xids(tmp_path: Path) -> None:
-    """One with which the agent would not start is an error, which leads to the line."""
     table = tmp_path / "xids.yaml"
     table.write_text("version: v1\nxids:\n- {xid: 63, class: gpuReset}\n")
     assert _health_found(simulated=True, xids=table)["table of XIDs"][0] == "ok"
@@ -281,12 +267,10 @@ def _metrics_found(**settings: object) -> list[PreflightFinding]:
 
 
 def test_nothing_is_said_of_files_that_are_not_named() -> None:
-    """The default needs no file."""
     assert _metrics_found() == []
 
 
 def test_the_file_of_counters(tmp_path: Path) -> None:
-    """What can be exported is counted, and each line that cannot is a warning with its number."""
     file = tmp_path / "counters.csv"
     file.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, x\nDCGM_FI_DEV_GPU_TEMPP, gauge, x\n")
     good, bad = _metrics_found(counters=file)
@@ -300,7 +284,6 @@ def test_the_file_of_counters(tmp_path: Path) -> None:
 
 
 def test_a_file_of_counters_that_cannot_be_used(tmp_path: Path) -> None:
-    """Missing, or without a line that counts: an error."""
     (missing,) = _metrics_found(counters=tmp_path / "none.csv")
     (tmp_path / "empty.csv").write_text("# nothing\n")
     (empty,) = _metrics_found(counters=tmp_path / "empty.csv")
@@ -309,7 +292,6 @@ def test_a_file_of_counters_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_the_web_config_file(tmp_path: Path) -> None:
-    """Accepted, refused with what is wrong, or of no use without a listener."""
     file = tmp_path / "web.yml"
     file.write_text("basic_auth_users: {}\n")
     (idle,) = _metrics_found(web_config=file)

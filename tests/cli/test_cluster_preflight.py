@@ -1,5 +1,3 @@
-"""What `nodeagent check` finds out about the node's cluster."""
-
 from __future__ import annotations
 
 import asyncio
@@ -28,7 +26,6 @@ NODE = "gpu-node-0"
 
 @pytest.fixture
 async def api() -> AsyncIterator[ApiServer]:
-    """A cluster with one Node."""
     async with ApiServer() as served:
         served.add_node(NODE)
         yield served
@@ -51,7 +48,6 @@ async def _look(
 
 
 async def test_all_well_changes_nothing(api: ApiServer, tmp_path: Path) -> None:
-    """Server, Node, rights and owners are fine, and the Node is at the version that it was."""
     before = api.node(NODE)
     found = await _look(api, tmp_path)
     assert {finding.level for finding in found.values()} == {"ok"}
@@ -63,7 +59,6 @@ async def test_all_well_changes_nothing(api: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_an_account_that_nothing_limits(api: ApiServer, tmp_path: Path) -> None:
-    """Without admission policies all rights are there, and that is a warning."""
     api.access.unguarded = True
     before = api.node(NODE)
     found = await _look(api, tmp_path)
@@ -81,7 +76,6 @@ async def test_a_name_that_no_node_has(api: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_a_runtime_class_that_is_missing(api: ApiServer, tmp_path: Path) -> None:
-    """Reported with its name and a remedy, unless the account (as the agent's) may not read it."""
     assert (await _look(api, tmp_path))["RuntimeClass"].level == "ok"
     api.runtime_classes.clear()
     found = (await _look(api, tmp_path))["RuntimeClass"]
@@ -93,7 +87,6 @@ async def test_a_runtime_class_that_is_missing(api: ApiServer, tmp_path: Path) -
 
 
 async def test_no_server_answers(api: ApiServer, tmp_path: Path) -> None:
-    """The address is named, and nothing else is said of the cluster."""
     async with api.refusing():
         found = await _look(api, tmp_path)
     assert found.keys() == {"API server"}
@@ -102,7 +95,6 @@ async def test_no_server_answers(api: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_credentials_that_are_refused(api: ApiServer, tmp_path: Path) -> None:
-    """A token that ended is reported as that, and is not repeated."""
     api.tokens["good"] = "agent"
     found = await _look(api, tmp_path, token="stale")
     assert found["API server"].level == "error"
@@ -111,7 +103,6 @@ async def test_credentials_that_are_refused(api: ApiServer, tmp_path: Path) -> N
 
 
 async def test_credentials_that_cannot_be_read(tmp_path: Path) -> None:
-    """The file is named."""
     settings = KubernetesSettings(kubeconfig=tmp_path / "none")
     [finding], _ = await asyncio.to_thread(cluster_findings, settings, NODE, "file", claims=False)
     assert (finding.check, finding.level) == ("credentials", "error")
@@ -139,7 +130,6 @@ async def test_each_right_that_is_missing(
     api: ApiServer,
     tmp_path: Path,
 ) -> None:
-    """It is named, with what gives it."""
     api.access.withheld.add(right)
     if right == ("list", "pods"):
         api.patch_node(
@@ -155,7 +145,6 @@ async def test_each_right_that_is_missing(
     [("create", "resourceslices"), ("get", "resourceclaims"), ("patch", "resourceclaims/status")],
 )
 async def test_rights_of_claims(right: tuple[str, str], api: ApiServer, tmp_path: Path) -> None:
-    """They are asked for, in their group, where claims are served, and only there."""
     api.access.withheld.add(right)
     found = await _look(api, tmp_path, claims=True)
     assert found["rights"].level == "warning"
@@ -168,13 +157,11 @@ async def test_rights_of_claims(right: tuple[str, str], api: ApiServer, tmp_path
 
 
 async def test_a_right_that_the_settings_do_not_need(api: ApiServer, tmp_path: Path) -> None:
-    """The right to delete pods is not missed where no pods are to be deleted."""
     api.access.withheld.add(("delete", "pods"))
     assert (await _look(api, tmp_path))["rights"].level == "ok"
 
 
 async def test_a_token_of_another_node(api: ApiServer, tmp_path: Path) -> None:
-    """Roles allow the change, the admission policy does not: only trying it shows that."""
     api.tokens["t"] = "agent"
     api.access.own_node["t"] = "gpu-node-1"
     found = await _look(api, tmp_path, token="t")
@@ -184,7 +171,6 @@ async def test_a_token_of_another_node(api: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_another_manager(api: ApiServer, tmp_path: Path) -> None:
-    """Its pod is named with how to switch it off, unless it is tolerated."""
     api.add_pod("mm-x", node=NODE, namespace="gpu-operator", labels={"app": "nvidia-mig-manager"})
     found = await _look(api, tmp_path)
     assert found["other managers"].level == "error"
@@ -194,7 +180,6 @@ async def test_another_manager(api: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_settings_that_name_no_known_manager(api: ApiServer, tmp_path: Path) -> None:
-    """The agent would not start with them, so they are an error here."""
     found = await _look(api, tmp_path, {"tolerate": ["mig-parted"]})
     assert found["settings"].level == "error"
 
@@ -203,7 +188,6 @@ async def test_settings_that_name_no_known_manager(api: ApiServer, tmp_path: Pat
 async def test_a_config_map_that_is_named_wrongly(
     api: ApiServer, tmp_path: Path, source: str, level: str
 ) -> None:
-    """With the source that reads it the agent would not start; with others it changes nothing."""
     config = kubeconfig(tmp_path, api.url).path
     settings = KubernetesSettings(kubeconfig=config, nos_config_map="x")
     found, _ = await asyncio.to_thread(cluster_findings, settings, NODE, source, claims=False)
@@ -234,7 +218,6 @@ async def test_what_the_node_asks_for(
     api: ApiServer,
     tmp_path: Path,
 ) -> None:
-    """The plan is looked for where the source says, and read where it is a text."""
     kind = "labels" if source == "mig-config" else "annotations"
     api.patch_node(NODE, {"metadata": {kind: metadata}})
     settings = KubernetesSettings(kubeconfig=kubeconfig(tmp_path, api.url).path)
@@ -271,7 +254,6 @@ async def test_the_kubelet(tmp_path: Path) -> None:
 async def test_check_holds_the_nodes_plan_against_the_cards(
     api: ApiServer, tmp_path: Path, h100: Program
 ) -> None:
-    """The whole command: the plan comes from the annotation, and no plan file is missed."""
     api.patch_node(
         NODE,
         {

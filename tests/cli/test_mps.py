@@ -1,5 +1,3 @@
-"""`nodeagent mps`, against the agent's real API on its Unix socket."""
-
 from __future__ import annotations
 
 import asyncio
@@ -52,7 +50,6 @@ def agent(directory: Path, error: NodeagentError | None = None) -> Iterator[tupl
 
 
 def test_status_and_clients(program: Program) -> None:
-    """As tables for people; as the agent's own JSON, or YAML, for programs."""
     with agent(program.directory) as (device, _):
         where = ("--run-dir", program.directory)
         shown = program("mps", "status", *where)
@@ -79,7 +76,6 @@ def test_status_and_clients(program: Program) -> None:
 def test_restart_and_drain(
     words: tuple[str, ...], asked: tuple[Any, ...], program: Program
 ) -> None:
-    """What was asked for reaches the agent, and its answer comes back."""
     with agent(program.directory) as (device, doing):
         where = ("--run-dir", program.directory)
         done = program("mps", *words, *where)
@@ -101,7 +97,6 @@ def test_restart_and_drain(
 def test_what_cannot_be_done_is_reported(
     error: NodeagentError, code: int, program: Program
 ) -> None:
-    """The code is 3 while it is in use, with the user's name, 1 when it failed; with what to do."""
     with agent(program.directory, error):
         failed = program("mps", "drain", "1", "--timeout", "1", "--run-dir", program.directory)
     assert (failed.code, failed.out) == (code, "")
@@ -109,7 +104,6 @@ def test_what_cannot_be_done_is_reported(
 
 
 def test_a_simulated_agent_without_a_socket(program: Program) -> None:
-    """It has one only with a run directory of its own, which is what helps."""
     state = ("--state", program.directory / "node.json")
     failed = program("mps", "restart", "0", *state)
     assert (failed.code, failed.out) == (1, "")
@@ -118,7 +112,6 @@ def test_a_simulated_agent_without_a_socket(program: Program) -> None:
 
 
 def test_an_agent_that_goes_away_is_reported(program: Program) -> None:
-    """The connection ends before the answer: whether it was done is not known, and not guessed."""
     with _listener(program.directory, lambda connection: connection.recv(100)):
         failed = program("mps", "restart", "0", "--run-dir", program.directory)
     assert failed.code == 1

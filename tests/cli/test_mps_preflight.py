@@ -1,5 +1,3 @@
-"""What `check` says of MPS: programs, machine, users, and other people's daemons."""
-
 from __future__ import annotations
 
 import os
@@ -42,7 +40,6 @@ def short() -> Iterator[Path]:
 
 
 def test_nothing_is_asked_of_a_machine_without_mps(short: Path) -> None:
-    """No program and no plan for it: one line, and it is well."""
     programs = Programs(path=str(short))
     [found] = mps_preflight.mps_findings(programs, short, users=frozenset())
     assert (found.level, found.check) == ("ok", "mps")
@@ -52,7 +49,6 @@ def test_nothing_is_asked_of_a_machine_without_mps(short: Path) -> None:
 def test_a_missing_server_is_an_error_only_for_a_plan_that_needs_it(
     wanted: bool, level: str, short: Path
 ) -> None:
-    """The control program alone starts and answers, and then no client gets anywhere."""
     (short / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")
     (short / "nvidia-cuda-mps-control").chmod(0o755)
     found = mps_preflight.program_findings(Programs(path=str(short)), wanted=wanted)
@@ -61,7 +57,6 @@ def test_a_missing_server_is_an_error_only_for_a_plan_that_needs_it(
 
 
 def test_a_missing_control_program_is_an_error_for_a_plan_that_needs_it(short: Path) -> None:
-    """With the setting that says where it is."""
     looked = mps_preflight.mps_findings(Programs(path=str(short)), short, users=frozenset({"1000"}))
     found = {finding.check: finding for finding in looked}
     assert found["mps control"].level == "error"
@@ -69,7 +64,6 @@ def test_a_missing_control_program_is_an_error_for_a_plan_that_needs_it(short: P
 
 
 def test_what_the_programs_can_do_is_judged_by_what_they_do(short: Path) -> None:
-    """Of stand-ins of two versions, one has a multi-user server."""
     words = {}
     for version in ("550", "555"):
         install(short / version, version=version)
@@ -82,7 +76,6 @@ def test_what_the_programs_can_do_is_judged_by_what_they_do(short: Path) -> None
 
 
 def test_any_user_needs_a_server_that_can(short: Path) -> None:
-    """An error before the plan is better than a daemon that does not start."""
     install(short / "550", version="550")
     programs = Programs(path=f"{short / '550'}:{SYSTEM}")
     looked = mps_preflight.program_findings(programs, wanted=True, any_user=True)
@@ -96,9 +89,6 @@ def test_any_user_needs_a_server_that_can(short: Path) -> None:
 def test_shared_memory_that_no_daemon_has(
     program: Program, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the DaemonSet's pod each device has a /dev/shm of its own: that of the pod, a small one,
-    is not looked at.
-    """
     (short / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")
     (short / "nvidia-cuda-mps-control").chmod(0o755)
     for name, value in {
@@ -140,7 +130,6 @@ def test_open_files(limit: int, wanted: bool, level: str) -> None:
 
 
 def test_a_run_dir_that_makes_no_socket_paths() -> None:
-    """Too long, or where every CUDA program looks."""
     assert mps_preflight.path_finding(Path("/run/nodeagent"), wanted=True).level == "ok"
     for bad in (Path("/run") / ("x" * 60), Path("/tmp/nvidia-mps")):
         found = mps_preflight.path_finding(bad, wanted=True)
@@ -163,13 +152,11 @@ def test_a_run_dir_that_makes_no_socket_paths() -> None:
     ],
 )
 def test_the_users_of_a_plan(gpus: str, users: set[str]) -> None:
-    """On whole GPUs and on instances; the setting's where the plan does not say."""
     document = read_document(f"version: v1\ngpus: [{gpus}]\n")
     assert mps_preflight.users_of(document, "1000") == users
 
 
 def test_a_user_has_to_be_known_and_to_pass_every_directory(short: Path) -> None:
-    """The directory in the way is named, wherever above the sockets it is."""
     accounts = {"me": Account(1234, 1234)}
     run_dir = short / "a/b"
     run_dir.mkdir(parents=True)
@@ -189,7 +176,6 @@ def test_a_user_has_to_be_known_and_to_pass_every_directory(short: Path) -> None
 
 
 def test_other_daemons_are_found_with_their_directory(tmp_path: Path) -> None:
-    """In the default directory or elsewhere; the agent's own are none."""
     daemons = [
         FoundDaemon(2, "/tmp/nvidia-mps"),
         FoundDaemon(3, "/opt/pipes"),
@@ -214,7 +200,6 @@ def test_other_daemons_are_found_with_their_directory(tmp_path: Path) -> None:
 def test_daemons_are_found_among_real_processes(
     command: tuple[str, ...], environment: dict[str, str], pipes: str | None
 ) -> None:
-    """By name and flag, with the directory of their environment; front-ends are none."""
     found: dict[int, str] = {}
     with running(*command, environment=environment) as pid:
         deadline = time.monotonic() + stretched(SOON)
@@ -224,7 +209,6 @@ def test_daemons_are_found_among_real_processes(
 
 
 def test_sockets_that_a_daemon_left_are_found(tmp_path: Path) -> None:
-    """Containers get the default directory mounted, whether it is served or not."""
     ok = mps_preflight.foreign_findings(Path("/run"), (), tmp_path)
     assert [f.level for f in ok] == ["ok"]
     (tmp_path / "tmp/nvidia-mps").mkdir(parents=True)
@@ -234,7 +218,6 @@ def test_sockets_that_a_daemon_left_are_found(tmp_path: Path) -> None:
 
 
 def test_check_looks_at_what_a_plan_with_mps_needs(h100: Program, short: Path) -> None:
-    """On a simulated node too: the path of sockets, and the users."""
     plan = h100.plan("{devices: [0], mps: {replicas: 2, user: no-such-user}}")
     own = ("--run-dir", short, "--state-dir", short, "--plan", plan)
     ended = h100.on("check", "-o", "json", *own)

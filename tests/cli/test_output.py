@@ -1,5 +1,3 @@
-"""Standard output and error."""
-
 from __future__ import annotations
 
 import io
@@ -37,21 +35,18 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
 
 
 def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal gets codes."""
     terminal = _terminal(monkeypatch)
     Output("text", colour=True).page(_PAGE)
     assert "\x1b[" in terminal.getvalue()
 
 
 def test_no_colours_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file or pipe gets text."""
     Output("text", colour=True).page(_PAGE)
     assert capsys.readouterr().out == "│word\n"
 
 
 @pytest.mark.parametrize("how", ["option", "NO_COLOR", "dumb"])
 def test_colours_can_be_refused(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `--no-color`, by the variable that all programs share, by a terminal without."""
     terminal = _terminal(monkeypatch)
     if how == "NO_COLOR":
         monkeypatch.setenv("NO_COLOR", "1")
@@ -64,7 +59,6 @@ def test_colours_can_be_refused(how: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_drawing_characters_only_where_they_can_be_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An ASCII stream gets ASCII boxes and no error."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     Output("text", colour=False).page(_PAGE)
@@ -75,7 +69,6 @@ def test_drawing_characters_only_where_they_can_be_encoded(
 def test_an_answer_reaches_a_stream_of_any_encoding(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the encoding does not have is escaped, in JSON and YAML so that nothing is lost."""
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
     output = Output(name, colour=False)
@@ -89,7 +82,6 @@ def test_an_answer_reaches_a_stream_of_any_encoding(
 
 
 def test_formats_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON output is JSON alone, text output is text alone."""
     for name in ("text", "json", "yaml"):
         output = Output(name, colour=False)
         output.page([line("words")])
@@ -103,7 +95,6 @@ def test_formats_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_reader_that_goes_away_ends_the_printing_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written after a closed pipe goes nowhere and raises nothing."""
     monkeypatch.setattr(sys, "stdout", _ClosedPipe())
     output = Output("text", colour=False)
     output.page(_PAGE)
@@ -112,7 +103,6 @@ def test_a_reader_that_goes_away_ends_the_printing_only(monkeypatch: pytest.Monk
 
 
 def test_an_answer_that_cannot_be_written_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk stops the printing without an exception, but it is no success."""
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         monkeypatch.setattr(sys, "stdout", full)
         output = Output("text", colour=False)
@@ -132,7 +122,6 @@ def test_no_standard_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_complaints_are_one_or_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Line breaks inside a message do not make it longer."""
     complain(NodeagentError("a\nb", remedy="c\n d"))
     complain("plain")
     assert capsys.readouterr().err == "nodeagent: a b\n  c d\nnodeagent: plain\n"

@@ -1,5 +1,3 @@
-"""The command line, and the exit codes at its end."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -26,7 +24,6 @@ from nodeagent.plan.problems import Code, Problem
     ],
 )
 def test_global_options_may_stand_before_and_after_the_command(words: list[str]) -> None:
-    """What was said on either side of the command counts."""
     options = parse(words)
     assert options.simulate == "t4:1"
     assert options.state == Path("x")
@@ -35,20 +32,17 @@ def test_global_options_may_stand_before_and_after_the_command(words: list[str])
 
 
 def test_global_options_reach_the_third_word() -> None:
-    """`simulate occupy` takes them at its end too."""
     options = parse(["simulate", "occupy", "0", "--state", "x"])
     assert options.state == Path("x")
     assert options.output == "text"
 
 
 def test_the_later_of_two_wins() -> None:
-    """An option that stands on both sides of the command has the value of the later."""
     assert parse(["-o", "json", "export", "-o", "yaml"]).output == "yaml"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_be_run(name: str) -> None:
-    """Each command that the help names has its function."""
     assert callable(command(name))
 
 
@@ -72,7 +66,6 @@ def test_every_command_can_be_run(name: str) -> None:
 def test_bad_usage_is_two_lines_and_exit_code_2(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is wrong, and where to read what would be right; nothing on standard output."""
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -112,9 +105,6 @@ def test_bad_usage_is_two_lines_and_exit_code_2(
 def test_the_nearest_command_is_suggested(
     words: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the nearest option, or value of one; nothing where nothing is near. What
-    nvidia-mig-parted has beside is answered in words.
-    """
     assert main(words) == 2
     assert capsys.readouterr().err.splitlines()[1] == f"  {remedy}"
 
@@ -124,12 +114,10 @@ def test_the_nearest_command_is_suggested(
     [("2Gi", 2 << 30), ("512Mi", 512 << 20), ("3G", 3 * 10**9), ("7", 7), ("1Ki", 1024)],
 )
 def test_sizes_are_kubernetes_quantities(text: str, size: int) -> None:
-    """`2Gi` is 2 to the power of 31, `3G` three thousand millions."""
     assert parse(["simulate", "occupy", "0", "--memory", text]).memory == size
 
 
 def test_mig_parted_option_names_are_understood() -> None:
-    """Scripts written for nvidia-mig-parted keep their long options."""
     options = parse(["apply", "--config-file", "f", "--selected-config", "c"])
     assert (options.file, options.configuration) == ("f", "c")
 
@@ -162,7 +150,6 @@ def _gpu(verdict: Verdict, *codes: Code) -> GpuPlan:
     ],
 )
 def test_code_of_one_gpu(gpu: GpuPlan, expected: int) -> None:
-    """The code is 3 only where the end of a process or pod would help."""
     assert of_plan(NodePlan(gpu.verdict, (gpu,))) == expected
 
 
@@ -170,7 +157,6 @@ def test_code_of_one_gpu(gpu: GpuPlan, expected: int) -> None:
     ("verdict", "expected"), [(Verdict.INVALID, 2), (Verdict.UNSATISFIABLE, 1)]
 )
 def test_code_of_a_document_refused_whole(verdict: Verdict, expected: int) -> None:
-    """2 for what the node does not have, 1 for what it can never be."""
     assert (
         of_plan(NodePlan(verdict, problems=(Problem(code=Code.UNKNOWN_DEVICE, message=""),)))
         == expected

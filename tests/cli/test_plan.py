@@ -1,5 +1,3 @@
-"""The commands that only look at a node, beyond what tests/goldens records of them."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -18,7 +16,6 @@ WHOLE = "{devices: [0, 1], mig: {7g.80gb: 1}}"
 
 
 def test_another_drivers_spelling_is_shown(h100: Program) -> None:
-    """A profile that this driver calls differently is taken, and said."""
     path = h100.plan("{devices: [0], mig: {1c.3g.39gb: 1, 3g.39gb: 1}}")
     assert "3g.39gb is what this card's driver calls 3g.40gb" in h100.on("plan", "-f", path).out
     [gpu] = h100.on("plan", "-o", "json", "-f", path).json["gpus"]
@@ -34,7 +31,6 @@ def test_another_drivers_spelling_is_shown(h100: Program) -> None:
     ],
 )
 def test_bad_documents_are_code_2_in_two_lines(text: str, word: str, h100: Program) -> None:
-    """What is wrong and where, plainly; as JSON the verdict is invalid; nothing is touched."""
     path = h100.file(text)
     shown = h100.on("plan", "-f", path)
     assert (shown.code, shown.out) == (2, "")
@@ -59,7 +55,6 @@ mig-configs:
 def test_the_setting_names_the_configuration_of_its_own_file(
     h100: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One name for the agent and for commands by hand; a file elsewhere has its own."""
     its_file, other = h100.file(MIG_PARTED, "parted.yaml"), h100.file(MIG_PARTED, "other.yaml")
     monkeypatch.setenv("NODEAGENT_PLAN_FILE", str(its_file))
     monkeypatch.setenv("NODEAGENT_PLAN_NAME", "all-off")
@@ -72,7 +67,6 @@ def test_the_setting_names_the_configuration_of_its_own_file(
 def test_assert_shows_the_plan_by_the_same_settings(
     a100: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In JSON: also what a blocked GPU comes to, where that takes a reset."""
     monkeypatch.setenv("NODEAGENT_RESET", "whenIdle")
     a100.on("simulate", "occupy", "0", "--pid", "4711")
     path = a100.plan("{devices: [0], mig: enabled}")
@@ -106,7 +100,6 @@ def test_the_plan_that_the_agent_accepted_means_the_same_gpus(h100: Program) -> 
 
 @pytest.mark.parametrize("form", ["plan", "mig-parted"])
 def test_an_export_describes_the_node(form: str, h100: Program) -> None:
-    """What was exported asserts, and a new node becomes the same by applying it."""
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 2}}"))
     exported = h100.on("export", "--format", form)
     assert exported.code == 0

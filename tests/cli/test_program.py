@@ -1,5 +1,3 @@
-"""The program as a process: its ends, its signals, its closed pipes, its imports; and `run`."""
-
 from __future__ import annotations
 
 import io
@@ -39,7 +37,6 @@ def _run(*words: str | Path, **more: object) -> subprocess.CompletedProcess[str]
 
 
 def test_exit_codes_reach_the_shell(h100: Program) -> None:
-    """0, 1, 2 and 3 from one and the same node."""
     state = ("--state", h100.state)
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 2}}"))
     h100.on("simulate", "occupy", "0:4")
@@ -51,7 +48,6 @@ def test_exit_codes_reach_the_shell(h100: Program) -> None:
 
 
 def test_a_document_from_standard_input(h100: Program) -> None:
-    """`-f -` reads it from there."""
     text = "version: v1\ngpus: [{devices: [0], mig: disabled}]\n"
     assert _run("assert", "-f", "-", "--state", h100.state, input=text).returncode == 0
     assert _run("assert", "-f", "-", "--state", h100.state, input="nonsense").returncode == 2
@@ -60,14 +56,12 @@ def test_a_document_from_standard_input(h100: Program) -> None:
 def test_a_closed_standard_input_is_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`-f -` needs one."""
     monkeypatch.setattr(sys, "stdin", None)
     assert main(["assert", "-f", "-", "--simulate", "t4:1"]) == 2
     assert capsys.readouterr().err.startswith("nodeagent: standard input is closed")
 
 
 def test_complaints_that_cannot_be_written_leave_the_code(h100: Program) -> None:
-    """A full disk under standard error changes nothing about what is so."""
     with (
         Path("/dev/full").open("wb") as full,
         h100.process("plan", "-f", h100.directory / "none", stderr=full) as process,
@@ -77,7 +71,6 @@ def test_complaints_that_cannot_be_written_leave_the_code(h100: Program) -> None
 
 
 def test_a_reader_that_leaves_early_hears_no_complaint(h100: Program) -> None:
-    """As with `| head -1`: no traceback, no message, also while Python ends."""
     for words in (["simulate", "boards"], ["--help"], ["profiles", "--state", str(h100.state)]):
         with h100.process(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -88,7 +81,6 @@ def test_a_reader_that_leaves_early_hears_no_complaint(h100: Program) -> None:
 
 
 def test_no_standard_streams_at_all(h100: Program) -> None:
-    """As from a careless service: closed descriptors are no reason to fail."""
     command = f"exec {' '.join(_PROGRAM)} export --state {h100.state} >&- 2>&- <&-"
     assert subprocess.run(["sh", "-c", command], timeout=30, check=False).returncode == 0
 
@@ -105,7 +97,6 @@ def test_a_full_disk_is_code_1(h100: Program) -> None:
 
 
 def test_ascii_terminals_get_ascii(h100: Program) -> None:
-    """Where the output cannot hold box characters there are none, and no error."""
     path = h100.plan("{devices: [0], mig: {3g.40gb: 2}}")
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     shown = _run("plan", "-f", path, "--state", h100.state, env=environment)
@@ -115,7 +106,6 @@ def test_ascii_terminals_get_ascii(h100: Program) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
 def test_interrupting_is_silent(h100: Program, number: signal.Signals, code: int) -> None:
-    """Ctrl-C and `kill` during a look at a slow driver: at once and without a traceback."""
     h100.on("simulate", "fault", "nvmlDeviceGetCount*", "--latency", "60", "--count", "1")
     words = ("export", "--state", h100.state, "--run-dir", "run")
     with h100.process(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -132,7 +122,6 @@ def test_interrupting_is_silent(h100: Program, number: signal.Signals, code: int
 def test_a_fault_of_ours_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An unforeseen error names the place in the code, without a traceback."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # what no caller should do
     assert main(["plan", "-f", "-", "--simulate", "t4:1"]) == 1
@@ -142,14 +131,12 @@ def test_a_fault_of_ours_is_one_line(
 
 
 def test_what_agents_leave_is_looked_for_where_they_leave_it() -> None:
-    """The name that saves importing its home is that of its home."""
     assert shared_node._RECORDS == records.FOLDER
 
 
 def test_settings_in_the_environment_hold_for_one_shot_commands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And a flag is stronger."""
     monkeypatch.setenv("NODEAGENT_RESET", "whenIdle")
     monkeypatch.setenv("NODEAGENT_GPU_PARALLEL", "3")
     found = command_settings(parse(["apply", "-f", "x"]))
@@ -184,7 +171,6 @@ def _imported(*words: str) -> set[str]:
 
 
 def test_status_imports_neither_the_planner_nor_slow_libraries() -> None:
-    """It shows what the agent answers."""
     loaded = _imported("status", "--listen", "127.0.0.1:1")
     assert "nodeagent.cli.status" in loaded
     unneeded = {"nodeagent.plan.plan", "nodeagent.plan.observed", "nodeagent.runbook"}
@@ -193,7 +179,6 @@ def test_status_imports_neither_the_planner_nor_slow_libraries() -> None:
 
 @pytest.mark.parametrize("name", ["plan", "assert", "export", "apply"])
 def test_commands_do_not_import_what_they_do_not_need(name: str, program: Program) -> None:
-    """The slow libraries stay out; how long a whole process takes is printed by `make bench`."""
     program.node("h100-80gb:8")
     path = program.plan("{devices: all, mig: {1g.10gb: 7}}")
     words = [name] if name == "export" else [name, "-f", str(path)]
@@ -216,7 +201,6 @@ def _agent(program: Program, *words: str | Path) -> Iterator[subprocess.Popen[st
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """Where it says that it answers."""
     assert process.stderr is not None
     for row in process.stderr:
         if row.startswith("{") and (url := json.loads(row).get("url")):
@@ -225,7 +209,6 @@ def _address(process: subprocess.Popen[str]) -> str:
 
 
 def test_an_agent_on_a_simulated_node(program: Program) -> None:
-    """It applies the plan, `status` sees it, `apply` is turned away, and SIGTERM ends it well."""
     plan = program.plan(SPLIT)
     program.node("h100-80gb:2")
     words = ("--state", program.state, "--plan", plan, "--listen", "127.0.0.1:0")
@@ -242,7 +225,6 @@ def test_an_agent_on_a_simulated_node(program: Program) -> None:
 
 
 def test_it_says_where_to_look(program: Program) -> None:
-    """Once it is ready: two commands that can be pasted, and last, alone, the page's address."""
     address = f"{own_host()}:9417"
     words = ("--simulate", "t4:1", "--state", program.state, "--listen", address)
     with _agent(program, *words, "--plan", program.directory / "none.yaml") as process:
@@ -267,14 +249,12 @@ def test_it_says_where_to_look(program: Program) -> None:
     ],
 )
 def test_bad_settings_are_code_2(words: tuple[str, ...], program: Program) -> None:
-    """Two lines, and no agent. Another agent may have the usual address."""
     refused = program("run", "--listen", f"{own_host()}:9417", *words)
     assert (refused.code, refused.out) == (2, "")
     assert len(refused.err.splitlines()) <= 2
 
 
 def test_a_taken_address_is_code_1(program: Program) -> None:
-    """It names the address, who has it and what to do, before anything is changed."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,5 +1,3 @@
-"""What the program says of itself: `explain`, shell completion, manual pages, docs/commands.md."""
-
 from __future__ import annotations
 
 import json
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def test_an_entry_on_a_terminal(program: Program) -> None:
-    """Meaning, what to look at, what mends it; commands stand alone on their lines."""
     shown = program("explain", "inuse")
     assert shown.code == 0
     title, *lines = shown.out.splitlines()
@@ -33,7 +30,6 @@ def test_an_entry_on_a_terminal(program: Program) -> None:
 
 
 def test_all_entries_in_a_table(program: Program) -> None:
-    """A line each, not wider than the terminal."""
     listed = program("explain")
     header, *lines = listed.out.splitlines()
     assert header.split() == ["CODE", "KIND", "MEANS"]
@@ -43,7 +39,6 @@ def test_all_entries_in_a_table(program: Program) -> None:
 
 
 def test_an_entry_for_programs(program: Program) -> None:
-    """JSON and YAML are the same data, with keys that stay."""
     found = program("explain", "XID", "79", "-o", "json").json
     (entry,) = found["entries"]
     assert list(entry) == ["code", "kind", "means", "look", "mend", "see"]
@@ -54,7 +49,6 @@ def test_an_entry_for_programs(program: Program) -> None:
 
 
 def test_an_unknown_code(program: Program) -> None:
-    """Is bad usage, with the nearest spelling."""
     refused = program("explain", "InUsed")
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == 'nodeagent: there is no code "InUsed"\n  did you mean InUse?\n'
@@ -88,7 +82,6 @@ def _script(program: Program, shell: str) -> Path:
 
 @pytest.mark.parametrize("shell", CHECKS)
 def test_each_script_has_every_word_and_is_accepted(program: Program, shell: str) -> None:
-    """The shell finds no fault in it."""
     script = _script(program, shell)
     text = script.read_text(encoding="utf-8")
     for parser in build_parser().with_subcommands():
@@ -102,7 +95,6 @@ def test_each_script_has_every_word_and_is_accepted(program: Program, shell: str
 
 
 def test_bash_completes(program: Program) -> None:
-    """Commands below commands, options, their values, files."""
     script = _script(program, "bash")
     (program.directory / "a folder").mkdir()
     program.file("", "a.tar.gz")
@@ -126,7 +118,6 @@ def test_bash_completes(program: Program) -> None:
 
 
 def test_every_command_has_a_manual_page(tmp_path: Path) -> None:
-    """With its options; roff finds no fault in it."""
     made = pages()
     for parser in build_parser().with_subcommands():
         page = made[f"{parser.prog.replace(' ', '-')}.1"].replace("\\-", "-")
@@ -168,14 +159,12 @@ def _first_column(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_commands_options_are_documented(name: str) -> None:
-    """The table of its section has those that it takes beside the common and the shared ones."""
     named, taken = _first_column(_section(name)), OPTIONS[name] - GLOBAL
     assert named <= taken
     assert taken - named <= SHARED
 
 
 def test_who_takes_the_shared_options_is_documented() -> None:
-    """By each row of their table; `run` takes them all."""
     table = PAGE.split("## Options of several commands")[1].split("\n## ")[0]
     rows = [row.split("|") for row in table.splitlines() if row.startswith("| `-")]
     listed = {
@@ -187,18 +176,15 @@ def test_who_takes_the_shared_options_is_documented() -> None:
 
 
 def test_the_common_options_are_documented() -> None:
-    """And every command takes them."""
     common = PAGE.split("## Options of every command")[1].split("\n## ")[0]
     assert _first_column(common) == GLOBAL
     assert all(options >= GLOBAL for options in OPTIONS.values())
 
 
 def test_no_section_is_about_what_is_not_there() -> None:
-    """A command that went takes its section along."""
     assert set(re.findall(r"^##+ `([^`]+)`$", PAGE, re.MULTILINE)) == set(NAMES)
 
 
 def test_all_exit_codes_are_documented() -> None:
-    """The four of the table."""
     table = PAGE.split("## Exit codes")[1].split("\n## ")[0]
     assert re.findall(r"^\| (\d) \|", table, re.MULTILINE) == ["0", "1", "2", "3"]

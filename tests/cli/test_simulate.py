@@ -1,5 +1,3 @@
-"""`nodeagent simulate`."""
-
 from __future__ import annotations
 
 import json
@@ -18,13 +16,11 @@ def _in_use(program: Program) -> list[bool]:
 
 @pytest.fixture
 def split(h100: Program) -> Program:
-    """Two halves on GPU 0."""
     assert h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 2}}")).code == 0
     return h100
 
 
 def test_occupy_and_release_by_slice(split: Program) -> None:
-    """`0:4` is what lies on slice 4 of GPU 0, whatever ids the driver gave it."""
     put = split.on("simulate", "occupy", "0:5", "--pid", "4711", "--command", "train")
     assert put.code == 0
     assert "pid 4711 (train)" in put.out
@@ -48,7 +44,6 @@ def test_occupy_and_release_by_slice(split: Program) -> None:
     ],
 )
 def test_what_the_node_does_not_have_is_code_2(words: tuple[str, ...], split: Program) -> None:
-    """With what would be right; nothing changes."""
     before = split.state.read_bytes()
     refused = split.on("simulate", *words)
     assert refused.code == 2, refused
@@ -60,7 +55,6 @@ def test_what_the_node_does_not_have_is_code_2(words: tuple[str, ...], split: Pr
     "words", [("occupy", "0"), ("reboot",), ("release",), ("fault", "--clear")]
 )
 def test_a_state_file_is_needed(words: tuple[str, ...], program: Program) -> None:
-    """A node that ends with the command is nothing to act on."""
     refused = program("simulate", *words, "--simulate", "t4:1")
     assert refused.code == 2
     assert "--state" in refused.err
@@ -70,7 +64,6 @@ def test_a_state_file_is_needed(words: tuple[str, ...], program: Program) -> Non
 
 
 def test_a_broken_state_file_is_code_1(split: Program) -> None:
-    """What is not a node is left as it is."""
     split.state.write_text("{}")
     refused = split.on("simulate", "reboot")
     assert refused.code == 1
@@ -84,7 +77,6 @@ def _activity(program: Program, gpu: int) -> dict[str, object]:
 
 
 def test_a_load_and_its_end(split: Program) -> None:
-    """Of an instance by its slice, and of a whole GPU."""
     assert split.on("simulate", "load", "0:4", "0.5").out == "0:4 is busy for 50% of the time\n"
     assert split.on("simulate", "load", "1", "1").code == 0
     assert list(_activity(split, 0)["loads"].values()) == [0.5]  # type: ignore[attr-defined] # JSON
@@ -93,7 +85,6 @@ def test_a_load_and_its_end(split: Program) -> None:
 
 
 def test_an_xid_of_an_instance_and_of_a_gpu(split: Program) -> None:
-    """The events are there for any listener, with the instance's ids."""
     assert split.on("simulate", "xid", "0:4", "95").out == "0:4 reported XID 95\n"
     assert split.on("simulate", "xid", "1", "79").code == 0
     first, second = json.loads(split.state.read_text())["events"][-2:]
@@ -104,7 +95,6 @@ def test_an_xid_of_an_instance_and_of_a_gpu(split: Program) -> None:
 
 
 def test_a_sensor_reports_what_it_was_set_to(split: Program) -> None:
-    """Until it is cleared; without a device all sensors are listed."""
     assert split.on("simulate", "sensor", "1", "temperature.gpu", "91").code == 0
     assert split.on("simulate", "sensor", "0:4", "gpm.2", "12.5").code == 0
     assert _activity(split, 1)["figures"] == {"temperature.gpu": 91}

@@ -1,5 +1,3 @@
-"""`nodeagent simulate client` and `simulate mps`, with a stand-in daemon on a simulated node."""
-
 from __future__ import annotations
 
 import json
@@ -59,7 +57,6 @@ class Node:
 
     @contextmanager
     def daemon(self) -> Iterator[None]:
-        """The daemon, as the plan's user."""
         install(self.programs)
         for path in (self.pipes, self.top / "log"):
             path.mkdir(parents=True, exist_ok=True)
@@ -112,7 +109,6 @@ def node(program: Program) -> Iterator[Node]:
 
 
 def test_a_client_has_its_slots_limits(node: Node) -> None:
-    """By slot, with the published environment: its limits, and what it takes of them."""
     node.publish()
     words = ("client", "--slot", "1/small-0", "--allocate", "256Mi", "-o", "json")
     with (
@@ -147,7 +143,6 @@ def _let_in(said: IO[str]) -> str:
 
 
 def test_a_client_by_env_file_is_on_the_simulated_gpu(node: Node) -> None:
-    """While it stays, the driver lists it among the device's MPS processes."""
     file = node.publish()
     words = ("simulate", "client", "--env", file, "--state", node.state, "--allocate", "256Mi")
     with (
@@ -168,7 +163,6 @@ def test_a_client_by_env_file_is_on_the_simulated_gpu(node: Node) -> None:
 
 
 def test_a_client_of_another_user_waits_and_says_so(node: Node) -> None:
-    """No server lets it in; its time over, it goes with code 0."""
     node.publish()
     with (
         node.daemon(),
@@ -218,7 +212,6 @@ def test_without_a_daemon_there_is_no_mps(node: Node) -> None:
     ],
 )
 def test_what_is_not_there_is_code_2(words: tuple[str, ...], node: Node) -> None:
-    """With what would be right in a second line."""
     ended = node(*words)
     assert ended.code == 2, ended
     assert len(ended.err.splitlines()) == 2, ended
@@ -227,7 +220,6 @@ def test_what_is_not_there_is_code_2(words: tuple[str, ...], node: Node) -> None
 def test_a_slot_that_there_is_not_is_named_with_those_that_there_are(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And where none is, that the agent may have its directories elsewhere; by the setting too."""
     node.publish()
     ended = node("client", "--slot", "1/small-9")
     assert (ended.code, "the slots there are small-0" in ended.err) == (2, True)
@@ -244,7 +236,6 @@ def test_a_slot_that_there_is_not_is_named_with_those_that_there_are(
 def test_a_knob_of_one_daemon_is_turned_and_turned_back(
     device: tuple[str, ...], node: Node
 ) -> None:
-    """The stand-in of this device answers nothing, until it is cleared; for it, or for all."""
     with node.daemon():
         assert node("mps", "hang", "--device", "1").code == 0
         _until(lambda: not _answers(node))
@@ -280,7 +271,6 @@ def _answers(node: Node) -> bool:
 def test_knobs_may_be_turned_before_there_is_a_daemon(
     words: tuple[str, ...], knob: str, value: object, node: Node
 ) -> None:
-    """The stand-ins are made where an agent would make them, and the next one uses those."""
     assert node("mps", *words, "-o", "json").json == {"turned": knob, "value": value}
     [written] = (node.programs / "knobs").iterdir()
     assert json.loads(written.read_text())[knob][0] == value

@@ -1,5 +1,3 @@
-"""`nodeagent status` and `claims`, against a server that answers as the agent does."""
-
 from __future__ import annotations
 
 import contextlib
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def test_one_gpu_is_drawn_in_full(program: Program) -> None:
-    """By index or UUID, also as JSON: its slices as boxes, users, devices; nothing of others."""
     answer = {**STATUS, "message": "GPU 1 has none of it"}
     with answering(json.dumps(answer).encode()) as (where, _):
         shown = program("status", "--gpu", "0", "--listen", where)
@@ -79,9 +76,6 @@ EVENTS = [
 
 
 def test_the_last_hour_is_explained(program: Program) -> None:
-    """The last decisions in a row each below the rest, without what is routine; all of them, or
-    those of one GPU, when they are asked for.
-    """
     with answering(json.dumps(STATUS).encode()) as (where, handler):
         handler.events = json.dumps(EVENTS).encode()
         words = ("status", "--listen", where)
@@ -108,7 +102,6 @@ def test_the_last_hour_is_explained(program: Program) -> None:
 
 
 def test_a_gpu_that_is_not_there_is_code_2(program: Program) -> None:
-    """With those that are."""
     with answering(json.dumps(STATUS).encode()) as (where, _):
         failed = program("status", "--gpu", "8", "--listen", where)
     assert (failed.code, failed.out) == (2, "")
@@ -116,7 +109,6 @@ def test_a_gpu_that_is_not_there_is_code_2(program: Program) -> None:
 
 
 def test_a_gpu_that_does_not_answer_is_drawn_as_it_was(program: Program) -> None:
-    """What was seen last is not called idle or in use, nor said to be so now."""
     first = dict(STATUS["gpus"][0], health={"status": "unhealthy", "findings": []})
     del first["free"]
     with answering(json.dumps({**STATUS, "gpus": [first]}).encode()) as (where, _):
@@ -131,7 +123,6 @@ def test_a_gpu_that_does_not_answer_is_drawn_as_it_was(program: Program) -> None
 
 
 def test_json_is_passed_through(program: Program) -> None:
-    """Whatever the agent says, also keys of a later version; YAML is the same."""
     answer = {**STATUS, "later": {"a": [1]}}
     with answering(json.dumps(answer).encode()) as (where, _):
         assert program("status", "--listen", where, "-o", "json").json == answer
@@ -139,14 +130,12 @@ def test_json_is_passed_through(program: Program) -> None:
 
 
 def test_settings_say_where_the_agent_is(program: Program) -> None:
-    """`api.listen` of the settings file, when there is no socket."""
     with answering(json.dumps(STATUS).encode()) as (where, _):
         settings = program.file(f"api: {{listen: '{where}'}}\nrun: {{dir: /nowhere}}", "s.yaml")
         assert program("status", "--settings", settings).code == 0
 
 
 def test_an_agent_that_ends_in_its_answer_is_no_other_program(program: Program) -> None:
-    """So that --watch waits for the next one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -166,7 +155,6 @@ def test_an_agent_that_ends_in_its_answer_is_no_other_program(program: Program) 
     ("answer", "status"), [(b"<html>", 200), (b"[]", 200), (b"{}", 503), (b"\xff", 200)]
 )
 def test_what_is_no_agent_is_code_1(answer: bytes, status: int, program: Program) -> None:
-    """Another program at that address is distinguished from an agent."""
     with answering(answer, status=status) as (where, _):
         failed = program("status", "--listen", where)
     assert (failed.code, failed.out) == (1, "")
@@ -174,7 +162,6 @@ def test_what_is_no_agent_is_code_1(answer: bytes, status: int, program: Program
 
 
 def test_a_port_that_does_not_speak_http_is_no_agent(program: Program) -> None:
-    """As one with TLS, which answers a plain request with an alert and no line's end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -212,7 +199,6 @@ def test_an_answer_without_an_end_fills_no_memory(program: Program) -> None:
 
 
 def test_no_answer_acts_on_the_terminal(program: Program) -> None:
-    """Neither what is drawn nor an error, such as by an escape sequence that sets its title."""
     title = "\x1b]0;title\x07\x9b31m"
     status = {**STATUS, "node": title, "headline": {"severity": "ok", "text": title}}
     for answer, code in ((status, 200), ({"error": title, "remedy": title}, 500)):
@@ -223,7 +209,6 @@ def test_no_answer_acts_on_the_terminal(program: Program) -> None:
 
 
 def test_watch_prints_every_change_once(program: Program) -> None:
-    """One JSON document a line; the time of observation, and what is sampled, are no change."""
     first, *others = STATUS["gpus"]
     sampled = [{**first, "utilization": 50.0, "power": 412.3}, *others]
     with answering(json.dumps(STATUS).encode()) as (where, handler):
@@ -245,7 +230,6 @@ def test_watch_prints_every_change_once(program: Program) -> None:
 
 
 def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
-    """The page takes the whole screen, in colour, and Ctrl-C restores what was there."""
     with answering(json.dumps(STATUS).encode()) as (where, _):
         ours, theirs = pty.openpty()
         words = ("status", "--watch", "--listen", where)
@@ -270,7 +254,6 @@ def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
 
 
 def test_what_ails_a_gpu_is_shown(program: Program) -> None:
-    """On top: where it is, what was read, and what would help; nothing that would be empty."""
     findings = [
         {
             "message": "has uncorrected errors",
@@ -307,7 +290,6 @@ def test_what_ails_a_gpu_is_shown(program: Program) -> None:
 
 
 def test_what_a_healthy_gpu_reported_is_shown(program: Program) -> None:
-    """A finding that leaves the GPU well is shown, but not as something that needs a hand."""
     findings = [{"evidence": "XID 31", "suggestedAction": "restart application"}]
     well = dict(STATUS["gpus"][1], free={}, health={"status": "healthy", "findings": findings})
     with answering(json.dumps({**STATUS, "gpus": [well]}).encode()) as (where, _):
@@ -350,7 +332,6 @@ SERVED = {**STATUS, "claims": [CLAIM]}
 
 
 def test_programs_get_what_the_agent_says(program: Program) -> None:
-    """As `/v1/status` has it, also keys of a later version, and nothing else of the node."""
     answer = {**SERVED, "claims": [{**CLAIM, "later": 1}], "lessOffered": []}
     with answering(json.dumps(answer).encode()) as (where, _):
         found = program("claims", "--listen", where, "-o", "json").json
@@ -358,7 +339,6 @@ def test_programs_get_what_the_agent_says(program: Program) -> None:
 
 
 def test_the_status_page_has_claims_at_their_devices(program: Program) -> None:
-    """One line each, behind the users of the GPUs; those without a device after them."""
     waiting = {"namespace": "team", "name": "next", "phase": "Waiting", "pods": [], "devices": []}
     answer = {**STATUS, "claims": [CLAIM, waiting]}
     with answering(json.dumps(answer).encode()) as (where, _):

@@ -1,5 +1,3 @@
-"""What is written about claims at an API server: Events, and their devices' status."""
-
 from __future__ import annotations
 
 import asyncio
@@ -63,12 +61,10 @@ def create_claim(server: ApiServer, name: str) -> str:
 
 
 def uid(server: ApiServer) -> str:
-    """The claim's."""
     return str(server.store.get(KEY)["metadata"]["uid"])
 
 
 def status(server: ApiServer, health: DeviceHealth = WELL) -> ClaimStatus:
-    """Of the claim with its device."""
     one = record(mig_device(uuid="MIG-1"))
     return ClaimStatus(
         TEAM, NAME, uid(server), device_statuses(one, {(health.pool, health.device): health})
@@ -88,7 +84,6 @@ def ready(server: ApiServer) -> tuple[str, str, str]:
 
 
 def patches(server: ApiServer) -> int:
-    """How often something was written."""
     return len([one for one in server.requests if one.method == "PATCH"])
 
 
@@ -96,7 +91,6 @@ def patches(server: ApiServer) -> int:
 
 
 async def test_a_claims_status_has_its_devices(server: ApiServer, access: ClusterAccess) -> None:
-    """Beside other drivers' ones; written when it changes, also by the next agent, and no more."""
     publisher = ClaimStatusPublisher(access)
     async with running(publisher.run()):
         publisher.publish([status(server)])
@@ -126,9 +120,6 @@ async def test_a_claims_status_has_its_devices(server: ApiServer, access: Cluste
 async def test_a_device_that_is_made_again_is_not_prepared(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """It was, and its claim's record says intent now; of one that was never ready nothing is said.
-    A claim on the way out follows.
-    """
     one = record(mig_device(uuid="MIG-1"), uid=uid(server))
     reports = ClaimReports(access, "node-1", lambda _: None, EventLog())
 
@@ -146,7 +137,6 @@ async def test_a_device_that_is_made_again_is_not_prepared(
 
 
 async def test_a_status_needs_no_second_look(server: ApiServer, access: ClusterAccess) -> None:
-    """At a claim that was read for its prepare a moment ago, be it another one by now."""
     shown = read_claim(json.dumps(server.store.get(KEY)).encode())
     publisher = ClaimStatusPublisher(access, recent=lambda _: shown, retry=(0.01, 0.1))
     async with running(publisher.run()):
@@ -163,8 +153,6 @@ async def test_a_status_needs_no_second_look(server: ApiServer, access: ClusterA
 async def test_what_was_read_before_a_write_is_old(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """And what was read of another claim with its name says nothing of this one."""
-
     async def publish(publisher: ClaimStatusPublisher, *healths: DeviceHealth) -> None:
         async with running(publisher.run()):
             for health in healths:
@@ -182,7 +170,6 @@ async def test_what_was_read_before_a_write_is_old(
 async def test_a_write_whose_answer_is_lost_may_have_been_carried_out(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """So what was read before it says nothing of the claim any more."""
     well, sick = status(server), status(server, SICK)
     await ClaimStatusPublisher(access).send(well.uid, well)
     read = read_claim(json.dumps(server.store.get(KEY)).encode())
@@ -198,7 +185,6 @@ async def test_a_write_whose_answer_is_lost_may_have_been_carried_out(
 async def test_what_changes_back_while_it_is_written(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """The last word counts, though it was the last one written, too."""
     publisher = ClaimStatusPublisher(access)
     async with running(publisher.run()):
         publisher.publish([status(server)])
@@ -215,7 +201,6 @@ async def test_what_changes_back_while_it_is_written(
 async def test_another_claim_of_the_name_stays_as_it_is(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Deleted and made again, or gone: nothing is written, and the next one is served."""
     gone = status(server)
     other = ClaimStatus(TEAM, "gone", "uid-of-old", gone.devices)
     foreign = ClaimStatus(TEAM, NAME, "uid-of-another", gone.devices)
@@ -230,7 +215,6 @@ async def test_another_claim_of_the_name_stays_as_it_is(
 async def test_what_is_not_permitted_is_asked_again_seldom(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Once an hour, however often something changes; then it is written."""
     right = ("patch", "resourceclaims/status")
     server.access.withheld.add(right)
     publisher = ClaimStatusPublisher(access)
@@ -248,7 +232,6 @@ async def test_what_is_not_permitted_is_asked_again_seldom(
 async def test_a_pod_that_ends_right_after_its_start(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Its claim is deallocated while its status is written: that is no fault."""
     server.faults.next(1, Freeze(), verb="PATCH")
     publisher = ClaimStatusPublisher(access)
     async with running(publisher.run()):
@@ -284,7 +267,6 @@ def told(server: ApiServer) -> list[tuple[str, str, str, str]]:
 async def test_events_are_about_the_claim_and_its_pods(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """In their namespace and with their uids, which is what `kubectl describe` looks for."""
     publisher = ClaimEventPublisher(access, "gpu-0")
     async with running(publisher.run()):
         publisher.publish(news(server))
@@ -310,7 +292,6 @@ async def test_events_are_about_the_claim_and_its_pods(
 async def test_a_claim_that_was_read_just_now_is_not_asked_for(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Its pods are known by then; those of a claim that was made anew with its name are not its."""
     known = {NAME: reserved(uid(server), "pod-7")}
     publisher = ClaimEventPublisher(access, "gpu-0", recent=lambda key: known.get(key[1]))
     async with running(publisher.run()):
@@ -328,7 +309,6 @@ async def test_a_claim_that_was_read_just_now_is_not_asked_for(
 
 
 async def test_a_claim_that_is_gone_has_its_event(server: ApiServer, access: ClusterAccess) -> None:
-    """Also where another claim has its name by now, whose pods are not its own."""
     released = ClaimNews(TEAM, NAME, "uid-of-old", "ClaimReleased", "released")
     publisher = ClaimEventPublisher(access, "gpu-0")
     async with running(publisher.run()):
@@ -344,7 +324,6 @@ async def test_a_claim_that_is_gone_has_its_event(server: ApiServer, access: Clu
 async def test_a_claim_that_waits_has_an_event_a_minute(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """However often the kubelet asks; the same text is counted in the Event that there is."""
     times = iter(range(0, 10_000, 10))  # seconds; the kubelet asks again every ten
     publisher = ClaimEventPublisher(access, "gpu-0", clock=lambda: float(next(times)))
     async with running(publisher.run()):

@@ -1,5 +1,3 @@
-"""Events about the Node: one for each cause, counted, bounded, at best effort."""
-
 from __future__ import annotations
 
 import asyncio
@@ -68,7 +66,6 @@ def times(event: dict[str, Any]) -> tuple[datetime, datetime]:
 async def test_an_event_is_as_kubectl_describe_wants_it(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """In namespace default, about the Node by name and with the name as its uid."""
     reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         reported.tell(BLOCKED)
@@ -92,7 +89,6 @@ async def test_an_event_is_as_kubectl_describe_wants_it(
 async def test_a_repeat_is_counted_in_the_event_that_there_is(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """One Event for each cause, with its count and its last time."""
     reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         for number in range(3):
@@ -106,12 +102,10 @@ async def test_a_repeat_is_counted_in_the_event_that_there_is(
 
 
 async def counted(server: ApiServer, expected: dict[str, int]) -> None:
-    """The server has these counts."""
     await until(lambda: counts(server) == expected)
 
 
 async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
-    """Requests stay within the rate, the oldest that wait give way, and that is counted."""
     reported = ClockedPublisher(access, EventIntervals(interval=0.1, burst=3, waiting=5))
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -126,7 +120,6 @@ async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAc
 
 
 async def test_what_is_remembered_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
-    """A cause that was forgotten gets a new Event; nothing else changes."""
     reported = ClockedPublisher(access, EventIntervals(interval=0.001, burst=10, known=1))
     async with running(reported.publisher.run()):
         for number, event in enumerate((APPLIED, BLOCKED, BLOCKED, APPLIED), start=1):
@@ -137,7 +130,6 @@ async def test_what_is_remembered_is_bounded(server: ApiServer, access: ClusterA
 
 
 async def requested(server: ApiServer, number: int) -> None:
-    """So many requests are answered."""
     await until(lambda: len(server.requests) == number and server.requests[-1].status)
 
 
@@ -175,7 +167,6 @@ async def test_what_the_server_has_forgotten_is_forgotten(
 async def test_what_fails_is_reported_later(
     server: ApiServer, access: ClusterAccess, fault: Fault
 ) -> None:
-    """After two failures it arrives once, with the repeats of the meantime."""
     if isinstance(fault, Freeze):
         access.answer_within = 0.5  # so the repeat comes while it is being sent
     server.faults.next(2, fault, verb="POST")
@@ -194,7 +185,6 @@ async def test_what_fails_is_reported_later(
 async def test_what_is_refused_is_dropped(
     server: ApiServer, access: ClusterAccess, code: int
 ) -> None:
-    """One request, no repetition, and the next Event goes its way."""
     server.faults.next(1, Answer(code), verb="POST")
     reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
@@ -219,7 +209,6 @@ async def test_what_is_too_old_is_dropped(server: ApiServer, access: ClusterAcce
 
 
 async def test_a_long_message_is_shortened(server: ApiServer, access: ClusterAccess) -> None:
-    """The API takes 1,024 characters; the end of a longer one is shown to be missing."""
     reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         reported.tell(NodeEvent("Warning", "PlanRejected", "x" * 5000))

@@ -1,5 +1,3 @@
-"""Whether something limits the agent's account is found out, and found out again."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""The keeper alone: turns, waits and reports, of an adapter that is a dictionary."""
-
 from __future__ import annotations
 
 import asyncio
@@ -49,14 +47,12 @@ class Store:
 
 @asynccontextmanager
 async def kept(**intervals: object) -> AsyncIterator[Store]:
-    """A keeper that runs."""
     store = Store(**intervals)
     async with running(store.keeper.run()):
         yield store
 
 
 async def test_who_was_tried_last_comes_last() -> None:
-    """One key whose writing always fails keeps none of the others waiting for long."""
     async with kept(interval=0.0, retry=(1.0, 1.0)) as store:
         store.failing["a"] = faults.ClusterUnreachable("down")
         for key in "abc":
@@ -67,7 +63,6 @@ async def test_who_was_tried_last_comes_last() -> None:
 
 
 async def test_a_fault_is_reported_when_it_begins_and_when_it_ends() -> None:
-    """However many writes of other keys succeed meanwhile; what is not wanted any more is none."""
     async with kept(interval=0.0, retry=(1.0, 1.0), denied=(1.0, 8.0)) as store:
         store.failing["a"] = faults.NotAllowed("no")
         store.keeper.want("a", 1)
@@ -95,7 +90,6 @@ async def test_a_fault_is_reported_when_it_begins_and_when_it_ends() -> None:
 async def test_how_long_each_fault_waits(
     fault: ClusterFault, another: int, pauses: list[float]
 ) -> None:
-    """What is forbidden waits though something else is wanted; the others by what is wrong."""
     async with kept(interval=0.0, retry=(0.5, 2.0), denied=(1.0, 8.0)) as store:
         store.failing["a"] = fault
         store.keeper.want("a", 1)
@@ -107,7 +101,6 @@ async def test_how_long_each_fault_waits(
 
 
 async def test_another_value_is_not_refused() -> None:
-    """What was refused for good is tried at once when it is another."""
     async with kept(interval=0.0) as store:
         store.failing["a"] = faults.RequestRefused("no")
         store.keeper.want("a", 1)
@@ -138,7 +131,6 @@ async def test_another_value_is_held_back_only_at_first() -> None:
 
 
 async def test_after_a_conflict_it_is_looked() -> None:
-    """Before the next write, and once."""
     async with kept(interval=0.0) as store:
         store.failing["a"] = faults.WriteConflict("faster")
         store.keeper.want("a", 1)
@@ -150,7 +142,6 @@ async def test_after_a_conflict_it_is_looked() -> None:
 
 @pytest.mark.parametrize(("shared", "at"), [(True, 4.0), (False, 1.0)])
 async def test_an_allowance_is_of_each_key_or_of_all(shared: bool, at: float) -> None:
-    """Two keys, three writes each, of which two go at once."""
     async with kept(interval=1.0, burst=2, shared=shared) as store:
         begun = asyncio.get_running_loop().time()
         for value in range(3):
@@ -162,7 +153,6 @@ async def test_an_allowance_is_of_each_key_or_of_all(shared: bool, at: float) ->
 
 
 async def test_a_server_that_asks_for_patience_gets_it() -> None:
-    """All keys wait, whatever is wanted meanwhile."""
     async with kept(interval=0.0, retry=(0.1, 0.1)) as store:
         store.failing["a"] = faults.ServerBusy("busy", retry_after=20.0)
         store.keeper.want("a", 1)
@@ -177,7 +167,6 @@ async def test_a_server_that_asks_for_patience_gets_it() -> None:
 
 
 async def test_what_is_missing_is_tried_when_it_changes() -> None:
-    """And after the long wait, if a proxy made up that it is missing."""
     async with kept(interval=0.0, denied=(1.0, 100.0)) as store:
         store.failing["a"] = faults.ObjectMissing("there is none")
         store.keeper.want("a", 1)
@@ -190,7 +179,6 @@ async def test_what_is_missing_is_tried_when_it_changes() -> None:
 
 
 async def test_a_value_that_is_undone_is_written_ever_more_seldom() -> None:
-    """Unless it is another object, or another value; who undoes it often enough is reported."""
     async with kept(interval=0.0, retry=(1.0, 8.0)) as store:
         contests: list[int] = []
         store.keeper.on_overwritten = contests.append

@@ -1,5 +1,3 @@
-"""What a Node should show of each state, and which events of the agent become Events about it."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -34,7 +32,6 @@ def _state(access: Access) -> NodeState:
 def shown(
     state: NodeState | None, view: NodeView, *, labels: bool = False, taints: bool = False
 ) -> Wanted:
-    """What a Node like this should show."""
     facts = facts_of(state, labels=labels)
     return shown_facts(facts, view, StatusAnnotation(), taints=taints, now=NOW)
 
@@ -57,7 +54,6 @@ def test_the_taint(taints: bool, access: Access, expected: dict[str, bool]) -> N
 
 
 def test_labels_that_are_not_wanted_any_more_go() -> None:
-    """Those of the agent, and no others."""
     foreign = {"example.com/mine": "1"}
 
     def labels(there: Mapping[str, str], *, wanted: bool) -> dict[str, str | None]:
@@ -70,7 +66,6 @@ def test_labels_that_are_not_wanted_any_more_go() -> None:
 
 
 def test_nothing_is_shown_before_anything_is_known() -> None:
-    """What the agent before this one left is kept."""
     assert shown(None, NodeView(), labels=True, taints=True) == Wanted()
 
 
@@ -78,12 +73,10 @@ def test_nothing_is_shown_before_anything_is_known() -> None:
 
 
 def reported(kind: EventType, message: str) -> NodeEvent | None:
-    """What becomes of an event."""
     return node_event(EventLog().add(kind, message, gpu="GPU-0"))
 
 
 def test_which_events_are_events() -> None:
-    """Warnings are what a person should look at; steps and claims are reported elsewhere."""
     assert reported(EventType.APPLIED, "m") == NodeEvent("Normal", "Applied", "m")
     assert reported(EventType.GPU_LOST, "m") == NodeEvent("Warning", "GpuLost", "m")
     for kind in EventType:
@@ -92,7 +85,6 @@ def test_which_events_are_events() -> None:
 
 
 def test_a_daemon_that_ends_again_and_again_is_one_cause() -> None:
-    """Its pid and the last line of its log, which differ each time, are left out."""
     causes = set()
     for pid in (815, 4711):
         kind, message = event_of(
@@ -105,13 +97,11 @@ def test_a_daemon_that_ends_again_and_again_is_one_cause() -> None:
 
 
 def test_who_blocks_is_named() -> None:
-    """There the pid is the news."""
     message = "GPU 0 is in use by pid 4711 (python)"
     assert reported(EventType.BLOCKED, message) == NodeEvent("Warning", "Blocked", message)
 
 
 def test_the_same_fault_in_another_plan_is_one_cause() -> None:
-    """The digest of a refused plan differs with every space, what is wrong with it does not."""
     causes = {
         reported(EventType.PLAN_REJECTED, f"plan sha256:{digit * 64} is refused: gpus: no list")
         for digit in "ab"

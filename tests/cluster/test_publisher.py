@@ -1,5 +1,3 @@
-"""The agent's Node: what is written of a state, when, and what goes when a source goes."""
-
 from __future__ import annotations
 
 import asyncio
@@ -106,14 +104,12 @@ class PublishedNode:
 
 @pytest.fixture
 async def member(server: ApiServer, access: ClusterAccess) -> AsyncIterator[PublishedNode]:
-    """A publisher that runs."""
     made = PublishedNode(server, access)
     async with running(made.publisher.run()):
         yield made
 
 
 async def test_a_quick_change_is_one_write(member: PublishedNode) -> None:
-    """Work that is over within the patience is not reported before its end."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     before = member.writes()
@@ -125,7 +121,6 @@ async def test_a_quick_change_is_one_write(member: PublishedNode) -> None:
 
 
 async def test_work_that_lasts_is_published(member: PublishedNode) -> None:
-    """After the patience the Node says Working, whatever else is published meanwhile."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     member.publish(Phase.WORKING)
@@ -136,7 +131,6 @@ async def test_work_that_lasts_is_published(member: PublishedNode) -> None:
 
 
 async def test_the_same_twice_is_not_written(member: PublishedNode) -> None:
-    """A state that says what the Node says already causes no request."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     await asyncio.sleep(0.1)
@@ -149,7 +143,6 @@ async def test_the_same_twice_is_not_written(member: PublishedNode) -> None:
 
 
 async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None:
-    """With another source the keys of the one before go, and are left alone afterwards."""
     first, second = Labelling("nvidia.com/first"), Labelling("nvidia.com/second")
     member.publisher.use(first)
     member.publish(Phase.IN_SYNC)
@@ -181,7 +174,6 @@ async def test_what_is_too_large_keeps_nothing_else_back(member: PublishedNode) 
 
 
 async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAccess) -> None:
-    """An API server that does not answer at the start is reported, so that the work can go on."""
     lonely, source = PublishedNode(server, access), Labelling("nvidia.com/first")
     lonely.publisher.use(source)
     async with contextlib.AsyncExitStack() as stack:
@@ -199,7 +191,6 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
 async def test_a_name_that_no_node_has_is_reported(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """The server answers, and has no Node of this name: that is a problem with a remedy."""
     unregistered = PublishedNode(server, access, node="m")
     async with running(unregistered.publisher.run()):
         await until(lambda: unregistered.publisher.state.problem)
@@ -213,7 +204,6 @@ async def test_a_name_that_no_node_has_is_reported(
 async def test_a_node_that_is_made_anew_is_reported(
     server: ApiServer, member: PublishedNode
 ) -> None:
-    """Its slices have to go with it, also where the device plugin offers nothing on either."""
     uids: list[str | None] = []
     member.publisher.offered_by_node.subscribe(lambda _: uids.append(member.publisher.node_uid))
     await until(lambda: uids)
@@ -226,9 +216,6 @@ async def test_a_node_that_is_made_anew_is_reported(
 
 
 async def test_another_reason_does_not_change_since_when(member: PublishedNode) -> None:
-    """What cannot be followed first for one reason and then for another is unreachable since the
-    first.
-    """
     publisher, server = member.publisher, member.server
     async with server.refusing():
         await until(lambda: publisher.state.problem and not publisher.state.reachable)
@@ -242,7 +229,6 @@ async def test_another_reason_does_not_change_since_when(member: PublishedNode) 
 
 
 async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
-    """Once, to those who have put something off for it."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     await member.server.stop()
@@ -254,7 +240,6 @@ async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
 
 
 async def test_events_reach_the_node(member: PublishedNode) -> None:
-    """What happens is reported as an Event, also from before the start, the same only once."""
     for _ in range(3):
         member.events.add(EventType.PLAN_REJECTED, "no such profile")
     await until(lambda: member.server.events)
@@ -262,7 +247,6 @@ async def test_events_reach_the_node(member: PublishedNode) -> None:
 
 
 async def test_the_last_state_is_written_at_the_end(member: PublishedNode) -> None:
-    """What is still held back, or not written yet, is written before the agent goes."""
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     member.publish(Phase.WORKING)
@@ -273,7 +257,6 @@ async def test_the_last_state_is_written_at_the_end(member: PublishedNode) -> No
 async def test_the_end_does_not_wait_for_a_server_that_is_gone(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """There is no server to write to: the agent goes at once."""
     lonely = PublishedNode(server, access)
     async with server.refusing():
         lonely.publish(Phase.IN_SYNC)

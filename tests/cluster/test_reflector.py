@@ -1,5 +1,3 @@
-"""A reflector's objects where answers, lists and watches overtake each other."""
-
 from __future__ import annotations
 
 import asyncio
@@ -27,7 +25,6 @@ class Thing:
 
 
 def read(text: bytes) -> Thing:
-    """As the API server sends it."""
     metadata = json.loads(text)["metadata"]
     return Thing(metadata["name"], metadata["resourceVersion"])
 
@@ -50,7 +47,6 @@ class Server:
         return await self.lines.get()
 
     def lists_at(self, version: int, *things: int) -> None:
-        """The thing x, of that version if any."""
         self.lists.put_nowait(Listed(tuple(Thing("x", str(n)) for n in things), str(version)))
 
     def reports(self, kind: str, version: int) -> None:
@@ -66,7 +62,6 @@ async def versions(reflector: Reflector[Thing]) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def following(*things: int) -> AsyncIterator[tuple[Server, Reflector[Thing]]]:
-    """From a list at version 5."""
     server = Server()
     reflector = Reflector[Thing](
         cast("ClusterAccess", cast("Any", server)),
@@ -83,7 +78,6 @@ async def following(*things: int) -> AsyncIterator[tuple[Server, Reflector[Thing
 
 
 async def test_an_answer_that_the_watch_has_overtaken() -> None:
-    """What was written and is deleted by now does not come back; what is new does."""
     async with following() as (server, reflector):
         server.reports("ADDED", 6)
         server.reports("DELETED", 7)
@@ -96,7 +90,6 @@ async def test_an_answer_that_the_watch_has_overtaken() -> None:
 
 @pytest.mark.parametrize(("listed_at", "left"), [(10, []), (7, ["8"])])
 async def test_an_answer_while_a_list_is_read(listed_at: int, left: list[str]) -> None:
-    """A list that is newer than the answer knows that the object is gone."""
     async with following(4) as (server, reflector):
         looking = asyncio.create_task(reflector.list())
         await versions(reflector)
@@ -120,7 +113,6 @@ async def test_a_deletion_while_a_list_is_read(listed: int, left: list[str]) -> 
 
 
 async def test_events_that_come_late_or_twice() -> None:
-    """A change, or a deletion, that is not newer than what is known says nothing."""
     async with following() as (server, reflector):
         for kind, version in (("ADDED", 10), ("MODIFIED", 9), ("DELETED", 9), ("DELETED", 10)):
             server.reports(kind, version)
@@ -130,7 +122,6 @@ async def test_events_that_come_late_or_twice() -> None:
 
 
 async def test_an_answer_of_a_cluster_from_a_backup() -> None:
-    """Its versions are lower; the answer to what was asked of a known object counts."""
     async with following(4) as (_, reflector):
         assert reflector.learn(Thing("x", "2"), reflector.objects["x"])
         assert await versions(reflector) == ["2"]

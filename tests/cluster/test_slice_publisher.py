@@ -1,5 +1,3 @@
-"""ResourceSlices at an API server: written, restored, withdrawn where they would do harm."""
-
 from __future__ import annotations
 
 import asyncio
@@ -74,7 +72,6 @@ def writes(server: ApiServer) -> list[str]:
 
 
 async def test_offers_are_written_and_then_it_is_quiet(server: ApiServer, tmp_path: Path) -> None:
-    """Counters first; the same offers again are no write, a taint is one."""
     offer = offer_of()
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer])
@@ -91,7 +88,6 @@ async def test_offers_are_written_and_then_it_is_quiet(server: ApiServer, tmp_pa
 
 
 async def test_wiped_slices_are_restored(server: ApiServer, tmp_path: Path) -> None:
-    """All of them, as a starting kubelet does it, or one by hand."""
     offers = [offer_of(), offer_of("a30", 1)]
     async with publishing(server, tmp_path) as publisher:
         publisher.publish(offers)
@@ -121,7 +117,6 @@ async def test_what_was_wiped_unseen_is_looked_at(server: ApiServer, tmp_path: P
 
 
 async def test_what_another_agent_left_becomes_ours(server: ApiServer, tmp_path: Path) -> None:
-    """Slices of an earlier agent, of GPUs that are gone, and changed by hand."""
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of(), offer_of("a30", 1)])
         await until(lambda: len(published(server)) == 2)
@@ -148,7 +143,6 @@ async def test_without_counters_nothing_is_offered(server: ApiServer, tmp_path: 
 
 
 async def test_before_the_first_offer_nothing_is_written(server: ApiServer, tmp_path: Path) -> None:
-    """What is there stays until it is known what should be."""
     async with publishing(server, tmp_path):
         async with publishing(server, tmp_path) as publisher:
             publisher.publish([offer_of()])
@@ -159,7 +153,6 @@ async def test_before_the_first_offer_nothing_is_written(server: ApiServer, tmp_
 
 
 async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path) -> None:
-    """Once the server answers, with its taints; what nobody can read is left out."""
     taint = Taint(WITHDRAWN, 1_700_000_000)
     offer = offer_of()
     offer = replace(offer, devices=tuple(replace(d, taints=(taint,)) for d in offer.devices))
@@ -196,7 +189,6 @@ async def test_slices_of_a_node_that_is_made_anew(server: ApiServer, tmp_path: P
 async def test_nothing_is_published_while_there_is_no_node(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """What belongs to none is deleted by the cluster, as often as it is made."""
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of()])
         await until(lambda: published(server) == [offer_of()])
@@ -218,7 +210,6 @@ def owners(server: ApiServer) -> set[str]:
 
 
 async def test_other_drivers_are_known(server: ApiServer, tmp_path: Path) -> None:
-    """Their slices of this node are left alone, and named while they are there."""
     theirs = {
         "metadata": {"name": "gpu-0-gpu.nvidia.com-abc"},
         "spec": {
@@ -242,7 +233,6 @@ async def test_other_drivers_are_known(server: ApiServer, tmp_path: Path) -> Non
 
 
 async def test_a_server_of_before_1_34(server: ApiServer, tmp_path: Path) -> None:
-    """It knows no ResourceSlices of v1: that is said, and nothing is written."""
     server.faults.next(1000, Answer(404), path="*resource.k8s.io/v1*")
     async with publishing(server, tmp_path) as publisher:
         await until(lambda: publisher.state.newest.problem)
@@ -255,7 +245,6 @@ async def test_a_server_of_before_1_34(server: ApiServer, tmp_path: Path) -> Non
 
 
 async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> None:
-    """Found out by the first taint that is lost; who makes the offers learns it."""
     server.slices.taints = False
     changes: list[object] = []
     taint = Taint(WITHDRAWN, 1_700_000_000)
@@ -280,7 +269,6 @@ async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("progress", [True, False])
 async def test_an_hour_without_a_change_writes_nothing(tmp_path: Path, progress: bool) -> None:
-    """With the times of the product, also where etcd has no progress notifications."""
     changes: list[object] = []
     async with (
         ApiServer(progress=progress) as server,
@@ -300,7 +288,6 @@ async def test_an_hour_without_a_change_writes_nothing(tmp_path: Path, progress:
 
 
 async def test_a_program_that_undoes_each_write_makes_no_storm(tmp_path: Path) -> None:
-    """A second agent of this node, say: after ten rounds at once there is one a second."""
     async with (
         ApiServer() as server,
         ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
@@ -324,9 +311,6 @@ async def test_a_program_that_undoes_each_write_makes_no_storm(tmp_path: Path) -
 
 @pytest.mark.parametrize("serves", [False, True])
 async def test_an_older_server_is_asked_seldom(tmp_path: Path, serves: bool) -> None:
-    """One that serves no ResourceSlices, or drops counters: another offer is written and withdrawn
-    once. Upgraded, it has all of them.
-    """
     async with (
         ApiServer() as server,
         ClusterAccess(kubeconfig(tmp_path, server.url)) as access,

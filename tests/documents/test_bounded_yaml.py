@@ -1,5 +1,3 @@
-"""Strangers' YAML: what is read, what is refused, where the fault is said to be, and how fast."""
-
 from __future__ import annotations
 
 import json
@@ -33,7 +31,6 @@ def faults(text: str | bytes) -> tuple[Problem, ...]:
 
 
 def test_yaml_and_json_are_the_same() -> None:
-    """Both notations of one document give equal values."""
     data = {"version": "v1", "gpus": [{"devices": [0, 1], "mig": {"3g.40gb": 1}}]}
     yaml_text = "version: v1\ngpus:\n- devices: [0, 1]\n  mig:\n    3g.40gb: 1\n"
     assert read_tree(json.dumps(data)).value == data
@@ -43,7 +40,6 @@ def test_yaml_and_json_are_the_same() -> None:
 
 
 def test_places_are_those_of_the_text() -> None:
-    """Each value and each key has its line and column, counted from 1."""
     tree = read_tree("a: 1\nb:\n  - {c: x}\n")
     assert tree.marks == {
         (): (1, 1),
@@ -96,7 +92,6 @@ def test_refused(text: str | bytes, path: str, words: str) -> None:
 
 
 def test_all_faults_of_form_at_once() -> None:
-    """Faults that do not hide what follows are reported together, in the text's order."""
     problems = faults("a: 1\na: 2\nb: &x 1\nc: !t 2\non: 3\n")
     assert [p.message.split("(line ")[1] for p in problems] == [
         "2, column 1)",
@@ -136,8 +131,6 @@ def test_limits() -> None:
     ids=str.__len__,
 )
 def test_refused_quickly(text: str) -> None:
-    """Bombs and bloated texts are refused in well under half a second of processor time."""
-
     def seconds() -> float:
         begin = time.thread_time()
         faults(text)
@@ -161,7 +154,6 @@ JSON = st.recursive(
 @settings(max_examples=draws(200))
 @given(JSON)
 def test_json_reads_as_json(value: object) -> None:
-    """JSON means here what it means to a JSON reader."""
     assert read_tree(json.dumps(value, ensure_ascii=False)).value == value
 
 
@@ -202,7 +194,6 @@ def test_plain_scalars() -> None:
 
 
 def test_plain_scalars_without_meaning() -> None:
-    """Numbers that are none, ambiguous or huge are refused with the reason."""
     reasons = {
         ".nan": "finite",
         "-.inf": "finite",

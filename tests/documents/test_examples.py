@@ -1,5 +1,3 @@
-"""The examples that users start from: all are read, and mean what their comments say."""
-
 from __future__ import annotations
 
 import json
@@ -39,14 +37,12 @@ def test_plans(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_mig_parted_files(path: Path) -> None:
-    """Every configuration of every other file is read."""
     text = path.read_bytes()
     for name in configurations(path):
         assert read_document(text, configuration=name).entries
 
 
 def test_default_configurations() -> None:
-    """The default file has mig-parted's 81 labels, each label saying what it asks for."""
     names = configurations(DEFAULT)
     assert len(names) == 81
     assert {"all-disabled", "all-enabled", "all-balanced"} < set(names)

@@ -1,5 +1,3 @@
-"""mig-parted's files: upstream's own cases, its selection rules, and where we refuse more."""
-
 from __future__ import annotations
 
 import json
@@ -55,7 +53,6 @@ def documents() -> list[tuple[str, str, str | None, bool]]:
 
 
 def is_accepted(text: str, selected: str | None) -> bool:
-    """Our verdict."""
     try:
         return read_document(text, configuration=selected).digest.startswith("sha256:")
     except DocumentError:
@@ -63,9 +60,6 @@ def is_accepted(text: str, selected: str | None) -> bool:
 
 
 def test_upstream_cases() -> None:
-    """mig-parted's verdict on each of its files is ours, but for the refusals named above, each of
-    which is a case that upstream accepts.
-    """
     ours = {name: is_accepted(text, selected) for name, text, selected, _ in documents()}
     upstream = {name: accepted for name, _, _, accepted in documents()}
     assert len(ours) == len(documents()) > 50
@@ -74,7 +68,6 @@ def test_upstream_cases() -> None:
 
 
 def entries(entry: str) -> tuple[PlanEntry, ...]:
-    """What one entry means."""
     return read_document(file_of(entry)).entries
 
 
@@ -153,7 +146,6 @@ def test_counts() -> None:
 
 @pytest.mark.parametrize("written", ["yes", "on", "y", "True", "true"])
 def test_yaml_1_1_booleans(written: str) -> None:
-    """All of YAML 1.1's booleans are taken, as mig-parted's reader takes them."""
     [entry] = entries(f"{{devices: all, mig-enabled: {written}, mig-devices: {{}}}}")
     assert isinstance(entry.mig, MigLayout)
 
@@ -199,7 +191,6 @@ def test_refused(entry: str, path: str, words: str) -> None:
 
 
 def test_the_whole_file_counts() -> None:
-    """A fault in a configuration that was not asked for refuses the file, as in mig-parted."""
     text = """\
 version: v1
 mig-configs:

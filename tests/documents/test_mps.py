@@ -1,5 +1,3 @@
-"""The plan's `mps`, and its quantities: exact, never rounded."""
-
 from __future__ import annotations
 
 import json
@@ -20,7 +18,6 @@ GIB = 1024**3
 
 
 def mps(**keys: object) -> MpsEntry | None:
-    """What `mps` with these keys means."""
     plan = {"version": "v1", "gpus": [{"devices": [0], "mps": keys}]}
     return read_document(json.dumps(plan)).entries[0].mps
 
@@ -172,7 +169,6 @@ def test_quantities() -> None:
 
 
 def test_quantities_refused() -> None:
-    """What is no quantity, or no whole number of bytes, is refused with the reason."""
     reasons = {
         "0.1Gi": "whole number of bytes",
         "0Gi": "more than 0",
@@ -208,7 +204,6 @@ def test_exact(whole: int, thousandths: int, suffix: str) -> None:
 
 
 def test_likely_quantities() -> None:
-    """The usual misspellings lead to a quantity that can be read."""
     likely = {"8GB": "8G", "8 gi": "8Gi", "512mib": "512Mi", "8KB": "8k", "8": None, "x": None}
     assert {text: likely_quantity(text) for text in likely} == likely
     assert all(read_quantity(text) for text in likely.values() if text)

@@ -1,5 +1,3 @@
-"""The plan's grammar: what each form means, and every fault reported with place and remedy."""
-
 from __future__ import annotations
 
 import json
@@ -93,7 +91,6 @@ def test_modes(written: object, meaning: MigEntry) -> None:
 
 
 def test_all_and_the_rest() -> None:
-    """`all` is no list of devices; the other keys have their defaults and their values."""
     plain = entry(devices="all", timeSlice="long")
     assert (plain.devices, plain.time_slice, plain.mig) == (None, "long", None)
     assert plain.when_in_use is WhenInUse.WAIT
@@ -103,7 +100,6 @@ def test_all_and_the_rest() -> None:
 
 
 def test_device_plugin_config() -> None:
-    """The device plugin's configuration is a label's value."""
     document = read_document("version: v1\ngpus: []\ndevicePluginConfig: shared-4")
     assert document.device_plugin_config == "shared-4"
     assert document.entries == ()
@@ -135,7 +131,6 @@ def test_counts_add_up() -> None:
     ],
 )
 def test_misspelt_profiles(written: str, likely: str) -> None:
-    """A misspelt profile leads to the one that was meant, in both forms."""
     for mig in ({written: 1}, [{"profile": written}]):
         problem = fault_of(devices="all", mig=mig)
         assert problem.code is Code.UNKNOWN_PROFILE
@@ -175,7 +170,6 @@ def test_devices_form(devices: object, remedy: str) -> None:
     ],
 )
 def test_same_device_twice(devices: list[object]) -> None:
-    """A device that is named twice in an entry, in whatever spelling, is refused."""
     problem = fault_of(False, devices=devices, mig={})
     assert problem.code is Code.DUPLICATE_DEVICE
     assert problem.path == f"gpus[0].devices[{len(devices) - 1}]"
@@ -231,7 +225,6 @@ def test_start(item: dict[str, object], fits: bool) -> None:
     ],
 )
 def test_entry_as_a_whole(keys: dict[str, object], path: str, words: str) -> None:
-    """An entry must say something, and must not contradict itself."""
     problem = fault_of(devices="all", **keys)
     assert problem.path == path
     assert words in problem.message
@@ -248,14 +241,12 @@ def test_entry_as_a_whole(keys: dict[str, object], path: str, words: str) -> Non
     ],
 )
 def test_document_as_a_whole(plan: dict[str, Any], path: str, words: str) -> None:
-    """The outermost keys are checked like all others."""
     [problem] = faults(plan)
     assert problem.path == path
     assert words in problem.message
 
 
 def test_all_faults_at_once() -> None:
-    """One reading reports all faults, in the order of the text."""
     plan = """\
 version: v2
 gpus:

@@ -1,5 +1,3 @@
-"""The way in: which kind of document, how large, what it is called, what it costs."""
-
 from __future__ import annotations
 
 import hashlib
@@ -46,7 +44,6 @@ def test_digest() -> None:
 
 
 def test_kind_of_document() -> None:
-    """The key mig-configs distinguishes a mig-parted file from a plan."""
     assert isinstance(read_document(PLAN).entries[0].mig, MigDisabled)
     assert read_document(FILE).entries[0].path == "mig-configs.a[0]"
     assert fault(PLAN + "mig-configs: {}").path == "gpus"
@@ -54,7 +51,6 @@ def test_kind_of_document() -> None:
 
 
 def test_a_plan_has_no_configurations() -> None:
-    """A name beside a plan is a mistake that is reported."""
     problem = fault(PLAN, "a")
     assert problem.code is Code.UNKNOWN_CONFIGURATION
     assert "mig-configs" in problem.message
@@ -97,7 +93,6 @@ def test_sizes() -> None:
     ids=["keys", "devices", "profiles", "configurations"],
 )
 def test_full_of_faults(document: dict[str, Any]) -> None:
-    """Thousands of faults cost no more than a few: less than 0.3 s, and a short answer."""
     text = json.dumps(document)
 
     def seconds() -> float:
@@ -184,7 +179,6 @@ GET = "`kubectl get configmap mig -o 'jsonpath={.data.a\\.yaml}' > plan.yaml`"
 def test_what_holds_a_plan_says_where_and_how_to_get_at_it(
     text: str, said: str, remedy: str
 ) -> None:
-    """With the name of a configuration, too; each is refused for that one reason."""
     for configuration in (None, "all-1g.10gb"):
         with pytest.raises(DocumentError) as caught:
             read_document(text, configuration=configuration)

@@ -1,5 +1,3 @@
-"""The plan's JSON Schema: a valid schema, and of one mind with the reader."""
-
 from __future__ import annotations
 
 import json
@@ -38,7 +36,6 @@ def plan(**keys: object) -> dict[str, object]:
 
 
 def accepted(document: object) -> bool:
-    """What the reader thinks of it."""
     try:
         read_document(json.dumps(document))
     except DocumentError:
@@ -53,7 +50,6 @@ def test_is_a_schema() -> None:
 
 
 def test_every_key_is_described() -> None:
-    """Editors can show a sentence for each key, however deep."""
     described = dict(_keys_of(PLAN.schema))
     assert {"version", "gpus", "start", "memory", "threads"} <= set(described)
     assert all(schema.get("description") for schema in described.values())

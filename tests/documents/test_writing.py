@@ -1,5 +1,3 @@
-"""The node as a document, and back."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -70,7 +68,6 @@ def gpu(
     device: int = H100,
     **more: object,
 ) -> Gpu:
-    """A GPU with these instances."""
     known = Gpu(
         index=index,
         uuid=f"GPU-{index}",
@@ -83,7 +80,6 @@ def gpu(
 
 
 def node(*gpus: Gpu) -> ObservedNode:
-    """A node of these."""
     return ObservedNode(gpus)
 
 
@@ -159,7 +155,6 @@ mig-configs:
 
 
 def test_mig_parted_merges() -> None:
-    """One entry for all needs no filter; one for all of a kind has the kind and `all`."""
     seven = [instance(n, "1g.10gb", gi=n, size=1) for n in range(7)]
     same = {"mig-enabled": True, "mig-devices": {"1g.10gb": 7}}
     off = {"mig-enabled": False, "mig-devices": {}}
@@ -179,7 +174,6 @@ def test_mig_parted_merges() -> None:
 
 
 def test_gpus_that_do_not_answer() -> None:
-    """A GPU that does not answer is named, left out, and never included in `all`."""
     lost = gpu(1, access=Access.LOST, access_reason="fell off the bus", pci_device_id=0)
     observed = node(gpu(0), lost)
     assert export_notes(observed) == ["GPU 1 does not answer and is left out: fell off the bus"]
@@ -216,7 +210,6 @@ HUGE = 80 << 30
 
 
 def mps_of(*shares: Share, account: Account | None = None, enforce: str = "report") -> DeviceDaemon:
-    """A daemon with these shares."""
     who = account or Account(1000, 1000, (27,))
     return DeviceDaemon(WantedMps(Sharing(shares, enforce), who), "Ready")
 
@@ -256,7 +249,6 @@ shares: {replica: {count: 2, memory: 1000Mi, threads: 50}}, oversubscribe: true}
 
 
 def test_what_a_mig_parted_file_leaves_out_is_noted() -> None:
-    """MPS and time slices, which that format cannot ask for; a plan says them, so has no note."""
     mps = mps_of(Share("clients", None, 1024, None))
     shared = instance(4, "3g.40gb")
     shared = replace(shared, compute=tuple(replace(c, mps=mps) for c in shared.compute))
@@ -278,7 +270,6 @@ def test_what_a_mig_parted_file_leaves_out_is_noted() -> None:
 
 
 def test_time_slices_that_are_not_written() -> None:
-    """They are those not set, and those that the document could not ask for without more."""
     for more in (
         {"time_slice": TimeSlice.DEFAULT},
         {"time_slice": None},
@@ -322,7 +313,6 @@ def test_exported_mps_is_in_sync(
     enforce: str,
     account: Account,
 ) -> None:
-    """What was written out leads back to exactly the daemons there are: nothing to do."""
     shares = [Share(f"s{n}", count, *limits) for n, (count, limits) in enumerate(counted)]
     running = mps_of(
         *(shares if counts else [Share("clients", None, *endless)]),

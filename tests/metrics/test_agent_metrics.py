@@ -1,5 +1,3 @@
-"""What the agent says of itself: steps, durations, readers, and what changes cost."""
-
 from __future__ import annotations
 
 import pytest
@@ -42,7 +40,6 @@ def _series(*samples: AgentSample) -> list[str]:
 
 
 def test_steps_are_counted_by_kind_and_result() -> None:
-    """The way back is counted too; names are those of the JSON."""
     gpu = card("a100-40gb")
     step, back = SetMigMode(gpu.uuid, True, ""), ResetGpu(gpu.uuid, "")
     outcome = NodeOutcome(
@@ -68,7 +65,6 @@ def test_steps_are_counted_by_kind_and_result() -> None:
 
 
 def test_durations_are_a_histogram_that_the_parser_takes() -> None:
-    """Buckets grow up to the count; what is longer than the last bound is in +Inf alone."""
     parser = pytest.importorskip("prometheus_client.parser")
     durations = Durations(RECONCILE_DURATION, bounds=(0.5, 1.0))
     assert render([durations.family()]) == b""
@@ -86,7 +82,6 @@ def test_durations_are_a_histogram_that_the_parser_takes() -> None:
 
 
 def test_readers_say_how_old_their_values_are() -> None:
-    """A reader that never got any has no age; labels that do not apply are left out."""
     readers = (
         ReaderState("fast", succeeded=True, at=9.5, duration=0.02),
         ReaderState("slow", succeeded=False, gpu="1", uuid="GPU-1"),
@@ -122,7 +117,6 @@ def _outcome(*steps: Taken, restored: tuple[Taken, ...] = ()) -> GpuOutcome:
 
 
 def test_a_slice_is_out_of_use_until_something_is_made_on_it() -> None:
-    """From the beginning of its destruction; one that stays free counts to the end of the steps."""
     destroyed = (_destroy(0, 2), 1.0), (_destroy(4, 1), 0.5)
     taken = (*destroyed, (_create(0, 1), 2.0), (_create(1, 1), 1.0))
     found = downtime(_outcome(*taken))
@@ -130,18 +124,15 @@ def test_a_slice_is_out_of_use_until_something_is_made_on_it() -> None:
 
 
 def test_slices_that_were_not_touched_lose_nothing() -> None:
-    """New ones on free slices, and a GPU's mode, take nothing from anybody."""
     assert downtime(_outcome((SetMigMode("GPU-0", True, ""), 1.0), (_create(0, 1), 1.0))) == {}
 
 
 def test_a_way_back_counts() -> None:
-    """What was restored is in use again when that is done, and not before."""
     found = downtime(_outcome((_destroy(0, 1), 1.0), restored=((_create(0, 1), 0.25),)))
     assert found == {0: pytest.approx(1.25)}
 
 
 def test_mps_is_part_of_it() -> None:
-    """A slice whose daemon has to be started is in use when that serves."""
     stop = StopMps("GPU-0", "MIG-1", "", "p", Placement(0, 1))
     start = StartMps("GPU-0", "", MPS, "", "p", Placement(0, 1))
     found = downtime(

@@ -1,5 +1,3 @@
-"""The catalogue is complete and consistent; its sources exist in pynvml, its conversions fit."""
-
 from __future__ import annotations
 
 import math
@@ -46,7 +44,6 @@ def _sources() -> Iterator[tuple[str, Source]]:
 
 
 def test_every_numeric_field_of_nvml_is_there() -> None:
-    """455 numeric fields come from NVML, each with a number and a name of its own."""
     from_nvml = catalogue().from_nvml
     assert (len(from_nvml), len(ROWS), len(catalogue().texts)) == (455, 459, 18)
     assert len({row.id for row in ROWS}) == len({row.name for row in ROWS}) == len(ROWS)
@@ -55,7 +52,6 @@ def test_every_numeric_field_of_nvml_is_there() -> None:
 
 
 def test_a_field_is_found_by_each_of_its_names() -> None:
-    """Old name, name since DCGM 4.6 and that of dcgm-exporter 1 lead to one row."""
     names = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "dcgm_gpu_temp")
     assert len({_row(name).id for name in names}) == 1
     assert "DCGM_FI_DEV_GPU_TEMPERATUR" not in catalogue().by_name
@@ -63,7 +59,6 @@ def test_a_field_is_found_by_each_of_its_names() -> None:
 
 
 def test_what_sources_name_exists() -> None:
-    """Each function, constant and structure is in nvidia-ml-py, field values with that number."""
     for name, source in _sources():
         for constant, number in _constants(source):
             found = getattr(pynvml, constant, None)
@@ -100,7 +95,6 @@ def _constants(  # noqa: C901 # one case for each kind of source
 
 
 def test_what_there_is_with_mig() -> None:
-    """Power stays with the GPU, memory is each instance's, utilization is made of GPM there."""
     power, memory = _row("DCGM_FI_DEV_POWER_USAGE"), _row("DCGM_FI_DEV_FB_USED")
     assert (power.level, power.with_mig, power.part) == (Level.GPU, WithMig.STAYS, None)
     assert (memory.level, memory.part) == (Level.GPU_INSTANCE, memory.whole)
@@ -116,12 +110,10 @@ def test_what_there_is_with_mig() -> None:
 
 
 def test_nothing_that_blocks_is_asked() -> None:
-    """PCIe throughput, whose call takes 20 ms, is made of byte counters."""
     assert all("PcieThroughput" not in str(source) for _, source in _sources())
 
 
 def test_counters_are_read_and_events_reported() -> None:
-    """A rate is no counter, and only events and what is composed of them are reported."""
     for row in ROWS:
         if isinstance(row.whole, FieldRate):
             assert row.kind is Kind.GAUGE, row.name
@@ -131,7 +123,6 @@ def test_counters_are_read_and_events_reported() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    """docs/metrics.md is what tools/make_metrics_page.py writes."""
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
@@ -166,6 +157,5 @@ def test_a_value(conversion: Conversion, raw: Raw, value: float | None) -> None:
 
 
 def test_several_numbers_are_not_taken_for_one() -> None:
-    """A row that names too many items is a fault, not a value."""
     with pytest.raises(TypeError, match="takes one number, not 2"):
         converted(Conversion.THOUSANDTH, (1, 2))

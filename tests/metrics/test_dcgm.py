@@ -1,5 +1,3 @@
-"""A sample printed as dcgm-exporter prints it, in a text that Prometheus' own parser reads back."""
-
 from __future__ import annotations
 
 import gzip
@@ -47,7 +45,6 @@ def _series(text: str) -> list[str]:
 
 
 def test_a_line_is_the_one_that_dcgm_exporter_printed() -> None:
-    """The identity of a recorded series gives that series to the last character."""
     card = GpuIdentity(
         0,
         "GPU-58e8f5ea-13cc-013a-d88f-2bcf5ae8bc77",
@@ -72,15 +69,11 @@ def test_a_line_is_the_one_that_dcgm_exporter_printed() -> None:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_default_set_of_a_node(name: str) -> None:
-    """The whole text of the default set, as it was read through and kept."""
     assert golden(name) == (DATA / f"{name}.prom").read_bytes()
 
 
 @pytest.mark.parametrize("name", [*GOLDEN, "simulated_a100", "simulated_h100_mig", "simulated_t4"])
 def test_the_parser_reads_the_same_values(name: str) -> None:
-    """prometheus_client's parser reads all of a text, and finds every series of DCGM's names with
-    its value and labels.
-    """
     parser = pytest.importorskip("prometheus_client.parser")
     text = (DATA / f"{name}.prom").read_text(encoding="utf-8")
     lines = [line for line in _series(text) if line.startswith("DCGM_")]
@@ -100,7 +93,6 @@ def test_the_parser_reads_the_same_values(name: str) -> None:
 
 
 def test_every_field_there_is_can_be_printed() -> None:
-    """All 455 fields make a text in which no series is there twice."""
     rows = catalogue().from_nvml
     counters = "".join(f"{row.name},{row.type},x\n" for row in rows)
     text = _text(sample(rows, [gpu(0), gpu(1)], links=2), counters)
@@ -124,7 +116,6 @@ def test_a_value_of_the_whole_gpu_is_repeated_where_asked() -> None:
 
 
 def test_what_hit_the_gpu_and_what_hit_an_instance_are_both_exported() -> None:
-    """An XID of the whole GPU is not hidden by one of an instance."""
     part = slices(gpu(0), 1)[0]
     whole = Subject(WholeGpu(gpu(0)), (("err_code", "79"), ("err_msg", "off the bus")))
     readings = SampleSet({XID: ((whole, 79), (part, 31))}, slices={gpu(0).uuid: (part,)})
@@ -134,7 +125,6 @@ def test_what_hit_the_gpu_and_what_hit_an_instance_are_both_exported() -> None:
 
 
 def test_a_gpu_without_an_event_adds_nothing_to_its_instances() -> None:
-    """Where values of the whole GPU are repeated, an instance's XID does not stand beside a 0."""
     part = slices(gpu(0), 1)[0]
     hit = Subject(part.entity, (("err_code", "31"),))
     none = Subject(WholeGpu(gpu(0)), (("err_code", "0"),))
@@ -163,14 +153,12 @@ def test_a_field_under_both_of_its_names_is_one_family_where_they_are_renamed() 
     ],
 )
 def test_the_host_has_the_label_that_is_asked_for(host: Labels, label: str) -> None:
-    """Both spellings that dcgm-exporter had, and none."""
     readings = SampleSet({CLOCK: ((Subject(WholeGpu(gpu(0))), 1),)})
     (line,) = _series(_text(readings, "DCGM_FI_DEV_SM_CLOCK,gauge,p", host=host))
     assert line.endswith(f'modelName="NVIDIA H100 80GB HBM3"{label}}} 1')
 
 
 def test_links_come_last_and_have_their_own_labels() -> None:
-    """A row of an NVLink begins with nvlink, and says gpu_uuid and model_name."""
     link = Subject(NvLink(gpu(0), 3))
     readings = SampleSet({165: (), 1508: ((link, 1),), 1523: ((Subject(WholeGpu(gpu(0))), 0),)})
     counters = "DCGM_FI_DEV_NVLINK_GET_STATE,gauge,s\nDCGM_FI_DEV_GET_GPU_RECOVERY_ACTION,gauge,r\n"
@@ -183,7 +171,6 @@ def test_links_come_last_and_have_their_own_labels() -> None:
 
 
 def test_labels_of_each_gpu_are_its_own() -> None:
-    """A serial number is the GPU's, the driver's version the node's; a number can be a label."""
     wholes = [Subject(WholeGpu(gpu(n))) for n in range(2)]
     readings = SampleSet(
         {CLOCK: ((wholes[0], 1), (wholes[1], 2)), 66: ((wholes[1], 1),)},
@@ -204,7 +191,6 @@ def test_labels_of_each_gpu_are_its_own() -> None:
 
 
 def test_label_blocks_are_forgotten_when_no_series_uses_them() -> None:
-    """However often a GPU is divided anew, no more is kept than what the last text needed."""
     blocks = LabelBlocks(HOST)
     selection = read_selection("DCGM_FI_DEV_FB_USED,gauge,u")
     for generation in range(50):
@@ -215,7 +201,6 @@ def test_label_blocks_are_forgotten_when_no_series_uses_them() -> None:
 
 
 def test_labels_follow_a_new_driver() -> None:
-    """When the driver's version changes, every block is written anew."""
     blocks = LabelBlocks(HOST)
     selection = read_selection("DCGM_FI_DEV_SM_CLOCK,gauge,u\nDCGM_FI_DRIVER_VERSION,label,d")
     whole = Subject(WholeGpu(gpu(0)))
@@ -226,8 +211,6 @@ def test_labels_follow_a_new_driver() -> None:
 
 
 def test_numbers_are_written_as_dcgm_does() -> None:
-    """Whole numbers without a point, doubles with six decimals, own values exactly."""
-
     def written(value: float, form: Callable[[float], str]) -> str:
         return render([Family("n", "gauge", "", {"": value}, form)]).split()[-1].decode()
 
@@ -241,7 +224,6 @@ def test_numbers_are_written_as_dcgm_does() -> None:
 
 
 def test_what_is_no_number_is_left_out() -> None:
-    """A family of which nothing is left has no HELP and TYPE either."""
     series = {'{a="1"}': math.nan, '{a="2"}': 3.0, '{a="3"}': math.inf}
     assert render([Family("n", "gauge", "x", series)]).decode().splitlines()[2:] == ['n{a="2"} 3.0']
     assert render([Family("n", "gauge", "x", {"": math.nan})]) == b""
@@ -249,7 +231,6 @@ def test_what_is_no_number_is_left_out() -> None:
 
 
 def test_texts_are_escaped() -> None:
-    """Quotation marks, backslashes and line ends neither end a label nor a line."""
     assert block([("a", 'x"y\\z\n')]) == '{a="x\\"y\\\\z\\n"}'
     assert block([]) == ""
     text = render([Family("n", "gauge", "one\ntwo\\", {"": 1})]).decode()
@@ -258,7 +239,6 @@ def test_texts_are_escaped() -> None:
 
 @pytest.mark.parametrize("value", ['x"y', "x\\y", "x\ny", "x{y}", "x,y=", "ä ☃", ""])
 def test_label_values_are_read_back(value: str) -> None:
-    """Whatever a pod or a model is called, the parser finds that very name."""
     parser = pytest.importorskip("prometheus_client.parser")
     text = render([Family("n", "gauge", "h", {block([("a", value)]): 1})]).decode()
     (family,) = parser.text_string_to_metric_families(text)
@@ -272,7 +252,6 @@ def test_a_broken_text_costs_nothing_else() -> None:
 
 
 def test_a_page_is_compressed_once_and_lines_are_added() -> None:
-    """One gzip member holds the page and what a scrape adds; the page itself stays as it is."""
     page = Page(b"a 1\n" * 1000)
     assert gzip.decompress(page.gzipped()) == page.text()
     assert gzip.decompress(page.gzipped(b"b 2\n")) == page.text(b"b 2\n")

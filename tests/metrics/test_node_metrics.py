@@ -1,5 +1,3 @@
-"""What the agent says of its node: the plan, MIG's layout and room, MPS, claims."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -44,7 +42,6 @@ def _lines(
     ],
 )
 def test_whether_the_plan_is_applied(digest: str, phase: Phase, reported: str | None) -> None:
-    """1 when the node is as planned, 0 while it is not, nothing without a plan."""
     lines = _lines(digest=digest, phase=phase)
     assert lines.get("nodeagent_plan_applied") == reported
     assert [name for name, value in lines.items() if value == "1" and "phase" in name] == [
@@ -74,18 +71,15 @@ def test_fragmentation(there: list[tuple[str, int]], share: str | None, largest:
 
 
 def test_a_gpu_that_does_not_answer_is_left_out() -> None:
-    """What is known of it is old, and no room can be promised on it."""
     lost = replace(GPU, access=Access.LOST)
     assert not [series for series in _lines(lost) if "mig" in series]
 
 
 def test_a_gpu_without_mig_has_no_room() -> None:
-    """Free slices are of MIG mode alone."""
     assert not [series for series in _lines(replace(GPU, mig=None)) if "mig" in series]
 
 
 def test_mps_daemons_and_their_clients() -> None:
-    """A daemon says where it is; what is not known of a client is absent."""
     device = GPU.instances[0].compute[0].uuid
     known = mps_client(
         4712,
@@ -131,26 +125,22 @@ POD = Pod(namespace="team", name="pod-1", container="main")
 
 
 def device(**known: Any) -> ClaimDevice:
-    """A 1g.10gb of the H100."""
     given = {"request": "gpu", "pool": "p", "device": "mig-1g-10gb-4", "gpu": H100.uuid, "index": 0}
     part = {"profile": "1g.10gb", "start": 4, "size": 1, "gi": 7, "ci": 0, "uuid": "MIG-1"}
     return ClaimDevice(**{**given, **part, **known})
 
 
 def whole(gpu: str = H100.uuid, **known: Any) -> ClaimDevice:
-    """A GPU, or a share of it."""
     empty = {"profile": "", "start": None, "size": None, "gi": None, "ci": None, "uuid": ""}
     return device(**{"device": "gpu", "gpu": gpu, **empty, **known})
 
 
 def claim(*devices: ClaimDevice, phase: ClaimPhase = ClaimPhase.READY, **known: Any) -> Claim:
-    """Of one pod."""
     given = {"namespace": "team", "name": "trainer", "uid": "1", "pods": [POD], "problems": []}
     return Claim(**{**given, "phase": phase, "devices": list(devices), **known})
 
 
 def series(*claims: Claim) -> dict[str, str]:
-    """By name and labels."""
     node = ObservedNode((H100, Gpu(1, "GPU-t4")))
     state = NodeState("n", "file", observed=node, claims=claims)
     text = render(agent_families(claim_samples(state))).decode()
@@ -178,7 +168,6 @@ def test_claims_are_counted_by_phase() -> None:
 
 
 def test_the_slices_of_a_claim() -> None:
-    """With the labels that DCGM's have, the claim, and its pod where there is one."""
     where = f'gpu="0",UUID="{H100.uuid}",GPU_I_PROFILE="1g.10gb",GPU_I_ID="7"'
     whose = 'namespace="team",claim="trainer"'
     assert slices(claim(device())) == [(f'{{{where},{whose},pod="pod-1"}}', "1")]
@@ -186,19 +175,16 @@ def test_the_slices_of_a_claim() -> None:
 
 
 def test_whole_gpus_shares_and_lookers_on() -> None:
-    """All slices of the card, one where it has none; what is another's is not counted again."""
     assert [value for _, value in slices(claim(whole(), whole("GPU-t4")))] == ["8", "1"]
     assert not slices(claim(whole(device="mps-20gi-1"), device(admin_access=True)))
 
 
 def test_only_what_is_ready_or_not_released_yet_is_held() -> None:
-    """Before that nothing of it is there for sure."""
     held = {phase for phase in ClaimPhase if slices(claim(device(), phase=phase))}
     assert held == {ClaimPhase.READY, ClaimPhase.RELEASING}
 
 
 def test_durations_and_failures() -> None:
-    """Of each operation; a failure counts by its reason and in no duration."""
     work = Work()
     assert not render(work.families())
     for operation, seconds, reason in (

@@ -1,5 +1,3 @@
-"""The newest values of all readers, of what there is now, and counters that only grow."""
-
 from __future__ import annotations
 
 import pytest
@@ -18,7 +16,6 @@ def _slice(number: int, generation: int = 0) -> Subject:
 
 
 def test_readers_are_put_together() -> None:
-    """Values, and the texts that become labels."""
     fast = SampleSet({USED: ((WHOLE, 2),)}, {1: "575"})
     slow = SampleSet({TEMPERATURE: ((WHOLE, 40),)}, {}, {gpu(0).uuid: {53: "0123"}})
     sample = merged([fast, slow], {})
@@ -27,7 +24,6 @@ def test_readers_are_put_together() -> None:
 
 
 def test_a_series_ends_with_its_instance() -> None:
-    """What was read of an instance before it was destroyed is not exported afterwards."""
     kept, gone = slices(gpu(0), 2)
     latest = [SampleSet({USED: ((WHOLE, 9), (kept, 1), (gone, 2))})]
     assert merged(latest, {gpu(0).uuid: (kept,)}).values[USED] == ((WHOLE, 9), (kept, 1))
@@ -35,13 +31,11 @@ def test_a_series_ends_with_its_instance() -> None:
 
 
 def test_an_instance_made_anew_has_no_old_values() -> None:
-    """The same id and profile in another generation is another instance."""
     latest = [SampleSet({USED: ((_slice(7), 5),)})]
     assert merged(latest, {gpu(0).uuid: (_slice(7, generation=1),)}).values[USED] == ()
 
 
 def test_values_belong_to_the_pod_of_now() -> None:
-    """Who holds an instance is said by who looked last, unless the value says whose it is."""
     own = Subject(_slice(8).entity, pod("mine"))
     latest = [SampleSet({USED: ((_slice(7), 5), (own, 6))})]
     now = Subject(_slice(7).entity, pod("newcomer"))
@@ -50,7 +44,6 @@ def test_values_belong_to_the_pod_of_now() -> None:
 
 
 def test_gpus_are_in_the_order_of_their_indices() -> None:
-    """Which GPU answers first is random, and text in a changing order compresses badly."""
     second = Subject(WholeGpu(gpu(1)))
     latest = [SampleSet({USED: ((second, 2),)}), SampleSet({USED: ((WHOLE, 1),)})]
     assert merged(latest, {}).values[USED] == ((WHOLE, 1), (second, 2))
@@ -84,12 +77,10 @@ def _run(
 def test_a_counter_never_goes_back(
     readings: list[Number | None], reported: list[Number | None]
 ) -> None:
-    """What was lost when a counter began anew is added; where nothing was lost, nothing is."""
     assert _run(MonotonicCounters(catalogue().fields), readings) == reported
 
 
 def test_an_instance_made_anew_goes_on_where_the_labels_were() -> None:
-    """Even when the new instance has counted more than the old one, none of it is lost."""
     counters = MonotonicCounters(catalogue().fields)
     assert _run(counters, [100], _slice(7)) == [100]
     assert _run(counters, [None], _slice(7)) == [None]
@@ -115,7 +106,6 @@ def test_gauges_stay_as_they_are() -> None:
 
 
 def test_what_ended_is_kept_up_to_a_limit() -> None:
-    """However many instances come and go, only the newest ended ones are remembered."""
     counters = MonotonicCounters(catalogue().fields, kept=10)
     for number in range(100):
         _run(counters, [number], _slice(number))

@@ -1,5 +1,3 @@
-"""dcgm-exporter's files of counters, read as they are, by the rules of Go's encoding/csv."""
-
 from __future__ import annotations
 
 import pytest
@@ -30,7 +28,6 @@ DCGM_FI_DEV_BRAND, label, Device Brand
 
 
 def test_a_file_of_dcgm_exporter_is_usable_unchanged() -> None:
-    """Blanks before and behind, types and helps are the file's, the order is the field ids'."""
     selection = read_selection(OWN_FILE)
     assert selection.findings == ()
     assert [(m.name, m.type, m.help) for m in selection.metrics] == [
@@ -46,7 +43,6 @@ def test_a_file_of_dcgm_exporter_is_usable_unchanged() -> None:
 
 
 def test_names_are_written_as_the_file_has_them() -> None:
-    """Names of DCGM 4.6 and of dcgm-exporter 1 select the same field under another name."""
     selection = read_selection(
         "DCGM_FI_DEV_GPU_TEMP_CELSIUS,gauge,a\ndcgm_gpu_temp,gauge,b\nDCGM_FI_DEV_GPU_TEMP,gauge,c"
     )
@@ -75,7 +71,6 @@ def test_names_are_written_as_the_file_has_them() -> None:
     ],
 )
 def test_a_bad_line_is_named_and_the_rest_goes_on(line: str, reported: str) -> None:
-    """The finding has the line and what would be right; the good line still counts."""
     selection = read_selection(f"DCGM_FI_DEV_GPU_TEMP,gauge,x\n\n{line}\n")
     (finding,) = selection.findings
     assert finding.line == 3
@@ -84,7 +79,6 @@ def test_a_bad_line_is_named_and_the_rest_goes_on(line: str, reported: str) -> N
 
 
 def test_a_file_that_selects_nothing_is_refused() -> None:
-    """The error says what is wrong with the lines there are, and what a line needs."""
     with pytest.raises(NoCounters, match=r"line 2: there is no field 'A'.*and 1 more") as refused:
         read_selection("# all wrong\nA,gauge,x\nB,gauge,x\nC,gauge,x\nD,gauge,x\n")
     assert "commas" in refused.value.remedy
@@ -101,14 +95,12 @@ def test_suggestions_are_for_the_first_unknown_names_alone() -> None:
 
 
 def test_too_many_lines_are_refused_with_their_number() -> None:
-    """The error names the limit; nothing of the text is taken."""
     with pytest.raises(NodeagentError, match="has 5,001 lines; at most 5,000") as refused:
         read_selection("\n" * MAX_LINES)
     assert "dcgm-exporter" in refused.value.remedy
 
 
 def test_a_value_without_end_is_shown_shortened() -> None:
-    """A name of a megabyte fills no log."""
     text = f"{'X' * 1_000_000},gauge,x\nDCGM_FI_DEV_GPU_TEMP,gauge,x\n"
     (finding,) = read_selection(text).findings
     assert len(str(finding)) < 200
@@ -121,7 +113,6 @@ def test_a_histogram_of_one_value_is_what_the_field_is() -> None:
 
 
 def test_the_shipped_file_is_the_default_set_and_what_slices_need() -> None:
-    """dcgm-exporter's 26 rows with their types, and two profiling fields more."""
     selection = default_selection()
     assert selection.findings == ()
     default = {row.id for row in catalogue().fields if row.in_default}
@@ -133,7 +124,6 @@ def test_the_shipped_file_is_the_default_set_and_what_slices_need() -> None:
 
 
 def test_every_field_of_the_catalogue_can_be_selected() -> None:
-    """All names together are a file without findings."""
     lines = [f"{row.name},{row.type},{row.unit}" for row in catalogue().from_nvml]
     selection = read_selection("\n".join(lines))
     assert selection.findings == ()
@@ -170,7 +160,6 @@ def test_records(text: str, expected: list[CsvRecord]) -> None:
     ],
 )
 def test_a_fault_ends_with_its_line(text: str, fault: str) -> None:
-    """Where Go gives up, the record says why, and the next line counts."""
     broken, *rest = records(text)
     assert fault in broken.fault
     assert broken.line == 1

@@ -1,5 +1,3 @@
-"""Our dashboard, which Grafana can lay out, and NVIDIA's, unmodified, ask for what there is."""
-
 from __future__ import annotations
 
 import itertools
@@ -26,15 +24,11 @@ QUERIES = [
 
 
 def test_the_file_is_the_one_that_is_written() -> None:
-    """dashboard.json is what tools/make_dashboard.py writes."""
     assert DASHBOARD.read_text(encoding="utf-8") == dashboard()
 
 
 @pytest.mark.parametrize("target", QUERIES)
 def test_a_query_asks_for_what_there_is(target: dict[str, Any]) -> None:
-    """Its metrics are exported, its labels and those of its legend are theirs, and each selector
-    finds series on three nodes.
-    """
     expression = filled(target["expr"], VARIABLES)
     assert "$" not in expression
     found = asked(expression)
@@ -47,7 +41,6 @@ def test_a_query_asks_for_what_there_is(target: dict[str, Any]) -> None:
 
 
 def test_columns_of_tables_are_labels() -> None:
-    """Each column that a table picks is a label of its query, or the value."""
     for panel in PANELS:
         if panel["type"] == "table":
             (target,) = panel["targets"]
@@ -81,7 +74,6 @@ def test_the_variables() -> None:
 
 
 def test_every_query_heeds_the_node_and_the_data_source() -> None:
-    """Nothing of a node that was not chosen is drawn, and nothing of another Prometheus."""
     for panel in PANELS:
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         for target in panel["targets"]:
@@ -90,7 +82,6 @@ def test_every_query_heeds_the_node_and_the_data_source() -> None:
 
 
 def test_the_page_lists_the_rows() -> None:
-    """docs/monitoring.md has the dashboard's rows in their order."""
     page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
     section = page.split("## Dashboard")[1].split("## ")[0]
     listed = re.findall(r"^\| ([A-Z][\w ]+) \|", section, re.MULTILINE)
@@ -98,7 +89,6 @@ def test_the_page_lists_the_rows() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    """Each has its own number and place within 24 columns."""
     panels = CONTENT["panels"]
     assert len({p["id"] for p in panels}) == len(panels)
     for one, other in itertools.combinations([p["gridPos"] for p in panels], 2):
@@ -142,7 +132,6 @@ def test_each_selector_finds_series(title: str, node: str) -> None:
 
 @pytest.mark.parametrize("variable", NVIDIAS_VARIABLES)
 def test_the_variables_have_values(variable: str) -> None:
-    """The lists at the top fill: their metric is there, with the label that they take."""
     inside = NVIDIAS_VARIABLES[variable].removeprefix("label_values(").removesuffix(")")
     expression, _, label = inside.rpartition(", ")
     assert label == variable
@@ -165,5 +154,4 @@ def test_a_slice_has_a_line_of_its_own() -> None:
 
 @with_promtool
 def test_prometheus_finds_something_for_nvidias(tmp_path: Path) -> None:
-    """Prometheus' own engine gives series for every query as a whole."""
     each_finds_something([filled(q, NVIDIAS_VARIABLES) for q in NVIDIAS.values()], tmp_path)

@@ -1,5 +1,3 @@
-"""Prometheus reaches the agent's pods: port, policy, monitor and rules speak of the same things."""
-
 from __future__ import annotations
 
 import json
@@ -27,7 +25,6 @@ rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 def test_the_monitor_finds_the_pods() -> None:
-    """It selects the DaemonSet's pods in its namespace, and their job is the one in the rules."""
     daemon_set = one(written("base/daemonset.yaml"), "DaemonSet")
     labels = daemon_set["spec"]["template"]["metadata"]["labels"]
     assert MONITOR["metadata"]["namespace"] == daemon_set["metadata"]["namespace"]
@@ -38,9 +35,6 @@ def test_the_monitor_finds_the_pods() -> None:
 
 
 def test_the_agents_own_pod_is_no_label() -> None:
-    """Labels of the target do not displace those that say whose a GPU is, and a node keeps its
-    series when its pod is another one.
-    """
     (endpoint,) = MONITOR["spec"]["podMetricsEndpoints"]
     drop, name = endpoint["relabelings"]
     assert endpoint["honorLabels"]
@@ -56,9 +50,6 @@ def test_the_agents_own_pod_is_no_label() -> None:
 @rendered
 @pytest.mark.parametrize("overlay", ["plain", "simulated"])
 def test_the_component_opens_one_port(overlay: str, tmp_path: Path) -> None:
-    """The agent listens where the pod says it does, under the name that the monitor asks for, and
-    the policy lets nothing else in.
-    """
     documents = with_components(tmp_path, overlay, ["monitoring"])
     _, container = pod_of(documents)
     (endpoint,) = MONITOR["spec"]["podMetricsEndpoints"]
@@ -77,9 +68,6 @@ def test_the_component_opens_one_port(overlay: str, tmp_path: Path) -> None:
 
 @rendered
 def test_the_objects_of_operator_and_sidecar_render() -> None:
-    """Monitor, rules and dashboard come out in the agent's namespace; the dashboard as the file is,
-    marked for the sidecar.
-    """
     found = render(MANIFESTS / "monitoring")
     kinds = {d["kind"]: d for d in found}
     assert set(kinds) == {"ConfigMap", "PodMonitor", "PrometheusRule"}

@@ -1,5 +1,3 @@
-"""The reader of expressions reads what it should, so that a wrong name cannot slip through it."""
-
 from __future__ import annotations
 
 import pytest
@@ -9,7 +7,6 @@ from tests.monitoring.scraped import unknown
 
 
 def test_an_expression_is_taken_apart() -> None:
-    """Selectors with their matchers and groupings with their labels, in a nested expression."""
     found = asked(
         'sum by (a, le) (rate(m_total{b=~"x|y", c!="\\"z"}[5m])) / on (a) n > bool 1e3'
         " unless absent(o offset 5m)"
@@ -25,7 +22,6 @@ def test_an_expression_is_taken_apart() -> None:
 
 @pytest.mark.parametrize("expression", ["rats(m[5m])", "sum(m", "m{a~b}", "m # n", "m{a>'b'}"])
 def test_what_is_not_understood_is_refused(expression: str) -> None:
-    """No expression counts as read that was not."""
     with pytest.raises(ValueError, match=r"."):
         asked(expression)
 
@@ -43,5 +39,4 @@ def test_what_is_not_understood_is_refused(expression: str) -> None:
     ],
 )
 def test_a_wrong_name_is_found(expression: str, wrong: set[str]) -> None:
-    """A metric that is not exported and a label that it does not have are named."""
     assert unknown(asked(expression)) == wrong

@@ -1,5 +1,3 @@
-"""Alert rules ask for what there is, and fire when they should and not before."""
-
 from __future__ import annotations
 
 import re
@@ -23,7 +21,6 @@ TEMPLATE = re.compile(r" ((with )?\$labels\.\w+|\$value( \| humanize\w*)?|\.|end
 
 
 def test_both_forms_hold_the_same_rules() -> None:
-    """The operator's object is written from the rule file, and both read as the same rules."""
     text = WRITTEN.read_text(encoding="utf-8")
     assert text == prometheus_rule()
     document = yaml.safe_load(text)
@@ -36,9 +33,6 @@ def test_both_forms_hold_the_same_rules() -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_a_rule_is_well_made(rule: dict[str, Any]) -> None:
-    """Known keys, a duration that Prometheus reads, a severity, all annotations, and no metric or
-    label that there is not, in the expression or in a sentence.
-    """
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"Nodeagent[A-Z]\w+", rule["alert"])
     assert re.fullmatch(DURATION, rule.get("for", "1m"))
@@ -55,7 +49,6 @@ def test_a_rule_is_well_made(rule: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_a_rule_says_where_it_is_explained(rule: dict[str, Any]) -> None:
-    """By its own entry of the runbook, or by that of the finding it is about."""
     command, _, code = rule["annotations"]["runbook"].rpartition(" explain ")
     assert command == "nodeagent"
     assert code in {rule["alert"], "{{ $labels.cause }}"}
@@ -63,12 +56,10 @@ def test_a_rule_says_where_it_is_explained(rule: dict[str, Any]) -> None:
 
 
 def test_names_are_unique() -> None:
-    """No two alerts have the same name."""
     assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
 
 
 def test_each_alert_is_tested_both_ways() -> None:
-    """For every alert there is a case in which it fires, and a moment in which it does not yet."""
     cases = yaml.safe_load(CASES.read_text(encoding="utf-8"))["tests"]
     fires: set[str] = set()
     waits: set[str] = set()
@@ -80,7 +71,6 @@ def test_each_alert_is_tested_both_ways() -> None:
 
 
 def test_the_page_lists_the_alerts() -> None:
-    """docs/monitoring.md has exactly these alerts, each with the time that it waits."""
     units = {"m": "min", "h": "h"}
     page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(Nodeagent\w+)` \| ([^|]+) \|", page, re.MULTILINE))
@@ -95,11 +85,9 @@ def test_the_page_lists_the_alerts() -> None:
 
 @with_promtool
 def test_prometheus_takes_the_rules() -> None:
-    """Prometheus' own reader finds no fault in expressions and templates."""
     promtool("check", "rules", RULES)
 
 
 @with_promtool
 def test_the_rules_fire_when_they_should() -> None:
-    """Prometheus' own engine plays all cases."""
     promtool("test", "rules", CASES)

@@ -1,5 +1,3 @@
-"""Settings: three sources, the later wins, and every error leads to its place."""
-
 from __future__ import annotations
 
 import json
@@ -45,7 +43,6 @@ def _refused(
 
 
 def test_later_sources_win(tmp_path: Path) -> None:
-    """A flag beats a variable, which beats the file, each for its own setting alone."""
     path = _file(tmp_path, "resync: {interval: 1}\ndrift: report\nreset: whenIdle\n")
     environment = {"NODEAGENT_RESYNC_INTERVAL": "2", "NODEAGENT_DRIFT": "mend"}
     settings = load_settings(path, environment, {"resync.interval": 3.0, "plan.file": None})
@@ -64,7 +61,6 @@ def test_later_sources_win(tmp_path: Path) -> None:
 def test_node_name_has_a_chain_of_defaults(
     tmp_path: Path, file: str, environment: dict[str, str], expected: str
 ) -> None:
-    """NODE_NAME and then the host name stand in where nothing of ours names the node."""
     assert load_settings(_file(tmp_path, file), environment, {}).node_name == expected
 
 
@@ -93,7 +89,6 @@ def _another(schema: dict[str, Any], default: object) -> tuple[str, object]:
 
 
 def test_each_setting_can_be_set_by_its_variable() -> None:
-    """The rule NODEAGENT_SECTION_KEY holds for every setting there is, and for it alone."""
     before = load_settings(NOTHING, {}, {})
     defaults = {name: written(before, name) for name in setting_names()}
     for name, default in defaults.items():
@@ -104,9 +99,6 @@ def test_each_setting_can_be_set_by_its_variable() -> None:
 
 
 def test_nothing_said_is_nothing_set(tmp_path: Path) -> None:
-    """Empty variables, keys without a value and empty groups leave the defaults; what is set to
-    its default is equal to that.
-    """
     path = _file(tmp_path, "plan:\nlog: {level: }\n")
     settings = load_settings(path, {"NODEAGENT_PLAN_NAME": ""}, {"plan.name": None})
     assert settings == load_settings(None, {}, {})
@@ -131,7 +123,6 @@ def test_nothing_said_is_nothing_set(tmp_path: Path) -> None:
 def test_claims_that_are_set_up_in_vain_are_a_problem(
     dra: dict[str, Any], in_cluster: bool, found: str
 ) -> None:
-    """Shares need mode dynamic, and claims a cluster: without them the agent works, and says so."""
     problems = DraSettings(**dra).without_effect(in_cluster=in_cluster)
     assert [found in problem.message for problem in problems] == ([True] if found else [])
 
@@ -165,7 +156,6 @@ WRONG: tuple[tuple[str, str], ...] = (
 
 
 def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path) -> None:
-    """The error names the file, the key, what was found and what would be right."""
     for text, words in WRONG:
         message = _refused(_file(tmp_path, text))
         assert message.startswith(str(tmp_path / "settings.yaml")), text
@@ -173,7 +163,6 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path: Path) -> None:
 
 
 def test_a_wrong_variable_is_named() -> None:
-    """A value from the environment is blamed on its variable, unknown ones on their spelling."""
     assert _refused(environment={"NODEAGENT_DRIFT": "x"}).startswith('NODEAGENT_DRIFT: found "x"')
     assert (
         _refused(environment={"NODEAGENT_PLAN_FIEL": "x"})
@@ -185,12 +174,10 @@ def test_a_wrong_variable_is_named() -> None:
 
 
 def test_a_wrong_flag_is_named() -> None:
-    """A value from the command line is blamed on the command line."""
     assert _refused(flags={"log.level": "x"}).startswith('command line: log.level: found "x"')
 
 
 def test_several_errors_are_counted() -> None:
-    """The first error is reported in full, the others are counted, so the message stays short."""
     message = _refused(environment={"NODEAGENT_DRIFT": "x", "NODEAGENT_RESET": "y"})
     assert message.endswith("expected mend or report (1 more are wrong)")
 
@@ -210,7 +197,6 @@ def test_variables_that_are_not_settings_are_left_alone() -> None:
 
 
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:
-    """Only the default file may be missing; a directory is no file either."""
     assert _refused(tmp_path / "no.yaml").endswith("no.yaml does not exist")
     assert "cannot be read: Is a directory" in _refused(tmp_path)
     os.mkfifo(tmp_path / "pipe")
@@ -221,7 +207,6 @@ def test_a_named_file_must_be_there(tmp_path: Path) -> None:
 
 
 def test_durations_are_seconds() -> None:
-    """Each unit means what it says, and a bare number means seconds."""
     for unit, seconds in {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "": 1}.items():
         environment = {"NODEAGENT_RESYNC_INTERVAL": f"2.5{unit}"}
         assert load_settings(NOTHING, environment, {}).resync.interval == 2.5 * seconds
@@ -237,7 +222,6 @@ def test_durations_are_seconds() -> None:
     ],
 )
 def test_addresses_read_and_print_alike(text: str, address: tuple[str, int]) -> None:
-    """An address is split into host and port, and prints as it was written."""
     listen = load_settings(NOTHING, {}, {"api.listen": text}).api.listen
     assert (listen, str(listen)) == (Address(*address), text)
 
@@ -246,7 +230,6 @@ def test_addresses_read_and_print_alike(text: str, address: tuple[str, int]) -> 
 
 
 def test_each_setting_has_a_description() -> None:
-    """The schema explains every setting, and durations their unit."""
     for name in setting_names():
         described = settings_schema()
         for part in name.split("."):
@@ -275,7 +258,6 @@ def test_each_setting_has_a_description() -> None:
 def test_the_schema_agrees_with_the_reader(
     tmp_path: Path, document: dict[str, object], fits: bool
 ) -> None:
-    """What the JSON Schema accepts, `load_settings` accepts, and the other way round."""
     schema = settings_schema()
     Draft202012Validator.check_schema(schema)
     assert Draft202012Validator(schema).is_valid(document) == fits
@@ -287,7 +269,6 @@ def test_the_schema_agrees_with_the_reader(
 
 
 def test_the_word_off_needs_no_quotes(tmp_path: Path) -> None:
-    """YAML takes it for false; the remedies say `dra.mode: off` as one types it."""
     file = tmp_path / "settings.yaml"
     file.write_text("dra: {mode: off}\ndrift: mend\n", encoding="utf-8")
     assert load_settings(file, {}, {}).dra.mode == "off"

@@ -1,7 +1,3 @@
-"""How a cluster behaves, as the agent relies on it: its own client with our API server and with a
-real one, and every answer beside what a real one said once.
-"""
-
 from __future__ import annotations
 
 import json
@@ -39,14 +35,12 @@ async def ask(
     path: str,
     body: JsonObject | None = None,
 ) -> JsonObject:
-    """What another client does."""
     kind = MERGE if method == "PATCH" else "application/json"
     request = Request("a change by another", method, path, body=body, content_type=kind)
     return await access.ask(request, read_object)
 
 
 async def set_plan(access: ClusterAccess, text: str) -> None:
-    """A user asks for this plan."""
     patch = {"metadata": {"annotations": {PLAN: text}}}
     await ask(access, "PATCH", f"{NODES}/{NODE}", patch)
 
@@ -61,7 +55,6 @@ async def node(access: ClusterAccess) -> AsyncIterator[JsonObject]:
 
 
 async def test_a_node_is_followed(access: ClusterAccess, node: JsonObject) -> None:
-    """While the watch is open, through its end and its return with another uid; others are not."""
     seen = Follower(access, NODE)
     async with seen.running():
         await ask(access, "POST", NODES, {"metadata": {"name": "another"}})
@@ -83,7 +76,6 @@ async def test_a_node_is_followed(access: ClusterAccess, node: JsonObject) -> No
 
 @pytest.mark.usefixtures("node")
 async def test_versions_from_before_a_restart(cluster: Cluster, access: ClusterAccess) -> None:
-    """A watch from an old version ends with 410; who follows a Node goes on from a new list."""
     seen = Follower(access, NODE)
     async with seen.running():
         await set_plan(access, "one")
@@ -101,9 +93,6 @@ async def test_versions_from_before_a_restart(cluster: Cluster, access: ClusterA
 
 
 async def test_a_node_is_written(access: ClusterAccess, node: JsonObject) -> None:
-    """All that is wanted of it, taken away again, and nothing of others; also a long text with odd
-    characters.
-    """
     text = "\x00\x07é\n" * 20_000
     ready = Condition("True", "Healthy", "m")
     made = Follower(access, NODE)
@@ -134,7 +123,6 @@ async def test_a_node_is_written(access: ClusterAccess, node: JsonObject) -> Non
 
 @pytest.mark.usefixtures("node")
 async def test_annotations_have_a_limit_together(access: ClusterAccess) -> None:
-    """256 KiB by all writers: what is more is refused for good."""
     with pytest.raises(faults.RequestRefused, match="annotations"):
         await set_plan(access, "x" * (256 * 1024))
 
@@ -157,7 +145,6 @@ async def test_every_answer(cluster: Cluster) -> None:
 
 
 async def test_the_kubelets_list_is_that_of_a_real_one(tmp_path: Path) -> None:
-    """Every pod is in it, also one without a device; a limit's claim is one like any other."""
     async with Kubelet(tmp_path) as kubelet:
         kubelet.run("plain")
         where: dict[str, Any] = {"driver": "gpu.nodeagent.io", "pool": f"n/gpu-{uuid.uuid4()}"}

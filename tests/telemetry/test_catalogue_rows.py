@@ -1,9 +1,3 @@
-"""Every row of the catalogue, read of simulated cards, has the value that was put there.
-
-What is expected is worked out here by hand, from units; the catalogue's own sources are not asked,
-save for which field value or GPM metric a row takes as it is.
-"""
-
 from __future__ import annotations
 
 import asyncio
@@ -68,7 +62,6 @@ PARTS: dict[int, Number] = {
 
 @pytest.fixture(scope="module")
 def sampled() -> Sampled:
-    """All boards, all rows; read once."""
     found = Sampled()
 
     async def sample() -> None:
@@ -88,18 +81,15 @@ def sampled() -> Sampled:
 
 
 def test_nothing_failed(sampled: Sampled) -> None:
-    """What a card lacks is left out and is no problem; everything else was answered."""
     assert sampled.problems == []
 
 
 def test_the_rows_of_a_whole_gpu(sampled: Sampled) -> None:
-    """Each is reported by a board that has it, and in its unit."""
     wrong = {row.name: found for row in ROWS if (found := _wrong_of_gpu(row, sampled))}
     assert wrong == {}
 
 
 def test_the_rows_of_an_instance(sampled: Sampled) -> None:
-    """The same of a GPU instance."""
     wrong = {}
     for row in ROWS:
         if row.part is not None:
@@ -179,7 +169,6 @@ def _of_gpm(row: Field) -> float:
 
 
 def test_the_texts_of_labels() -> None:
-    """Numbers that stand for something are words, and bytes are text."""
     for name, answer, text in (
         ("DCGM_FI_DEV_BRAND", pynvml.NVML_BRAND_TESLA, "Tesla"),
         ("DCGM_FI_DEV_BRAND", pynvml.NVML_BRAND_NVIDIA, "NVIDIA"),

@@ -1,5 +1,3 @@
-"""The file of counters, whatever it turns out to be."""
-
 from __future__ import annotations
 
 import os
@@ -18,7 +16,6 @@ def test_its_text(tmp_path: Path) -> None:
 
 
 def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
-    """Missing, too large, or a pipe that would never end."""
     (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
     os.mkfifo(tmp_path / "pipe")
     for name, reported in {"none": "No such file", "large": "1 MiB", "pipe": "regular"}.items():
@@ -28,7 +25,6 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may read the kernel's log")
 def test_a_file_that_would_have_to_be_waited_for(tmp_path: Path) -> None:
-    """/proc/kmsg is a regular file by its kind; once it was read to its end there is no text."""
     (tmp_path / "link").symlink_to("/proc/kmsg")
     with pytest.raises(NodeagentError, match="would wait"):
         all(counters_text(tmp_path / "link") is not None for _ in range(1000))

@@ -1,5 +1,3 @@
-"""One text out of all that is known: whose it is, what is gone, how old it is."""
-
 from __future__ import annotations
 
 import gzip
@@ -84,12 +82,10 @@ def _part(number: int, generation: int = 0) -> Subject:
 
 
 def test_there_is_a_text_before_anything_was_read() -> None:
-    """The agent speaks of itself; no scrape is ever empty."""
     assert any(line.startswith("nodeagent_build_info{") for line in Rig(ObservedNode()).lines)
 
 
 def test_a_gpu_is_labelled_with_the_one_that_has_it() -> None:
-    """Every field of it, in the order that dcgm-exporter has."""
     rig = Rig(whole(user(0, "a")))
     rig.sample({USED: ((WHOLE, 7),), POWER: ((WHOLE, 300.0),)})
     pod = ',container="main",namespace="team",pod="a"'
@@ -98,7 +94,6 @@ def test_a_gpu_is_labelled_with_the_one_that_has_it() -> None:
 
 
 def test_lists_of_processes_that_are_old_do_not_count() -> None:
-    """Then what was observed does."""
     rig = Rig(whole(user(1, "a", memory=2), user(2, "b", memory=4)))
     rig.exporter.put_processes("GPU-never-sampled", {None: ()})
     rig.exporter.put_processes(GPU.uuid, {None: ()})
@@ -110,7 +105,6 @@ def test_lists_of_processes_that_are_old_do_not_count() -> None:
 
 
 def test_an_instance_that_is_gone_is_gone_everywhere() -> None:
-    """Its values, facts and MPS daemon are not exported, though it was not observed anew yet."""
     rig = Rig(divided({0: [], 1: []}))
     rig.state = replace(rig.state, mps=(mps_daemon("MIG-0", "Ready"), mps_daemon("MIG-1", "Ready")))
     rig.sample({USED: ((_part(0), 1), (_part(1), 2))}, _part(0), _part(1))
@@ -122,7 +116,6 @@ def test_an_instance_that_is_gone_is_gone_everywhere() -> None:
 
 
 def test_what_was_observed_after_the_last_look_is_exported() -> None:
-    """A new instance need not wait for the next sample."""
     rig = Rig(divided({0: []}))
     rig.sample({}, _part(0))
     rig.observe(divided({0: [], 1: []}))
@@ -130,7 +123,6 @@ def test_what_was_observed_after_the_last_look_is_exported() -> None:
 
 
 def test_a_slice_that_was_made_for_a_claim_has_its_pod_at_once() -> None:
-    """With the first sample of it, before the node was observed anew; what the claim has, too."""
     rig = Rig(divided({}))
     device = ClaimDevice(
         request="r",
@@ -165,7 +157,6 @@ def test_a_slice_that_was_made_for_a_claim_has_its_pod_at_once() -> None:
 
 
 def test_counters_go_on_where_the_driver_began_anew() -> None:
-    """They go on also where no scrape came in between."""
     rig = Rig(whole())
     for value in (100, 150, 20, 30):
         rig.sample({ENERGY: ((WHOLE, value),)})
@@ -173,7 +164,6 @@ def test_counters_go_on_where_the_driver_began_anew() -> None:
 
 
 def test_other_fields_count_from_the_next_scrape_on() -> None:
-    """The values of before stay, so nothing is missing in between."""
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),), POWER: ((WHOLE, 300.0),)})
     rig.exporter.select(read_selection("DCGM_FI_DEV_FB_USED, gauge, x\nNOT_THERE, gauge, x\n"))
@@ -183,7 +173,6 @@ def test_other_fields_count_from_the_next_scrape_on() -> None:
 
 
 def test_the_cluster_is_reachable_or_not_at_the_scrape() -> None:
-    """Without waiting for a look at GPUs; nodes without a cluster have no such metric."""
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),)})
     assert rig.series("nodeagent_cluster_reachable") == []
@@ -194,7 +183,6 @@ def test_the_cluster_is_reachable_or_not_at_the_scrape() -> None:
 
 
 def test_the_age_is_that_of_the_scrape() -> None:
-    """It is added to a text that stays the same, in both encodings."""
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),)})
     cost = [AgentSample(agent_metrics.CPU_SECONDS, 1.5)]
@@ -210,7 +198,6 @@ def test_the_age_is_that_of_the_scrape() -> None:
 
 
 def test_what_a_lost_gpu_said_ends() -> None:
-    """Its readers are dropped, and nothing of it is exported."""
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),)})
     rig.exporter.take(SampleBatch(gone=("fast",)))
@@ -218,7 +205,6 @@ def test_what_a_lost_gpu_said_ends() -> None:
 
 
 def test_what_a_gpu_does_that_is_not_sampled_is_not_known() -> None:
-    """Its last values are still exported; but it is not in use by them, nor idle."""
     rig = Rig(whole(user(0, "a")))
     rig.sample({UTILIZATION: ((WHOLE, 100),)})
     last = GpuSample(GPU, WHOLE, rig.now, GpuReading(GPU.uuid))
@@ -232,7 +218,6 @@ def test_what_a_gpu_does_that_is_not_sampled_is_not_known() -> None:
 
 
 def test_nothing_is_written_without_a_scraper() -> None:
-    """A text is made of a sample when a scrape is expected soon, or asks for it."""
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),)})
     assert not rig.written

@@ -1,5 +1,3 @@
-"""What health is judged by: XIDs of the kernel log, and the modes that the agent owns."""
-
 from __future__ import annotations
 
 import asyncio
@@ -42,7 +40,6 @@ class Followed:
 
 @asynccontextmanager
 async def following(followed: Followed) -> AsyncIterator[None]:
-    """While it is followed."""
     running = asyncio.create_task(followed.errors.run(since=0.0))
     try:
         yield
@@ -62,14 +59,12 @@ def writer(tmp_path: Path) -> Iterator[int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it is so."""
     async with asyncio.timeout(stretched(30)):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 async def test_the_drivers_lines_are_read(tmp_path: Path, writer: int) -> None:
-    """Those of before and those that come later, and no other lines."""
     followed = Followed(tmp_path / "kmsg")
     os.write(writer, b"6,1,10,-;usb 1-1: new device\n" + XID.encode())
     async with following(followed):
@@ -82,7 +77,6 @@ async def test_the_drivers_lines_are_read(tmp_path: Path, writer: int) -> None:
 
 
 async def test_nothing_is_delivered_after_the_end(tmp_path: Path, writer: int) -> None:
-    """The file is closed with the follower."""
     followed = Followed(tmp_path / "kmsg")
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # as quick as the kernel has it
     async with following(followed):
@@ -95,7 +89,6 @@ async def test_nothing_is_delivered_after_the_end(tmp_path: Path, writer: int) -
 
 
 async def test_the_end_of_what_is_no_kernel_log(tmp_path: Path) -> None:
-    """It is reported once, with what came before it, and nothing turns in a circle."""
     os.mkfifo(tmp_path / "kmsg")
     followed = Followed(tmp_path / "kmsg", again=60.0)
     async with following(followed):
@@ -112,7 +105,6 @@ async def test_the_end_of_what_is_no_kernel_log(tmp_path: Path) -> None:
 
 
 async def test_a_log_that_is_not_there_and_then_a_plain_file(tmp_path: Path) -> None:
-    """As in a pod without the device: the problem says what is missing then."""
     followed = Followed(tmp_path / "kmsg")
     async with following(followed):
         await until(lambda: bool(followed.reports))
@@ -138,7 +130,6 @@ async def test_the_real_one() -> None:
 
 
 async def test_a_log_that_appears_is_read(tmp_path: Path) -> None:
-    """What is wrong is reported once, however often it is tried, and that it is over."""
     followed = Followed(tmp_path / "kmsg")
     async with following(followed):
         await until(lambda: bool(followed.reports))
@@ -185,7 +176,6 @@ def _read(*, mig: bool | None = None, mode: ComputeMode | None = None) -> GpuRea
 
 
 def test_mig_as_the_plan_has_it() -> None:
-    """Also while a plan is still to be carried out; a pending mode is not wanted yet."""
     on = GpuPlan(H100, Verdict.APPLICABLE, (), replace(H100, mig=ON))
     assert owned_modes(on, _read(mig=False)) == (ModeReading("MIG mode", "off", "on"),)
     pending = replace(H100, mig=MigMode(current=False, pending=True))
@@ -195,7 +185,6 @@ def test_mig_as_the_plan_has_it() -> None:
 
 
 def test_the_compute_mode_only_where_the_agent_set_it() -> None:
-    """What another program set is not."""
     mine = replace(
         H100,
         mig=None,
@@ -212,6 +201,5 @@ def test_the_compute_mode_only_where_the_agent_set_it() -> None:
 
 
 def test_a_plan_that_is_refused_wants_nothing() -> None:
-    """What would be so is not known."""
     refused = GpuPlan.refused(H100, Verdict.BLOCKED, Problem(code=Code.IN_USE, message="in use"))
     assert owned_modes(refused, _read(mig=True, mode=EXCLUSIVE)) == ()

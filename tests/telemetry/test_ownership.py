@@ -1,5 +1,3 @@
-"""Whose a device is, and the time that each owner held and used it."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -38,14 +36,12 @@ def _no_owner(_: int) -> None:
 
 
 def test_an_allocation_is_enough() -> None:
-    """A pod holds its device before its first process."""
     found = uses(whole(user(0, "a")), {}, _no_owner)
     assert found[WHOLE].sole == A
     assert not found[WHOLE].memory
 
 
 def test_each_pod_has_the_memory_of_its_processes() -> None:
-    """It is that of all its processes; processes without a known owner count for none."""
     node = whole(
         user(0, "a"),
         user(1, "a", memory=5),
@@ -60,7 +56,6 @@ def test_each_pod_has_the_memory_of_its_processes() -> None:
 
 
 def test_newer_processes_take_the_place_of_observed_ones() -> None:
-    """One that ended is gone; a new one belongs to whom its cgroup says."""
     node = whole(user(1, "a", memory=5), user(2, "b", memory=6))
     newer = {WHOLE: (ProcessReading(2, 8 * MIB, 40.0), ProcessReading(3, MIB, 2.0))}
     use = uses(node, newer, {3: Owner(unit="x.service")}.get)[WHOLE]
@@ -71,7 +66,6 @@ def test_newer_processes_take_the_place_of_observed_ones() -> None:
 
 
 def test_a_container_that_is_not_named_is_the_one_that_was_given_the_device() -> None:
-    """So a pod is one owner, not one with and one without its container's name."""
     node = whole(user(0, "a"), replace(user(1, "a", memory=5), container=""))
     assert uses(node, {}, _no_owner)[WHOLE].memory == {A: 5 * MIB}
 
@@ -85,7 +79,6 @@ def test_an_mps_server_is_no_owner() -> None:
 
 
 def test_instances_are_distinguished() -> None:
-    """Each has its own owners; one without any is not in the answer."""
     found = uses(divided({0: [user(1, "a")], 1: [user(2, "b")], 2: []}), {}, _no_owner)
     assert {device: use.sole for device, use in found.items()} == {
         (GPU.uuid, 0): A,
@@ -94,13 +87,11 @@ def test_instances_are_distinguished() -> None:
 
 
 def test_a_gpu_that_does_not_answer_has_no_owner() -> None:
-    """What is known of it is old."""
     gpu = replace(whole(user(1, "a")).gpus[0], access=Access.UNKNOWN)
     assert uses(ObservedNode((gpu,)), {}, _no_owner) == {}
 
 
 def test_only_processes_without_a_pod_are_looked_up() -> None:
-    """Those that were observed without one, and those that are new."""
     node = whole(user(0, "a"), user(1, "a"), user(2))
     assert pids_without_pod(node, {WHOLE: (ProcessReading(1), ProcessReading(3))}) == {2, 3}
 
@@ -120,7 +111,6 @@ def _part(number: int | None, **known: Any) -> ClaimDevice:
 
 
 def test_a_claim_gives_its_device_to_its_pods() -> None:
-    """By the instance that was made; one that is not made, or only looked at, is nobody's."""
     pod = Pod(namespace="team", name="a", container="")
     other = Pod(namespace="team", name="b", container="main")
     claims = (
@@ -133,7 +123,6 @@ def test_a_claim_gives_its_device_to_its_pods() -> None:
 
 
 def test_a_claims_pod_has_the_device_before_it_is_observed() -> None:
-    """A slice that was just made; but nothing is said of a GPU that does not answer."""
     held: dict[Device, tuple[Owner, ...]] = {(GPU.uuid, 7): (POD,)}
     node = divided({0: []})
     assert uses(node, {}, _no_owner, held)[GPU.uuid, 7].sole == POD
@@ -142,7 +131,6 @@ def test_a_claims_pod_has_the_device_before_it_is_observed() -> None:
 
 
 def test_a_claims_pod_is_one_owner_with_its_process() -> None:
-    """Whichever of the two knows the container."""
     for known, found in ((POD, A), (A, POD)):
         held = {WHOLE: (known,)}
         newer = {WHOLE: (ProcessReading(1, 5 * MIB),)}
@@ -162,7 +150,6 @@ def _split(used: int, use: DeviceUse, number: int = FB_USED) -> tuple[Value, ...
 
 
 def test_memory_of_each_and_the_rest() -> None:
-    """Whole MiB, cut down, and what is left without an owner."""
     use = DeviceUse((A, B), {A: 1000 * MIB + 5, B: 500 * MIB})
     assert _split(1600, use) == (
         (Subject(WHOLE_GPU.entity, A.labels), 1000),
@@ -177,13 +164,11 @@ def test_the_rest_is_never_below_nothing() -> None:
 
 
 def test_utilization_where_it_is_known_of_processes() -> None:
-    """Percent of the GPU's time."""
     use = DeviceUse((A, B), {}, {A: 40.4, B: 20.0})
     assert [value for _, value in _split(70, use, GPU_UTIL)] == [40, 20, 10]
 
 
 def test_what_cannot_be_split_stays_one_value() -> None:
-    """Also where there is but one owner, whose labels it then has anyway."""
     assert _split(1600, DeviceUse((A, B))) == ((WHOLE_GPU, 1600),)
     assert _split(1600, DeviceUse((A,), {A: MIB})) == ((WHOLE_GPU, 1600),)
 
@@ -203,7 +188,6 @@ def _observe(
 
 
 def test_time_of_gpus_and_of_slices() -> None:
-    """A whole GPU counts as one; a slice as its part, and as slices; shared ones are divided."""
     accounts = Accounts(longest_gap=60)
     shared = whole(user(0, "a"), user(0, "b"))
     _observe(accounts, 0.0, shared, {WHOLE: 0.5})
@@ -220,7 +204,6 @@ def test_time_of_gpus_and_of_slices() -> None:
 
 
 def test_idle_counts_from_the_first_look_that_found_nothing_done() -> None:
-    """Work ends it; where activity is not known nothing is said."""
     accounts, node, part = Accounts(longest_gap=60), divided({3: [user(0, "a")]}), (GPU.uuid, 3)
     series = ("0", GPU.uuid, "1g.10gb", "3", "main", "team", "a", "", "")
     for now, active, expected in (
@@ -237,7 +220,6 @@ def test_idle_counts_from_the_first_look_that_found_nothing_done() -> None:
 
 
 def test_activity_is_gpms_where_it_is_there() -> None:
-    """Utilization in percent stands in for it on older cards."""
     gpu, part = Subject(WholeGpu(GPU)), Subject(Slice(GPU, "1g.10gb", 3))
     sample = SampleSet({203: ((gpu, 50),), 1001: ((part, 0.25), (gpu, 0.75))})
     assert activity(sample) == {WHOLE: 0.75, (GPU.uuid, 3): 0.25}
@@ -245,7 +227,6 @@ def test_activity_is_gpms_where_it_is_there() -> None:
 
 
 def test_time_that_stands_jumps_or_is_unknown_does_not_count() -> None:
-    """A clock that goes back and a gap that is too long add nothing, and take nothing away."""
     for later in (100.0, 90.0, 161.0):
         accounts, node = Accounts(longest_gap=60), whole(user(0, "a"))
         for now, expected in ((100.0, 0.0), (later, 0.0), (later + 1, 1.0)):
@@ -254,7 +235,6 @@ def test_time_that_stands_jumps_or_is_unknown_does_not_count() -> None:
 
 
 def test_a_hold_that_ended_has_its_last_interval() -> None:
-    """Who lets go had it until then, and used what is not known; who comes begins then."""
     accounts = Accounts(longest_gap=60)
     for now, pod in ((0.0, "a"), (5.0, "b"), (7.0, "b")):
         _observe(accounts, now, whole(user(0, pod)), {WHOLE: 1.7})
@@ -264,7 +244,6 @@ def test_a_hold_that_ended_has_its_last_interval() -> None:
 
 
 def test_who_let_go_is_forgotten_after_a_while() -> None:
-    """The last values can still be scraped; after that nothing is kept."""
     accounts = Accounts(longest_gap=60, keep=30.0)
     for now, users, kept in ((0.0, [user(0, "a")], 1), (10.0, [], 1), (30.0, [], 1), (31.0, [], 0)):
         _observe(accounts, now, whole(*users), {})
@@ -272,7 +251,6 @@ def test_who_let_go_is_forgotten_after_a_while() -> None:
 
 
 def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
-    """A container, a unit or a user, and no pod's labels."""
     owners = {
         1: Owner(container="0123456789ab"),
         2: Owner(unit="train.service"),
@@ -288,7 +266,6 @@ def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
 
 
 def test_each_device_has_what_was_read_of_it() -> None:
-    """In percent, degrees, watts and bytes; what was not read is not there, and links have none."""
     sample = SampleSet(
         {
             150: ((OF_GPU, 64),),

@@ -1,5 +1,3 @@
-"""Who runs on a GPU and its instances, read in the GPU's own thread."""
-
 from __future__ import annotations
 
 import os
@@ -32,9 +30,6 @@ def _busy(node: SimulatedNode) -> None:
 
 @pytest.mark.parametrize("zero", [False, True])
 async def test_all_kinds_of_processes_with_memory_and_time(zero: bool) -> None:
-    """Compute, graphics and MPS, each once; what is not known is None, and no instance is believed
-    where there are none.
-    """
     with simulated("t4:1", switches=Switches(zero_outside_mig=zero)) as node:
         _busy(node)
         async with open_driver() as driver:
@@ -63,7 +58,6 @@ async def test_a_clock_that_was_set_back_hides_no_work() -> None:
 
 
 async def test_instances_have_their_own() -> None:
-    """They are listed by the id of the GPU instance; their time is not reported there."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             observed = await divide(driver, (("1g.10gb", 7),))
@@ -79,7 +73,6 @@ async def test_instances_have_their_own() -> None:
 
 
 async def test_what_a_card_does_not_have_is_not_asked_again() -> None:
-    """Its other lists are read as before."""
     with simulated("t4:1") as node:
         _busy(node)
         node.inject("nvmlDeviceGetMPSCompute*", error=Code.NOT_SUPPORTED, times=None)
@@ -96,7 +89,6 @@ async def test_what_a_card_does_not_have_is_not_asked_again() -> None:
 
 
 async def test_a_list_that_fails_leaves_the_others() -> None:
-    """It is asked again the next time."""
     with simulated("t4:1") as node:
         _busy(node)
         async with open_driver() as driver:
@@ -108,7 +100,6 @@ async def test_a_list_that_fails_leaves_the_others() -> None:
 
 
 def test_the_cost_is_of_this_process() -> None:
-    """Its memory, its files and its start are plausible, and its time grows with work."""
     cost = {sample.metric.name: sample.value for sample in process_samples()}
     memory = cost["process_resident_memory_bytes"]
     assert 10 << 20 < memory < cost["process_virtual_memory_bytes"]

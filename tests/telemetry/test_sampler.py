@@ -1,5 +1,3 @@
-"""What the sampler asks a GPU for, how often, and how it goes on while GPUs fail."""
-
 from __future__ import annotations
 
 import asyncio
@@ -35,7 +33,6 @@ from tests.telemetry.sampler_rig import (
 
 
 async def test_only_what_is_wanted_is_asked(known: Driver, node: SimulatedNode) -> None:
-    """Beside what health needs, one call for each GPU, where one field is chosen."""
     calls = []
     for fields, clocks in (((), {}), (rows(SM_CLOCK), {0: 345, 1: 345})):
         sampler = sampler_of(known, fields)
@@ -64,14 +61,12 @@ async def test_what_a_card_does_not_have_is_asked_once(known: Driver, node: Simu
 
 
 async def test_field_values_go_in_one_batch(known: Driver, node: SimulatedNode) -> None:
-    """One call for a GPU, also where metrics of both tiers and health need some."""
     sampler = sampler_of(known, catalogue().fields)
     await sampler.round()
     assert node.journal.counts["nvmlDeviceGetFieldValues"] <= 4  # two of them are the driver's
 
 
 async def test_texts_come_with_the_slow_tier(known: Driver) -> None:
-    """Text fields of the node and of each GPU, by their numbers."""
     sampled = await sampler_of(known, (), catalogue().texts).round()
     assert sampled.samples["node"].node_texts[1] == "595.58.03"
     (texts,) = sampled.samples["slow/1"].gpu_texts.values()
@@ -81,7 +76,6 @@ async def test_texts_come_with_the_slow_tier(known: Driver) -> None:
 
 
 async def test_the_slow_tier_is_not_read_each_time(known: Driver, node: SimulatedNode) -> None:
-    """Its samples come when they are due; those that do not change come with them."""
     ahead = 0.0
     sampler = sampler_of(known, rows(POWER, 202, 235), clock=lambda: time.monotonic() + ahead)
     first, second = await sampler.round(), await sampler.round()
@@ -122,7 +116,6 @@ async def test_who_waits_for_a_round_outlives_the_closing(
 
 
 async def test_health_of_an_instance(known: Driver, node: SimulatedNode) -> None:
-    """Its errors are its own, and it is known by its place; what the card then lacks is None."""
     gpu = await laid_out(known, 0, at0="3g.40gb")
     [instance] = gpu.instances
     node.set_figures(f"0/{instance.id}/0", {"ecc.uncorrected.volatile.7": 3})
@@ -138,7 +131,6 @@ async def test_health_of_an_instance(known: Driver, node: SimulatedNode) -> None
 async def test_an_old_driver_reports_the_fabric_in_its_older_way(
     known: Driver, node: SimulatedNode
 ) -> None:
-    """The newer structure is refused; the older one has no summary."""
     node.inject("nvmlDeviceGetGpuFabricInfoV", gpu=0, error="ARGUMENT_VERSION_MISMATCH")
     sampled = await sampler_of(known, ()).round()
     fabric = sampled.gpus[0].fabric
@@ -150,7 +142,6 @@ async def test_an_old_driver_reports_the_fabric_in_its_older_way(
 
 
 async def test_a_look_waits_for_one_call_of_a_reading(known: Driver, node: SimulatedNode) -> None:
-    """The reading ends there, is no failure, and the next one has all."""
     uuid = known.pool[0].uuid
     sampler = sampler_of(known, catalogue().fields)
     await sampler.round()
@@ -174,7 +165,6 @@ async def test_a_look_waits_for_one_call_of_a_reading(known: Driver, node: Simul
 
 
 async def test_a_changed_gpu_is_read_once_it_is_free(known: Driver, node: SimulatedNode) -> None:
-    """Though the reading after its step fell into a look, and the next one comes an hour later."""
     gpu = await laid_out(known, 0)
     rounds: list[SampleBatch] = []
     service = SamplingService(
@@ -201,7 +191,6 @@ async def test_a_changed_gpu_is_read_once_it_is_free(known: Driver, node: Simula
 
 
 async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
-    """The other GPU is sampled; the missed deadline is reported, the age grows, it recovers."""
     sampler = sampler_of(known, rows(POWER))
     await sampler.round()
     hang = node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
@@ -224,7 +213,6 @@ async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
 
 
 async def test_a_gpu_that_always_hung(hasty: Driver, node: SimulatedNode) -> None:
-    """Its UUID is not known, so the node has the trouble; that is over when it answers."""
     hang = node.inject("nvmlDeviceGetUUID", gpu=0, hang=True)
     await hasty.observe()
     sampler = sampler_of(hasty, rows(POWER))
@@ -246,7 +234,6 @@ def _sampled_at(sampled: SampleBatch, gpu: str) -> float:
 
 
 async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: SimulatedNode) -> None:
-    """It comes with the round in which it is ready."""
     sampler = Sampler(known, rows(POWER), intervals=Intervals(patience=0.3, deadline=60))
     await sampler.round()
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
@@ -261,7 +248,6 @@ async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: Simulat
 
 
 async def test_a_field_that_fails_on_one_gpu(known: Driver, node: SimulatedNode) -> None:
-    """It is missing there, and reported as a problem; all else is read."""
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, error="UNKNOWN", times=None)
     sampler = sampler_of(known, rows(POWER, SM_CLOCK))
     sampled = await sampler.round()
@@ -275,7 +261,6 @@ async def test_a_field_that_fails_on_one_gpu(known: Driver, node: SimulatedNode)
 
 
 async def test_what_cannot_be_read_is_logged_once(known: Driver, node: SimulatedNode) -> None:
-    """Though one of the calls that fail is made in each round, and the other seldom."""
     for function in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetPcieReplayCounter"):
         node.inject(function, gpu=0, error="UNKNOWN", times=None)
     found: list[tuple[str, ...]] = []
@@ -295,7 +280,6 @@ async def test_what_cannot_be_read_is_logged_once(known: Driver, node: Simulated
 
 
 async def test_an_unforeseen_answer(known: Driver) -> None:
-    """What pynvml itself cannot cope with is that GPU's failure; the agent goes on."""
     (row,) = rows(POWER)
     call = DeviceCall("nvmlDeviceGetPowerUsage", ("NVML_TEMPERATURE_GPU",))  # one too many
     odd = structs.replace(row, whole=call)
@@ -330,7 +314,6 @@ async def test_a_lost_gpu(known: Driver, node: SimulatedNode) -> None:
 
 
 async def test_the_driver_is_reloaded(known: Driver, node: SimulatedNode) -> None:
-    """All readers fail, then all handles are got anew and GPM begins anew."""
     sampler = sampler_of(known, rows(POWER, ACTIVE))
     await sampler.round()
     node.unload_driver()

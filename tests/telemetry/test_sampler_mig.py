@@ -1,5 +1,3 @@
-"""Sampling while layouts change: values of instances, and none of those that are gone."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,7 +27,6 @@ from tests.telemetry.sampler_rig import (
 
 
 async def test_values_of_instances(known: Driver, node: SimulatedNode) -> None:
-    """GPM and memory of each instance; utilization of the whole GPU is not there any more."""
     gpu = await laid_out(known, 0, at0="3g.40gb", at4="1g.10gb")
     node.load(f"0/{gpu.instances[0].id}/0", 0.5)
     sampler = sampler_of(known, default_selection().fields)
@@ -47,7 +44,6 @@ async def test_values_of_instances(known: Driver, node: SimulatedNode) -> None:
 
 
 async def test_a_repartition_in_the_middle(known: Driver) -> None:
-    """The round after a step has the new instance and not the old; siblings keep their GPM."""
     gpu = await laid_out(known, 0, at0="3g.40gb", at4="1g.10gb")
     one = gpu.instances[1].id
     sampler = sampler_of(known, rows(FB_USED, ACTIVE, POWER))
@@ -71,7 +67,6 @@ async def test_a_repartition_in_the_middle(known: Driver) -> None:
 
 
 async def test_what_a_change_did_is_read_of_its_gpu_alone(known: Driver) -> None:
-    """The others are read in their turn; their last values stay, and one never read is read."""
     gpu = await laid_out(known, 0)
     sampler = sampler_of(known, rows(FB_USED))
 
@@ -88,7 +83,6 @@ async def test_what_a_change_did_is_read_of_its_gpu_alone(known: Driver) -> None
 
 
 async def test_repartitions_leave_nothing_behind(known: Driver) -> None:
-    """GPM samples of instances that are gone are used for those that come."""
     sampler = sampler_of(known, rows(ACTIVE))
     gpu = await laid_out(known, 0)
     allocated = set()
@@ -104,7 +98,6 @@ async def test_repartitions_leave_nothing_behind(known: Driver) -> None:
 
 
 async def test_the_same_instance_made_again_is_another(known: Driver) -> None:
-    """It has another generation, so that its counters are known to begin anew."""
     gpu = await laid_out(known, 0, at0="3g.40gb")
     sampler = sampler_of(known, rows(FB_USED))
     (before,) = (await sampler.round()).slices[gpu.uuid]
@@ -118,7 +111,6 @@ async def test_the_same_instance_made_again_is_another(known: Driver) -> None:
 
 
 async def test_instances_outlive_a_restart_of_nvml(known: Driver) -> None:
-    """They are the same as before: their counters go on, and nothing that was read of them ends."""
     gpu = await laid_out(known, 0, at0="3g.40gb", at4="1g.10gb")
     sampler = sampler_of(known, rows(FB_USED))
     before = (await sampler.round()).slices[gpu.uuid]
@@ -127,7 +119,6 @@ async def test_instances_outlive_a_restart_of_nvml(known: Driver) -> None:
 
 
 async def test_an_instance_that_another_program_destroyed() -> None:
-    """Its handle is refused; in the same look the others are read, and it is not reported."""
     async with driving("h100-80gb") as (driver, node):
         gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
         sampler = sampler_of(driver, rows(FB_USED, ACTIVE))
@@ -179,7 +170,6 @@ async def test_a_handle_that_may_be_of_another_instance(
 async def test_mig_switched_off_brings_back_the_whole_gpu(
     known: Driver, node: SimulatedNode
 ) -> None:
-    """What was refused while MIG was on is asked again."""
     gpu = await laid_out(known, 0, at0="1g.10gb")
     sampler = sampler_of(known, rows(UTILISATION))
     assert whole(await sampler.round(), UTILISATION) == {1: 0}
@@ -192,7 +182,6 @@ async def test_mig_switched_off_brings_back_the_whole_gpu(
 
 
 async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
-    """While a step runs on a GPU it is not sampled; the other one is."""
     gpu = await laid_out(known, 0, at0="3g.40gb")
     sampler = sampler_of(known, rows(FB_USED, POWER))
     await sampler.round()

@@ -1,5 +1,3 @@
-"""docs/annotations.md shows what the code writes."""
-
 from __future__ import annotations
 
 import json
@@ -29,7 +27,6 @@ PAGE = (Path(__file__).parents[2] / "docs/annotations.md").read_text(encoding="u
 
 
 def section(title: str) -> str:
-    """The text under a heading."""
     return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
@@ -39,18 +36,15 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def only_json(title: str) -> Any:
-    """The one JSON example of a section."""
     (block,) = blocks(section(title), "json")
     return json.loads(block)
 
 
 def test_the_plan_is_the_examples() -> None:
-    """Whose digest the status has."""
     assert blocks(PAGE, "yaml") == [PLAN]
 
 
 def test_the_status_examples() -> None:
-    """In sync and refused; every key of both is explained."""
     shown, refused = map(json.loads, blocks(section("Annotation nodeagent.io/status"), "json"))
     assert shown == json.loads(status_text(content_of(IN_SYNC), AT))
     whole = content_of(REJECTED)
@@ -61,7 +55,6 @@ def test_the_status_examples() -> None:
 
 
 def test_the_conditions() -> None:
-    """Each row of the first table is a condition of one of the examples."""
     rows = [
         tuple(cell.strip(" `") for cell in line.strip("|").split("|"))
         for line in section("Conditions").splitlines()
@@ -77,7 +70,6 @@ def test_the_conditions() -> None:
 
 
 def test_the_facts_for_schedulers() -> None:
-    """Topology, layout and labels."""
     assert only_json("Annotation nodeagent.io/topology") == json.loads(topology(OBSERVED))
     assert only_json("Annotation nodeagent.io/layout") == json.loads(layout(OBSERVED, (DAEMON,)))
     (labels,) = blocks(section("Labels"), "text")
@@ -85,14 +77,12 @@ def test_the_facts_for_schedulers() -> None:
 
 
 def test_the_events_exist() -> None:
-    """Every reason that is named."""
     named = re.findall(r"`([A-Z][A-Za-z]+)`", section("Events"))
     assert named
     assert {*named} <= {kind.value for kind in EventType}
 
 
 def test_the_message_to_wait_for() -> None:
-    """The command looks for what the condition says, with and without a warning before it."""
     (waited,) = re.findall(r'grep -q "(.*\$want.*)"', PAGE)
     gone = replace(
         IN_SYNC, problems=(Problem(code=Code.SOURCE_MISSING, message="the plan file is gone"),)

@@ -1,5 +1,3 @@
-"""The Node's conditions for every state there is."""
-
 from __future__ import annotations
 
 import re
@@ -40,12 +38,10 @@ SILENT = replace(OBSERVED.gpus[1], access=Access.UNKNOWN, access_reason="a call 
 
 
 def ready(state: NodeState) -> Condition:
-    """GPUPartitionsReady."""
     return conditions_of(state)[PARTITIONS_READY]
 
 
 def healthy(state: NodeState) -> Condition:
-    """GPUHealthy."""
     return conditions_of(state)[HEALTHY]
 
 
@@ -53,7 +49,6 @@ def healthy(state: NodeState) -> Condition:
 
 
 def test_in_sync_names_the_plan() -> None:
-    """One can wait for exactly this plan; the configuration belongs to it."""
     assert ready(IN_SYNC) == Condition("True", "InSync", f"the node is as plan {DIGEST} says")
     named = replace(IN_SYNC, configuration="all-1g.10gb")
     assert ready(named).message == f"the node is as plan {DIGEST} (all-1g.10gb) says"
@@ -62,7 +57,6 @@ def test_in_sync_names_the_plan() -> None:
 
 
 def test_a_rejected_plan() -> None:
-    """Where it is wrong, and which one counts instead."""
     assert f"; plan {DIGEST} stays in force; see nodeagent explain " in ready(REJECTED).message
     unread = replace(REJECTED, digest="", refusal=Refused(digest="", problems=REJECTED.problems))
     assert ready(unread).message.startswith('the plan is refused: gpus[0].mig["8g.40gb"]: ')
@@ -70,7 +64,6 @@ def test_a_rejected_plan() -> None:
 
 @pytest.mark.parametrize("phase", sorted(set(Phase) - {Phase.IN_SYNC, Phase.NO_PLAN}))
 def test_every_other_phase_is_the_reason(phase: Phase) -> None:
-    """With its sentence, and where that is explained unless it passes by itself."""
     condition = ready(replace(BLOCKED, phase=phase))
     assert (condition.status, condition.reason) == ("False", phase.value)
     pointer = "" if phase is Phase.WORKING else "; see nodeagent explain InUse"
@@ -78,31 +71,26 @@ def test_every_other_phase_is_the_reason(phase: Phase) -> None:
 
 
 def test_work_names_the_plan() -> None:
-    """So that one sees which change is on its way."""
     assert ready(replace(IN_SYNC, phase=Phase.WORKING)).message == f"working on plan {DIGEST}"
 
 
 def test_without_a_plan_a_node_may_be_for_claims() -> None:
-    """Whatever its carrier lacks."""
     state = replace(IN_SYNC, phase=Phase.NO_PLAN, digest="", note="none", claims=())
     assert ready(state) == Condition("True", "NoPlan", "no plan: the GPUs are for claims")
 
 
 def test_before_the_first_look_nothing_is_known() -> None:
-    """Both conditions say so."""
     unknown = Condition("Unknown", "NotObservedYet", "the GPUs were not read yet")
     assert dict(conditions_of(FRESH)) == {PARTITIONS_READY: unknown, HEALTHY: unknown}
 
 
 def test_a_refusal_before_the_first_look_says_nothing_of_health() -> None:
-    """The plan could be read and judged, the GPUs could not."""
     state = replace(REJECTED, observed=ObservedNode(), observed_at=None)
     assert ready(state).reason == "Rejected"
     assert healthy(state).reason == "NotObservedYet"
 
 
 def test_a_driver_that_does_not_answer() -> None:
-    """Then nothing is known, whatever was known before."""
     state = replace(IN_SYNC, phase=Phase.FAILED, driver_error="it is not loaded")
     for condition in conditions_of(state).values():
         assert (condition.status, condition.reason) == ("Unknown", "DriverUnavailable")
@@ -115,21 +103,18 @@ def test_a_driver_that_does_not_answer() -> None:
 
 
 def test_gpus_that_answer_are_healthy() -> None:
-    """As far as is known today; a node without GPUs has no sick one."""
     assert healthy(IN_SYNC) == Condition("True", "Healthy", "the driver answers for every GPU (2)")
     none = replace(IN_SYNC, observed=ObservedNode())
     assert healthy(none) == Condition("True", "NoGpus", "the node has no GPUs")
 
 
 def test_a_lost_gpu_is_named() -> None:
-    """It outweighs one that is only silent, which is named as well."""
     condition = healthy(replace(IN_SYNC, observed=ObservedNode((LOST, SILENT))))
     assert (condition.status, condition.reason) == ("False", "GpuLost")
     assert condition.message.startswith(f"GPU 0 ({FIRST}) is lost: it fell off the bus; GPU 1 (")
 
 
 def test_a_silent_gpu_is_not_called_sick() -> None:
-    """It is not known."""
     condition = healthy(replace(IN_SYNC, observed=ObservedNode((OBSERVED.gpus[0], SILENT))))
     assert (condition.status, condition.reason) == ("Unknown", "GpuUnknown")
     assert condition.message.endswith(
@@ -138,7 +123,6 @@ def test_a_silent_gpu_is_not_called_sick() -> None:
 
 
 def test_what_the_checks_found_counts() -> None:
-    """By its own reason, with the place and what would help."""
     sick = _judged(GpuReading(FIRST, 0, memory_unrepairable=True))
     assert healthy(replace(IN_SYNC, health=sick)) == Condition(
         "False",
@@ -156,7 +140,6 @@ def test_what_the_checks_found_counts() -> None:
 
 
 def test_a_gpu_that_no_check_has_read_yet_is_not_called_healthy() -> None:
-    """It answers, and no more is known; a GPU that does not answer is the worse matter."""
     fresh = _judged(GpuReading(FIRST, 0), GpuReading(SECOND, 1))
     assert healthy(replace(IN_SYNC, health=fresh)) == Condition(
         "Unknown", "NotReadYet", "the health of GPUs 0 and 1 was not read yet"
@@ -176,7 +159,6 @@ def test_a_gpu_that_no_check_has_read_yet_is_not_called_healthy() -> None:
 
 
 def test_the_worse_of_checks_and_driver_counts() -> None:
-    """It does not matter which noticed it first; once a check found a GPU lost, its words count."""
     lost = replace(IN_SYNC, observed=ObservedNode((LOST,)))
     not_yet = _judged(GpuReading(FIRST, 0, memory_unrepairable=False))
     pointer = "; see nodeagent explain GpuLost"
@@ -212,7 +194,6 @@ def _judged(*gpus: GpuReading) -> HealthState:
 
 
 def test_the_headline_leads_both_messages() -> None:
-    """What is a warning or an error, whatever its kind; nothing is said twice."""
     plan, well = f"the node is as plan {DIGEST} says", "the driver answers for every GPU (2)"
     client = Problem(code=Code.MPS_CLIENT, message="a client has no share")
     served = replace(IN_SYNC, problems=(client,))
@@ -231,7 +212,6 @@ def test_the_headline_leads_both_messages() -> None:
 
 
 def test_messages_are_bounded_and_in_one_line() -> None:
-    """Whatever the driver or a document says."""
     nasty = "\x1b[1m" + "line\n" * 1000
     states = [
         replace(IN_SYNC, driver_error=nasty),
@@ -248,6 +228,5 @@ def test_messages_are_bounded_and_in_one_line() -> None:
 
 
 def test_a_later_round_changes_nothing() -> None:
-    """No age and no count of rounds is in a condition."""
     later = replace(BLOCKED, rounds=99, observed_at=AT + timedelta(days=1))
     assert conditions_of(later) == conditions_of(BLOCKED)

@@ -1,5 +1,3 @@
-"""The headline: the worst thing about the node, and the commands that mend it."""
-
 from __future__ import annotations
 
 import re
@@ -115,7 +113,6 @@ def node(values: dict[str, object]) -> NodeState:
 
 
 def of(state: NodeState) -> Headline:
-    """The headline of a node in a cluster."""
     return headline(state, in_cluster=True)
 
 
@@ -130,14 +127,12 @@ def test_every_kind() -> None:
 
 
 def test_a_node_for_claims_needs_no_plan() -> None:
-    """Then none is the normal case; without claims it is a note."""
     found = of(node({"phase": Phase.NO_PLAN, "digest": "", "note": "none", "claims": ()}))
     assert (found.severity, found.code) == (OK, "NoPlan")
     assert found.text == "No plan: the GPUs are for claims, and its 2 GPUs are healthy."
 
 
 def test_the_worst_counts() -> None:
-    """Each kind outweighs all that come after it and can be there at the same time."""
     for worse in range(len(KINDS)):
         _, code, values = KINDS[worse]
         for _, _, others in KINDS[worse + 1 :]:
@@ -151,7 +146,6 @@ def test_the_worst_counts() -> None:
 
 
 def test_remedies_are_commands_of_this_node() -> None:
-    """In a cluster kubectl drains the node."""
     fallen = node({"health": health(xid=79)})
     assert of(fallen) == Headline(
         ERROR,
@@ -188,7 +182,6 @@ def test_mps_ends_before_a_reset() -> None:
 
 
 def test_outside_a_cluster_the_users_of_gpus_are_ended_first() -> None:
-    """Of the GPU that is reset, and of all where the node is rebooted."""
     first, second = OBSERVED.gpus
     users = Usage((User(4711, "train"),))
     seen = ObservedNode((first, replace(second, usage=users, mps=None)))
@@ -201,7 +194,6 @@ def test_outside_a_cluster_the_users_of_gpus_are_ended_first() -> None:
 
 
 def test_a_driver_that_hangs_says_what_to_do() -> None:
-    """As its problem does; without one, as the check does."""
     silence = Problem(
         code=Code.DRIVER, message="the module is not loaded", remedy="modprobe nvidia"
     )
@@ -219,7 +211,6 @@ def test_a_driver_that_hangs_says_what_to_do() -> None:
 
 
 def test_a_silent_gpu_of_the_plan_is_an_error() -> None:
-    """The plan is not done there; one that no plan names is a warning."""
     silent: dict[str, object] = {"observed": ObservedNode((OBSERVED.gpus[0], SILENT))}
     problem = Problem(
         code=Code.GPU_UNKNOWN, message="GPU 1 does not answer", remedy="wait", gpu=SECOND
@@ -229,14 +220,12 @@ def test_a_silent_gpu_of_the_plan_is_an_error() -> None:
 
 
 def test_users_that_are_not_known() -> None:
-    """Why, and on which GPU."""
     found = of(node({"observed": ObservedNode((OBSERVED.gpus[0], STRANGE))}))
     assert found.text == "The users of GPU 1 are not known: the kubelet is away."
     assert found.gpu == SECOND
 
 
 def test_a_claim_that_waits_is_named() -> None:
-    """Once, whether or not the reason names it."""
     assert of(node({"claims": (WAITS,)})).text == f"Claim{HELD.removeprefix('claim')}."
     assert WAITS.refusal
     bare = structs.replace(WAITS.refusal, message="the disk is full")
@@ -252,7 +241,6 @@ def test_an_address_at_its_beginning_keeps_its_spelling() -> None:
 
 
 def test_before_the_first_look() -> None:
-    """Nothing is known, and nothing looks well."""
     fresh = NodeState("gpu-node-0", "annotation")
     assert (of(fresh).severity, of(fresh).code) == (INFO, "NotObservedYet")
     none = node({"observed": ObservedNode(), "mps": ()})
@@ -267,7 +255,6 @@ def test_nothing_in_it_grows_with_time() -> None:
 
 
 def test_gpus_that_no_check_has_read_yet() -> None:
-    """They are named; one that was read is not."""
     fresh = health()
     assert of(node({"health": fresh})).text == "The health of GPUs 0 and 1 was not read yet."
     half = health(GpuReading(FIRST, 0, memory_unrepairable=False), GpuReading(SECOND, 1))
@@ -279,7 +266,6 @@ TENANTS = (Pod("ml", "train-0", "main"), Pod("ml", "train-0", "side"))
 
 @pytest.mark.parametrize("in_cluster", [True, False])
 def test_every_finding_has_a_command(in_cluster: bool) -> None:
-    """Whatever its cause and its action; with the GPU's index and no open place."""
     remedies = HealthRemedies("gpu-node-0", in_cluster, OBSERVED)
     for row in ROWS:
         for action in {row.action, Action.RESET_GPU, Action.REBOOT, Action.INSPECT_HARDWARE}:
@@ -290,7 +276,6 @@ def test_every_finding_has_a_command(in_cluster: bool) -> None:
 
 
 def test_an_application_is_restarted_by_its_pods() -> None:
-    """Each once; where none is known, the kernel log names the process."""
     remedies = HealthRemedies("gpu-node-0", True, OBSERVED)
     found = remedies.of("xidApplication", Action.RESTART_APPLICATION, 0, TENANTS)
     assert found == (
@@ -301,7 +286,6 @@ def test_an_application_is_restarted_by_its_pods() -> None:
 
 
 def test_a_gpu_that_is_inspected_gets_no_new_pods() -> None:
-    """In a cluster; a degraded one works on."""
     remedies = HealthRemedies("gpu-node-0", True, OBSERVED)
     inspect = Action.INSPECT_HARDWARE
     assert remedies.of("memoryUnrepairable", inspect, 1) == (
@@ -312,7 +296,6 @@ def test_a_gpu_that_is_inspected_gets_no_new_pods() -> None:
 
 
 def test_a_gpu_is_bound_to_the_driver_by_its_address() -> None:
-    """As the kernel writes it."""
     remedies = HealthRemedies("gpu-node-0", True, OBSERVED)
     address = OBSERVED.gpus[1].pci_bus_id[4:].lower()
     assert f"`echo {address} > /sys/bus/pci/drivers/nvidia/bind`" in remedies.of(

@@ -1,5 +1,3 @@
-"""What schedulers read of a Node: how its GPUs are split, what still fits, and where they are."""
-
 from __future__ import annotations
 
 import json
@@ -28,7 +26,6 @@ LABEL = re.compile(r"nodeagent\.io/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?
 
 
 def reported(observed: ObservedNode, *daemons: MpsDaemon) -> list[dict[str, Any]]:
-    """The GPUs of the annotation."""
     report = json.loads(layout(observed, daemons))
     assert report["version"] == "v1"
     gpus: list[dict[str, Any]] = report["gpus"]
@@ -36,14 +33,12 @@ def reported(observed: ObservedNode, *daemons: MpsDaemon) -> list[dict[str, Any]
 
 
 def test_a_gpu_that_does_not_answer_offers_nothing() -> None:
-    """Its last known layout is of no use to a scheduler."""
     silent = replace(OBSERVED.gpus[0], access=Access.UNKNOWN)
     assert reported(ObservedNode((silent,))) == [{"uuid": FIRST, "index": 0, "access": "unknown"}]
     assert layout_labels(ObservedNode((silent,))) == {}
 
 
 def test_cards_without_mig_and_nodes_without_gpus() -> None:
-    """Neither has slots."""
     assert reported(ObservedNode((Gpu(0, "GPU-t4"),))) == [{"uuid": "GPU-t4", "index": 0}]
     assert reported(ObservedNode()) == []
     assert layout_labels(ObservedNode()) == {}
@@ -51,7 +46,6 @@ def test_cards_without_mig_and_nodes_without_gpus() -> None:
 
 
 def test_half_made_instances_take_room_but_are_none() -> None:
-    """They are no devices anybody could have."""
     half = GpuInstance(1, 19, "1g.10gb", Placement(0, 1))
     (gpu,) = reported(ObservedNode((replace(card("h100-80gb"), instances=(half,)),)))
     assert gpu["instances"] == {}
@@ -59,7 +53,6 @@ def test_half_made_instances_take_room_but_are_none() -> None:
 
 
 def test_shares_of_instances_are_added_up() -> None:
-    """Those of daemons that are ready; a share for any number of clients has no total."""
     gpu = with_instances(card("h100-80gb"), (("3g.40gb", 0), ("3g.40gb", 4)))
     shares = Sharing((Share("small", 2, 1024, 25.0), Share("any", None, None, None)), "report")
     wanted = WantedMps(shares, Account(0, 0))
@@ -86,7 +79,6 @@ def test_it_is_bounded() -> None:
 
 
 def test_labels_add_up_the_gpus() -> None:
-    """Free slots and what could be made; GPUs outside MIG mode have neither."""
     empty = replace(card("h100-80gb"), uuid="GPU-2")
     assert layout_labels(ObservedNode((*OBSERVED.gpus, empty))) == {
         "nodeagent.io/free-slots": "10",
@@ -101,7 +93,6 @@ def test_labels_add_up_the_gpus() -> None:
 
 
 def test_labels_are_valid_for_every_card() -> None:
-    """And no two profiles of a card share one."""
     for board in [board.name for board in known_boards() if board.profiles]:
         gpu = replace(card(board), mig=MigMode(current=True, pending=True))
         labels = layout_labels(ObservedNode((gpu,)))
@@ -111,7 +102,6 @@ def test_labels_are_valid_for_every_card() -> None:
 
 
 def test_labels_of_profiles_with_no_room_left_are_taken_away() -> None:
-    """Ours only; and all of ours when none is wanted any more."""
     there = {
         "nodeagent.io/free-slots": "8",
         "nodeagent.io/creatable.7g.80gb": "1",
@@ -132,7 +122,6 @@ def test_labels_of_profiles_with_no_room_left_are_taken_away() -> None:
 
 
 def test_what_is_not_known_is_absent() -> None:
-    """NUMA node 0 is known; none is not."""
     assert json.loads(topology(ObservedNode((Gpu(0, "GPU-0"),)))) == {
         "version": "v1",
         "gpus": [{"uuid": "GPU-0", "index": 0}],
@@ -147,7 +136,6 @@ def test_it_is_the_same_however_the_gpus_are_split() -> None:
 
 
 def test_topology_is_bounded() -> None:
-    """More GPUs than any node has, each linked to all others."""
     peers = tuple((f"GPU-{n:08d}-1111-2222-3333-444444444444", 1) for n in range(16))
     many = tuple(replace(OBSERVED.gpus[0], nvlink=NvLinks(36, 16, peers)) for _ in range(64))
     text = topology(ObservedNode(many))

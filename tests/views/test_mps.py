@@ -1,5 +1,3 @@
-"""MPS in answers, and its problems."""
-
 from __future__ import annotations
 
 import json
@@ -34,12 +32,10 @@ def _node(*daemons: MpsDaemon) -> NodeState:
 
 
 def mps_json(daemons: Sequence[MpsDaemon], observed: ObservedNode | None = None) -> list[Json]:
-    """The daemons as answers have them."""
     return [json.loads(json.dumps(as_json(one))) for one in daemon_shapes(daemons, observed)]
 
 
 def test_what_is_not_known_is_absent() -> None:
-    """A daemon of which only the name is known claims nothing."""
     assert mps_json([mps_daemon("GPU-0", "Down")]) == [
         {"device": "GPU-0", "state": "Down", "restarts": 0, "clients": []}
     ]
@@ -50,7 +46,6 @@ def test_what_is_not_known_is_absent() -> None:
 
 
 def test_a_daemon_in_trouble() -> None:
-    """Why, the log's last lines, who waits; and where the device is, when the node is known."""
     [report] = mps_json([replace(FAILED, waiting=(WAITING,))], NODE)
     assert (report["gpu"], report["profile"], report["start"], report["size"]) == (
         1,
@@ -85,14 +80,12 @@ NAMES: tuple[tuple[str | None, list[str] | None], ...] = (
 
 
 def test_daemons_by_any_name_of_their_device() -> None:
-    """By index, UUID, slice; a GPU brings its MIG devices; no such device differs from no MPS."""
     for device, found in NAMES:
         answer = mps_answer(_node(READY, FAILED), device)
         assert (answer and [d["device"] for d in answer["daemons"]]) == found, device
 
 
 def test_a_daemon_whose_device_is_gone_is_found_by_its_uuid() -> None:
-    """It is there, so it can be looked at and ended."""
     lost = replace(READY, device="MIG-gone")
     answer = mps_answer(_node(lost), "mig-gone")
     assert answer
@@ -100,14 +93,12 @@ def test_a_daemon_whose_device_is_gone_is_found_by_its_uuid() -> None:
 
 
 def test_daemons_are_listed_in_the_order_of_their_devices() -> None:
-    """They are sorted by GPU and slice, not by UUID; what is there no more comes last."""
     lost = replace(READY, device="A-gone")
     answered = mps_json((lost, FAILED, READY), NODE)
     assert [d["device"] for d in answered] == ["GPU-0", FAILED.device, "A-gone"]
 
 
 def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:
-    """All of them, or with one GPU those of it and of its MIG devices."""
     state = _node(READY, FAILED)
     devices = {
         gpu: [d["device"] for d in (status_json(state, gpu=gpu) or {})["mps"]]
@@ -117,13 +108,11 @@ def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:
 
 
 def test_a_daemon_that_is_well_is_no_problem() -> None:
-    """Nor is one that is on its way, or that a person drained."""
     ways = ("Starting", "Limiting", "Ready", "Backoff", "Draining", "Down")
     assert mps_problems([replace(READY, state=phase) for phase in ways], NODE) == ()
 
 
 def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
-    """With its GPU, and how to have it tried again."""
     [problem] = mps_problems([FAILED], NODE)
     assert (problem.code, problem.gpu) == (Code.MPS, "GPU-1")
     assert problem.message == (
@@ -134,7 +123,6 @@ def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
 
 
 def test_a_faulted_daemon_names_the_clients_that_have_to_end() -> None:
-    """Its server takes no client until they are gone."""
     [problem] = mps_problems([replace(READY, state="Fault", why="a fatal fault")], NODE)
     assert problem.code is Code.MPS
     assert "4712 (python) of pod ml/train-0" in problem.remedy
@@ -142,7 +130,6 @@ def test_a_faulted_daemon_names_the_clients_that_have_to_end() -> None:
 
 
 def test_a_waiting_client_is_named_with_whom_it_waits_for() -> None:
-    """Who waits, who holds the server, and what to do; the node is as planned all the same."""
     problems = mps_problems([replace(READY, waiting=(WAITING,))], NODE)
     [problem] = problems
     assert problem.code is Code.MPS_CLIENT
@@ -156,7 +143,6 @@ def test_a_waiting_client_is_named_with_whom_it_waits_for() -> None:
 
 
 def test_each_finding_of_a_client_is_a_problem() -> None:
-    """With what to do, unless the plan has it ended anyway."""
     reported = mps_problems([replace(READY, clients=(STRAY,))], NODE)
     assert [p.message for p in reported] == [
         "MPS client 4713 on GPU 0: it has no share",
@@ -181,7 +167,6 @@ PHASES: tuple[tuple[str, bool, Phase], ...] = (
 
 
 def test_the_phase_of_the_node() -> None:
-    """A daemon on its way is work, one that is of no use a failure, and a drain a person's wish."""
     for phase, wanted, expected in PHASES:
         daemons = (mps_daemon("GPU-0", phase, WANTED if wanted else None),)
         problems = mps_problems(daemons, NODE)
@@ -200,14 +185,12 @@ def test_the_phase_of_the_node() -> None:
     ],
 )
 def test_what_to_do_about_a_daemon_that_is_not_ready(state: str, remedy: str) -> None:
-    """One that was drained or given up does not come back by itself."""
     [problem] = unready_daemons(replace(WHOLE, mps=DeviceDaemon(WANTED, state)))
     assert remedy in problem.remedy
     assert unready_daemons(replace(WHOLE, mps=DeviceDaemon(WANTED, "Ready"))) == ()
 
 
 def test_readiness_names_each_daemon_that_is_not_ready() -> None:
-    """Down, draining or failed, with its device and why; one that is not wanted does not count."""
     unwanted = replace(READY, **as_wanted(None), state="Draining")
     draining = replace(READY, state="Draining", why="drained on request")
     state = NodeState("n", "file", rounds=1, observed=NODE, mps=(READY, unwanted))

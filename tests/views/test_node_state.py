@@ -1,5 +1,3 @@
-"""The node in a word and a sentence; words for steps, layouts and users; text cut to fit."""
-
 from __future__ import annotations
 
 import json
@@ -36,7 +34,6 @@ from tests.plan.daemons import CLIENT, A, daemon
 
 
 def problems(*codes: Code) -> list[Problem]:
-    """One problem of each code."""
     return [Problem(code=code, message=f"the message of {code}") for code in codes]
 
 
@@ -88,7 +85,6 @@ def test_the_sentence() -> None:
 
 
 def test_readiness_has_reasons() -> None:
-    """Ready after the first round, as long as the driver answers."""
     new = NodeState("n", "file", driver_error="the NVIDIA driver is not loaded")
     assert not_ready(new) == (
         "the driver does not answer: the NVIDIA driver is not loaded",
@@ -121,7 +117,6 @@ GPU = Gpu(
 
 
 def test_steps_of_sharing() -> None:
-    """Where there are several devices, the step says which."""
     mig: tuple[str, Placement] = ("3g.40gb", Placement(4, 4))
     assert step_words(StopMps("GPU-0", "MIG-1", "", *mig)) == "stop MPS on 3g.40gb at 4"
     assert step_words(StartMps("GPU-0", "GPU-0", A, "")) == "start MPS"
@@ -144,7 +139,6 @@ def test_layouts() -> None:
 
 
 def test_layouts_with_mps() -> None:
-    """Who has a daemon is said; a time slice only where the agent set it."""
     shared = replace(GPU.instances[0].compute[0], mps=daemon(A))
     other = replace(GPU.instances[0], compute=(shared,))
     gpu = replace(GPU, instances=(other, GPU.instances[1]))
@@ -183,7 +177,6 @@ def test_one_line() -> None:
 
 @given(st.text(), st.integers(1, 50))
 def test_shortened_text_is_never_longer_than_allowed(text: str, most: int) -> None:
-    """And what is short enough is only put in one line."""
     short = shortened(text, most=most)
     assert len(short) <= most
     assert short.isprintable()
@@ -192,7 +185,6 @@ def test_shortened_text_is_never_longer_than_allowed(text: str, most: int) -> No
 
 @given(st.lists(st.text()), st.integers(2, 200))
 def test_lists_are_cut_to_fit(entries: list[str], room: int) -> None:
-    """What is kept is the beginning, takes the bytes that are reported, and the rest is counted."""
     entries = [one_line(entry) for entry in entries]
     kept, left_out, size = that_fit(entries, room)
     assert size == json_size(kept) <= room

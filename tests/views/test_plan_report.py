@@ -1,5 +1,3 @@
-"""The JSON of plans and outcomes: its keys are what scripts rely on."""
-
 from __future__ import annotations
 
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
@@ -18,7 +16,6 @@ from tests.plan.daemons import A, without_mig
 
 
 def planned(gpu, desired, **policy: bool) -> NodePlan:  # type: ignore[no-untyped-def]  # test shorthand
-    """The plan for a node of one GPU."""
     return plan(DesiredNode({gpu.uuid: desired}), ObservedNode((gpu,)), Policy(**policy))
 
 
@@ -28,7 +25,6 @@ def report(plan: NodePlan, digest: str = "") -> Json:
 
 
 def test_divided_instances_are_rows() -> None:
-    """Each compute instance is a device of its own; a half-made GPU instance has no uuid."""
     gpu = divided(card("h100-80gb"), "3g.40gb", 0, 1, 1)
     half = with_instances(card("h100-80gb"), [("3g.40gb", 4)]).instances[0]
     gpu = replace(gpu, instances=(*gpu.instances, replace(half, id=2, compute=())))
@@ -41,7 +37,6 @@ def test_divided_instances_are_rows() -> None:
 
 
 def test_a_whole_gpu_and_its_time_slice() -> None:
-    """The device is the GPU's own UUID, and there is no place on the card."""
     gpu = without_mig(card("t4"), compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
     anybody = replace(A, account=Account(0, 0, any_user=True))
     (start,) = report(planned(gpu, DesiredGpu(None, "p", mps=anybody)))["gpus"][0]["steps"]

@@ -1,5 +1,3 @@
-"""The status annotation: says what is so, changes only with it, and always fits a Node."""
-
 from __future__ import annotations
 
 import json
@@ -48,7 +46,6 @@ LATER = AT + timedelta(hours=1)
 
 
 def test_a_gpu_that_does_not_answer_counts_as_used() -> None:
-    """Its last known instances are shown so, and half-made ones too."""
     half = GpuInstance(9, 19, "1g.10gb", Placement(2, 1))
     lost = replace(
         OBSERVED.gpus[0], access=Access.LOST, instances=(*OBSERVED.gpus[0].instances, half)
@@ -60,7 +57,6 @@ def test_a_gpu_that_does_not_answer_counts_as_used() -> None:
 
 
 def test_a_mode_that_waits_for_a_reset_is_reported() -> None:
-    """It is published beside the current one."""
     waits = replace(OBSERVED.gpus[1], mig=MigMode(current=False, pending=True))
     gpu = content_of(replace(IN_SYNC, observed=ObservedNode((waits,))))["gpus"][0]
     assert (gpu["mode"], gpu["pending"]) == ("disabled", "enabled")
@@ -70,7 +66,6 @@ NO_PLAN = replace(IN_SYNC, phase=Phase.NO_PLAN, digest="")
 
 
 def test_a_node_without_gpus_and_a_card_without_mig() -> None:
-    """Nothing is invented for them."""
     nothing = content_of(replace(NO_PLAN, observed=ObservedNode(), mps=()))
     assert nothing == {
         "headline": {"severity": "info", "text": "The node has no GPUs.", "code": "NoGpus"},
@@ -91,7 +86,6 @@ def test_a_node_without_gpus_and_a_card_without_mig() -> None:
 
 
 def test_the_text_is_compact_and_has_its_moment() -> None:
-    """In UTC, whatever zone the clock is in, and in one line."""
     text = status_text(content_of(IN_SYNC), AT.astimezone(timezone(timedelta(hours=2))))
     assert text.startswith('{"headline":{"severity":"ok",')
     assert ',"phase":"InSync","observedAt":"2030-01-02T03:04:05.000Z","digest":' in text
@@ -99,7 +93,6 @@ def test_the_text_is_compact_and_has_its_moment() -> None:
 
 
 def test_the_text_changes_only_with_the_content() -> None:
-    """A round that finds the same leaves it, with its moment; another state is a new moment."""
     annotation = StatusAnnotation()
     first = annotation.text(content_of(IN_SYNC), existing=None, now=AT)
     again = replace(IN_SYNC, rounds=7, observed_at=LATER)
@@ -110,7 +103,6 @@ def test_the_text_changes_only_with_the_content() -> None:
 
 
 def test_a_restarted_agent_keeps_the_text_that_is_there() -> None:
-    """With the same content; its moment goes on to be true."""
     first = StatusAnnotation().text(content_of(IN_SYNC), existing=None, now=AT)
     assert StatusAnnotation().text(content_of(IN_SYNC), existing=first, now=LATER) == first
     assert StatusAnnotation().text(content_of(BLOCKED), existing=first, now=LATER) != first
@@ -130,14 +122,12 @@ NOT_OURS: tuple[str, ...] = (
 
 
 def test_what_another_writer_wrote_is_not_believed() -> None:
-    """Then the content is as old as this agent's knowledge of it."""
     for there in NOT_OURS:
         text = StatusAnnotation().text(content_of(IN_SYNC), existing=there, now=LATER)
         assert text == status_text(content_of(IN_SYNC), LATER), there
 
 
 def test_a_text_changed_by_hand_is_restored() -> None:
-    """To the letter, whatever was changed."""
     annotation = StatusAnnotation()
     first = annotation.text(content_of(IN_SYNC), existing=None, now=AT)
     assert first
@@ -206,7 +196,6 @@ def _mig(gpu: int, start: int) -> str:
 @settings(max_examples=30)
 @given(st.integers(0, 64), st.integers(0, 100), st.text(max_size=30), st.integers(0, 300))
 def test_it_always_fits(gpus: int, problems: int, text: str, times: int) -> None:
-    """However many GPUs, daemons and problems there are, and whatever their texts hold."""
     content = content_of(_crowded(gpus, problems, text * times))
     written = status_text(content, datetime.now(UTC))
     assert len(written.encode()) <= MAX_BYTES
@@ -219,14 +208,12 @@ def test_it_always_fits(gpus: int, problems: int, text: str, times: int) -> None
 
 @pytest.mark.parametrize("text", ["\N{GRINNING FACE}" * 5000, '"\\' * 5000])
 def test_characters_that_take_more_bytes_are_counted(text: str) -> None:
-    """Four bytes each, or two for what JSON has to mark."""
     content = content_of(_crowded(64, 100, text))
     assert len(status_text(content, AT).encode()) <= MAX_BYTES
     assert content["more"]["problems"] > 80
 
 
 def test_sixteen_full_gpus_are_shown_whole() -> None:
-    """Sixteen cards of seven instances, a daemon and dozens of clients each, and nothing wrong."""
     content = content_of(_crowded(16, 0, ""))
     assert "more" not in content
     assert len(status_text(content, AT)) < 24 << 10

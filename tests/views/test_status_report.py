@@ -1,5 +1,3 @@
-"""The status as JSON: the contract's keys, and what is absent when it is not known."""
-
 from __future__ import annotations
 
 from datetime import UTC, datetime
@@ -64,7 +62,6 @@ def state(**fields: Any) -> NodeState:
 
 
 def test_a_half_made_instance_is_shown_without_uuid() -> None:
-    """It takes room, so it is there; it is no device, so it has no UUID."""
     report = status_json(state())
     assert report
     assert report["gpus"][0]["instances"][1] == {
@@ -78,7 +75,6 @@ def test_a_half_made_instance_is_shown_without_uuid() -> None:
 
 
 def test_a_lost_gpu_is_unhealthy_and_claims_nothing() -> None:
-    """What is not known is absent, and the finding says why."""
     report = status_json(state())
     assert report
     gpu = report["gpus"][1]
@@ -94,7 +90,6 @@ def test_a_lost_gpu_is_unhealthy_and_claims_nothing() -> None:
 
 
 def test_unknown_users_count_as_use() -> None:
-    """Not knowing the users differs from knowing that there are none."""
     device = ComputeInstance(
         0, "3g.40gb", 3, "MIG-1", usage=Usage(known=False, reason="no permission")
     )
@@ -109,7 +104,6 @@ def test_unknown_users_count_as_use() -> None:
 
 
 def test_nothing_is_idle_on_a_gpu_that_does_not_answer() -> None:
-    """Its instances are those last seen; not being able to find out counts as in use."""
     lost = replace(MIG_GPU, access=Access.LOST, access_reason="it fell off the bus")
     report = status_json(state(observed=ObservedNode((lost,))))
     assert report
@@ -120,7 +114,6 @@ def test_nothing_is_idle_on_a_gpu_that_does_not_answer() -> None:
 
 
 def test_one_gpu_by_its_uuid() -> None:
-    """Only that GPU and its problems, and those of the node."""
     problems = (
         Problem(code=Code.IN_USE, message="zero", gpu="GPU-0"),
         Problem(code=Code.GPU_LOST, message="one", gpu="GPU-1"),
@@ -134,7 +127,6 @@ def test_one_gpu_by_its_uuid() -> None:
 
 
 def test_claims_are_there_where_they_are_served() -> None:
-    """All of them; of one GPU those that have something of it, or nothing yet."""
     report = status_json(state())
     assert report is not None
     assert "claims" not in report
@@ -158,7 +150,6 @@ def test_claims_are_there_where_they_are_served() -> None:
 
 
 def test_why_gpus_offer_less_to_claims() -> None:
-    """With the remedy, for each GPU; nothing where they offer what they can."""
     why = Problem(
         code=Code.RESET_REQUIRED, message="MIG mode is off", remedy="reset it", gpu="GPU-0"
     )
@@ -182,7 +173,6 @@ def test_why_gpus_offer_less_to_claims() -> None:
 
 
 def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
-    """Both digests are there: what holds, and what does not."""
     problem = Problem(code=Code.SYNTAX, message="no", path="gpus[0]")
     refusal = Refused(digest="sha256:11", problems=(problem,))
     report = status_json(state(phase=Phase.REJECTED, refusal=refusal))
@@ -195,7 +185,6 @@ def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
 
 
 def test_what_the_checks_found() -> None:
-    """Of each GPU and of the node itself; that a GPU does not answer is not said twice."""
     there = state()
     first, second = (gpu.uuid for gpu in there.observed.gpus)
     gpus = (
@@ -252,7 +241,6 @@ def _at_work(*read: tuple[str, int | None, Reading]) -> list[dict[str, Any]]:
 
 
 def test_what_was_sampled_is_shown() -> None:
-    """Of the GPU and of its device; a GPU that does not answer has nothing of it."""
     of_gpu = Reading(37.5, 64, 412.3, 5 << 30)
     gpu, lost = _at_work(
         ("GPU-0", None, of_gpu), ("GPU-0", 1, Reading(90.0)), ("GPU-1", None, of_gpu)
@@ -268,7 +256,6 @@ def test_what_was_sampled_is_shown() -> None:
 
 
 def test_with_mig_the_instances_make_the_gpus_utilization() -> None:
-    """By their compute slices of all; not where one of them is not known."""
     gpu, _ = _at_work(("GPU-0", 1, Reading(70.0)))
     assert gpu["utilization"] == 70.0  # the largest profile of this card has three slices
     assert "utilization" not in _at_work(("GPU-0", None, Reading(temperature=50)))[0]

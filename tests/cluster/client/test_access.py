@@ -1,5 +1,3 @@
-"""Requests as who we are now: TLS, certificates that are replaced, connections, and answers."""
-
 from __future__ import annotations
 
 import asyncio
@@ -60,7 +58,6 @@ def mounted(folder: Path, authority: Path, port: int) -> InCluster:
 
 
 async def test_a_pod_follows_over_tls_through_a_change_of_certificates(tmp_path: Path) -> None:
-    """A new authority is read when the server is not trusted; until then it is a plain fault."""
     old, new = certificate(tmp_path / "old"), certificate(tmp_path / "new")
     async with ApiServer(tls=served(old)) as before:
         before.add_node("n")
@@ -84,7 +81,6 @@ async def test_a_pod_follows_over_tls_through_a_change_of_certificates(tmp_path:
 async def test_two_requests_that_are_refused_at_once_read_the_token_once(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """Both go on with the new token."""
     server.tokens["old"] = "agent"
     async with ClusterAccess(kubeconfig(tmp_path, server.url, token="old")) as access:
         await access.listed(requests.list_node("n"), read_node)
@@ -112,7 +108,6 @@ async def test_a_request_after_the_end_is_a_fault_of_the_cluster(
 async def test_a_token_file_that_is_missing_for_a_moment_changes_nothing(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """What was read last is used as long as the server takes it."""
     server.tokens["t"] = "agent"
     way = kubeconfig(tmp_path, server.url, token="t")
     async with ClusterAccess(way, reread_every=0.0) as access:
@@ -128,7 +123,6 @@ async def test_a_token_file_that_is_missing_for_a_moment_changes_nothing(
 async def test_a_program_for_credentials_that_hangs_is_a_fault_and_no_second_one(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """No request waits for it longer than for an answer; when it ends, its token is used."""
     ends = tmp_path / "ends"
     version = "client.authentication.k8s.io/v1"
     answer = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "new"}}
@@ -151,7 +145,6 @@ async def test_a_program_for_credentials_that_hangs_is_a_fault_and_no_second_one
 async def test_an_answer_that_drags_on_is_given_up(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Half a second is this test's patience, for the whole answer."""
     access.answer_within = 0.5
     server.faults.next(1, Dribble(60.0))
     before = asyncio.get_running_loop().time()
@@ -233,7 +226,6 @@ async def test_a_long_list_does_not_stop_the_loop(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_cannot_be_found(tmp_path: Path) -> None:
-    """The message names the server and says in words what is wrong, without a user or password."""
     async with ClusterAccess(kubeconfig(tmp_path, "http://me:pw@127.0.0.1:9/path")) as access:
         with pytest.raises(faults.ClusterUnreachable) as refused:
             await access.listed(requests.list_node("n"), read_node)
@@ -333,14 +325,12 @@ async def test_connections_are_probed_by_the_kernel(
 async def test_a_404_that_names_no_object(
     server: ApiServer, access: ClusterAccess, fault: Fault
 ) -> None:
-    """A proxy's, or of a server that does not serve such objects: that says nothing of this one."""
     server.faults.next(1, fault)
     with pytest.raises(faults.ObjectMissing):
         await access.find(requests.get_claim("a", "p"), read_object)
 
 
 async def test_an_eviction_and_a_budget(server: ApiServer, access: ClusterAccess) -> None:
-    """Of this very pod; refused with the budget's own words; to be busy is something else."""
     uid = server.add_pod("p", namespace="a")["metadata"]["uid"]
     with pytest.raises(faults.WriteConflict):
         await access.send(requests.evict_pod("a", "p", uid="another"))

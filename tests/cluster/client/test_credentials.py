@@ -1,5 +1,3 @@
-"""Whether there is a cluster, and who we are there: what is read, and what is never disclosed."""
-
 from __future__ import annotations
 
 import base64
@@ -28,7 +26,6 @@ ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "44
 
 
 def service_account(folder: Path, *, token: str = TOKEN, authority: str = "PEM") -> Path:
-    """What the kubelet mounts."""
     (folder / "token").write_text(token)
     (folder / "ca.crt").write_text(authority)
     return folder
@@ -62,7 +59,6 @@ def new_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def test_a_pod_reads_its_service_account(tmp_path: Path) -> None:
-    """Server, token and authority; a newline at the token's end is no part of it."""
     folder = service_account(tmp_path, token=f"{TOKEN}\n")
     endpoint = read_endpoint(InCluster(folder, ENVIRON))
     assert endpoint.server == "https://10.0.0.1:443"
@@ -71,14 +67,12 @@ def test_a_pod_reads_its_service_account(tmp_path: Path) -> None:
 
 
 def test_an_ipv6_server_gets_its_brackets(tmp_path: Path) -> None:
-    """A host with colons is written as addresses have it."""
     environ = {**ENVIRON, "KUBERNETES_SERVICE_HOST": "fd00::1"}
     found = read_endpoint(InCluster(service_account(tmp_path), environ))
     assert found.url == "https://[fd00::1]:443"
 
 
 def test_a_new_token_is_no_new_connection_and_a_new_authority_is(tmp_path: Path) -> None:
-    """Only what TLS is made from asks for a new TLS context."""
     first = read_endpoint(InCluster(service_account(tmp_path), ENVIRON))
     rotated = read_endpoint(InCluster(service_account(tmp_path, token="other"), ENVIRON))
     replaced = read_endpoint(InCluster(service_account(tmp_path, authority="NEW"), ENVIRON))
@@ -89,7 +83,6 @@ def test_a_new_token_is_no_new_connection_and_a_new_authority_is(tmp_path: Path)
 
 @pytest.mark.parametrize("missing", ["token", "ca.crt", "KUBERNETES_SERVICE_HOST"])
 def test_what_is_missing_is_named(tmp_path: Path, missing: str) -> None:
-    """The message names the file or the variable."""
     service_account(tmp_path)
     (tmp_path / missing).unlink(missing_ok=True)
     environ = {key: value for key, value in ENVIRON.items() if key != missing}
@@ -112,7 +105,6 @@ def test_a_token_that_no_header_can_hold_is_refused_unseen(tmp_path: Path, token
 
 
 def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
-    """A token in the file and one in a file of its own; the server's user is not shown."""
     inline = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", token=TOKEN)))
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     by_file = read_endpoint(
@@ -131,7 +123,6 @@ def test_a_kubeconfig_without_a_user_gives_no_authorization(tmp_path: Path) -> N
 
 
 def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path) -> None:
-    """What is in the kubeconfig itself comes first, and both are what TLS is made from."""
     certificate, key = new_certificate(tmp_path)
     tls = {"server": "https://127.0.0.1:1/", "tls-server-name": "api", "proxy-url": "http://p"}
     beside = read_endpoint(
@@ -161,7 +152,6 @@ def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path
 
 
 def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
-    """Before any request."""
     tls = {"server": "https://127.0.0.1:1", "certificate-authority": "ca"}
     (tmp_path / "ca").write_text("nonsense")
     endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
@@ -170,7 +160,6 @@ def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_server_that_need_not_be_verified_is_not(tmp_path: Path) -> None:
-    """Only where the kubeconfig says so."""
     tls = {"server": "https://127.0.0.1:1"}
     usual = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
     insecure = {**tls, "insecure-skip-tls-verify": True}
@@ -180,13 +169,11 @@ def test_a_server_that_need_not_be_verified_is_not(tmp_path: Path) -> None:
 
 
 def test_a_user_with_a_password(tmp_path: Path) -> None:
-    """As HTTP has it."""
     endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", username="me", password="pw")))
     assert endpoint.authorization == "Basic bWU6cHc="
 
 
 def test_a_program_answers_with_the_token(tmp_path: Path) -> None:
-    """By the protocol of client-go, which the library speaks."""
     status = {"status": {"token": TOKEN}}
     answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", **status}
     program = {"apiVersion": answer["apiVersion"], "command": "echo", "args": [json.dumps(answer)]}
@@ -223,7 +210,6 @@ def read_without_library(path: Path) -> str:
     [f"{TOKEN}: [", f"- {TOKEN}", "", f'"{TOKEN}"', "contexts: []", f"current-context: {TOKEN}"],
 )
 def test_a_broken_kubeconfig_is_refused_unseen(tmp_path: Path, text: str) -> None:
-    """Whatever is wrong with it, nothing of it is repeated."""
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(CredentialsUnusable, match="kubeconfig") as refused:
@@ -232,7 +218,6 @@ def test_a_broken_kubeconfig_is_refused_unseen(tmp_path: Path, text: str) -> Non
 
 
 def test_a_missing_kubeconfig_and_a_missing_context_are_errors(tmp_path: Path) -> None:
-    """Both are refused before any request."""
     with pytest.raises(CredentialsUnusable, match="No such file"):
         read_endpoint(Kubeconfig(tmp_path / "none"))
     with pytest.raises(CredentialsUnusable, match="not a usable kubeconfig"):
@@ -240,14 +225,12 @@ def test_a_missing_kubeconfig_and_a_missing_context_are_errors(tmp_path: Path) -
 
 
 def test_nothing_secret_is_in_a_representation(tmp_path: Path) -> None:
-    """A log that shows these objects shows no token."""
     credentials = InCluster(service_account(tmp_path), {**ENVIRON, "SECRET": TOKEN})
     assert TOKEN not in repr(credentials)
     assert TOKEN not in repr(read_endpoint(credentials))
 
 
 def test_a_cluster_is_there_where_one_is_named_or_given(tmp_path: Path) -> None:
-    """A kubeconfig names one; a pod has one when it has a token; `never` overrules both."""
     token = tmp_path / "token"
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 

@@ -1,5 +1,3 @@
-"""Answers and exceptions as the agent's own errors."""
-
 from __future__ import annotations
 
 import json
@@ -12,7 +10,6 @@ STATUS = json.dumps({"kind": "Status", "message": "the server's\nown words", "co
 
 
 def test_each_status_has_its_kind() -> None:
-    """The kind says what to do about it; the server's words and the number are in the message."""
     cases: list[tuple[int, type[faults.ClusterFault]]] = [
         (400, faults.RequestRefused),
         (401, faults.NotAuthenticated),
@@ -39,7 +36,6 @@ def test_each_status_has_its_kind() -> None:
 
 
 def test_a_foreign_page_is_not_repeated() -> None:
-    """What is not the server's own message gives way to the status' name; long ones are cut."""
     page = faults.from_status(502, b"<html>token=abc</html>", purpose="this")
     assert page.message == "the API server refused this: Bad Gateway (502)"
     assert faults.from_status(799, b"[1]", purpose="this").message.endswith(": status 799")
@@ -48,7 +44,6 @@ def test_a_foreign_page_is_not_repeated() -> None:
 
 
 def test_retry_after_counts_in_seconds() -> None:
-    """It is kept within five minutes, and a date is passed over."""
     cases: list[tuple[str, float | None]] = [
         ("7", 7.0),
         ("86400", 300.0),
@@ -78,7 +73,6 @@ def test_an_exceptions_own_text_is_not_repeated() -> None:
 
 
 def test_the_systems_own_word_is_reported() -> None:
-    """Refused and reset are distinguished for the reader."""
     fault = faults.from_error(
         ConnectionRefusedError(111, "Connect call failed"), purpose="x", server="s"
     )

@@ -1,7 +1,3 @@
-"""A Node that is followed at an API server: what is reported, and with how many requests, whatever
-fails: the watch, other requests, tokens, the server.
-"""
-
 from __future__ import annotations
 
 import asyncio
@@ -45,7 +41,6 @@ DEEP = "[" * 20_000 + "\n"  # which Python's own reader of JSON answers with a R
 async def test_one_list_and_one_watch_and_then_silence(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Changes are reported without another request, and irrelevant ones are not reported."""
     seen = Follower(access)
     assert not seen.follower.is_reachable
     async with running(seen.follower.run()):
@@ -68,9 +63,6 @@ async def test_one_list_and_one_watch_and_then_silence(
 
 @pytest.mark.parametrize("progress", [True, False])
 async def test_an_hour_without_a_change(tmp_path: Path, progress: bool) -> None:
-    """With the times of the product, whatever the kubelet writes meanwhile; also where etcd has no
-    progress notifications.
-    """
     async with (
         ApiServer(progress=progress) as server,
         ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
@@ -91,7 +83,6 @@ async def test_an_hour_without_a_change(tmp_path: Path, progress: bool) -> None:
 async def test_a_node_made_anew_while_no_watch_was_open(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """It is reported as gone and then as new, although its deletion was never seen."""
     seen = Follower(access)
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
@@ -109,7 +100,6 @@ async def test_a_node_made_anew_while_no_watch_was_open(
 
 
 async def test_the_next_list_brings_what_was_lost(tmp_path: Path) -> None:
-    """A change and a deletion that the server did not send, and went past with a bookmark."""
     async with ApiServer(bookmark_seconds=0.2) as server:
         server.add_node("n")
         async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
@@ -128,7 +118,6 @@ async def test_the_next_list_brings_what_was_lost(tmp_path: Path) -> None:
 async def test_bookmarks_move_the_version_and_tell_nothing(
     tmp_path: Path,
 ) -> None:
-    """After the ring of events has moved on, a watch from the bookmark needs no list."""
     async with ApiServer(bookmark_seconds=0.05, history=4) as server:
         server.add_node("n")
         async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
@@ -166,7 +155,6 @@ async def test_bookmarks_move_the_version_and_tell_nothing(
 async def test_a_watch_that_breaks(
     server: ApiServer, access: ClusterAccess, fault: Fault, then: str
 ) -> None:
-    """It goes on from where it was, or from a list where that is unsure; nothing else is asked."""
     seen = Follower(access)
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
@@ -188,7 +176,6 @@ async def test_a_watch_that_breaks(
 async def test_a_frozen_watch_is_noticed_and_replaced(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Silence leads to a new watch, and where that is answered nothing counts as broken."""
     seen = Follower(access, intervals=replace(QUICK, silence=0.5))
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
@@ -200,7 +187,6 @@ async def test_a_frozen_watch_is_noticed_and_replaced(
 
 
 async def test_a_server_that_does_not_go_on_is_noticed(server: ApiServer, tmp_path: Path) -> None:
-    """With the times of the product: by the watch that follows a silent one."""
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
         seen = Follower(access, intervals=WatchIntervals())
         async with running(seen.follower.run()):
@@ -216,7 +202,6 @@ async def test_a_server_that_does_not_go_on_is_noticed(server: ApiServer, tmp_pa
 async def test_watches_that_end_at_once_make_no_storm(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """A proxy that hangs up politely every time is asked ever more slowly too."""
     server.faults.next(10**6, End(), watch=True)
     seen = Follower(access)
     async with running(seen.follower.run()):
@@ -250,7 +235,6 @@ async def test_requests_that_fail_are_repeated_after_a_wait(
     kind: type[faults.ClusterFault],
     watch: bool,
 ) -> None:
-    """Each failure costs one request, with its list at most; the fault is reported by its kind."""
     if isinstance(fault, Freeze | Dribble):
         access.answer_within = 0.5
     server.faults.next(3, fault, watch=watch)
@@ -270,7 +254,6 @@ async def test_requests_that_fail_are_repeated_after_a_wait(
 
 
 async def test_retry_after_is_obeyed(server: ApiServer, access: ClusterAccess) -> None:
-    """A server that asks for a second of rest gets it."""
     server.faults.next(1, Answer(429, retry_after=1))
     seen = Follower(access)
     async with running(seen.follower.run()):
@@ -284,7 +267,6 @@ async def test_retry_after_is_obeyed(server: ApiServer, access: ClusterAccess) -
 async def test_a_fault_that_stays_makes_no_storm(
     server: ApiServer, access: ClusterAccess, fault: Fault, watch: bool
 ) -> None:
-    """In half a second there are no more attempts than waits of half their ceilings allow."""
     server.faults.next(10**6, fault, watch=watch)
     seen = Follower(access)
     async with running(seen.follower.run()):
@@ -295,7 +277,6 @@ async def test_a_fault_that_stays_makes_no_storm(
 
 
 async def test_health_makes_failures_small_again(server: ApiServer, access: ClusterAccess) -> None:
-    """After a good while the first wait is the shortest again."""
     server.faults.next(6, Answer(500))
     seen = Follower(access, jitter=lambda: 0.0)
     async with running(seen.follower.run()):

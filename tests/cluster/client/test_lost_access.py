@@ -1,5 +1,3 @@
-"""A followed Node while tokens are refused or the server is away."""
-
 from __future__ import annotations
 
 import asyncio
@@ -33,7 +31,6 @@ pytestmark = pytest.mark.virtual_time
 async def test_a_new_token_is_taken_up_at_the_first_refusal(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """The file is read again on 401: one more request, and nothing broken."""
     server.tokens["old"] = "agent"
     way = kubeconfig(tmp_path, server.url, token="old")
     async with ClusterAccess(way) as access:
@@ -53,7 +50,6 @@ async def test_a_new_token_is_taken_up_at_the_first_refusal(
 async def test_a_token_that_is_refused_is_a_fault_until_there_is_another(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """Requests stay few, the message holds no token, and the next one is taken up."""
     server.tokens["other"] = "agent"
     way = kubeconfig(tmp_path, server.url, token="very-secret")
     async with ClusterAccess(way) as access:
@@ -70,7 +66,6 @@ async def test_a_token_that_is_refused_is_a_fault_until_there_is_another(
 
 
 async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_path: Path) -> None:
-    """Without any refusal, a rotated token is used once the last reading is old enough."""
     server.tokens.update(old="agent", new="agent")
     way = kubeconfig(tmp_path, server.url, token="old")
     clock = asyncio.get_running_loop().time
@@ -84,7 +79,6 @@ async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_
 
 
 async def test_credentials_that_come_later(server: ApiServer, tmp_path: Path) -> None:
-    """Without them there is a fault and no request; when they are there, it goes on."""
     way = kubeconfig(tmp_path, server.url)
     hidden = way.path.rename(tmp_path / "hidden")
     async with ClusterAccess(way) as access:
@@ -97,7 +91,6 @@ async def test_credentials_that_come_later(server: ApiServer, tmp_path: Path) ->
 
 
 async def test_a_restart_loses_nothing(server: ApiServer, access: ClusterAccess) -> None:
-    """With every version too old, and changes made meanwhile, the last plan wins."""
     seen = Follower(access)
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
@@ -112,7 +105,6 @@ async def test_a_restart_loses_nothing(server: ApiServer, access: ClusterAccess)
 
 
 async def test_a_server_that_is_away_for_hours(server: ApiServer, access: ClusterAccess) -> None:
-    """The last view stays, attempts are few, and it goes on."""
     seen = Follower(access, intervals=WatchIntervals())
     async with running(seen.follower.run()):
         await follows(server, seen, "one")

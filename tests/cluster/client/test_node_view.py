@@ -1,5 +1,3 @@
-"""What is taken from a Node's JSON, and how it differs from what is wanted."""
-
 from __future__ import annotations
 
 import json
@@ -23,7 +21,6 @@ from nodeagent.health.reporting import Condition
 
 
 def view_of(node: object) -> NodeView:
-    """What is read of this JSON."""
     return read_node(json.dumps(node).encode())
 
 
@@ -61,7 +58,6 @@ def test_only_what_is_of_interest_is_in_the_view() -> None:
 
 
 def test_what_is_no_node_is_refused() -> None:
-    """A proxy may answer anything."""
     cases: list[object] = [
         None,
         "text",
@@ -82,7 +78,6 @@ def test_what_is_no_node_is_refused() -> None:
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    """Not as words; and a version that is not a number is always news."""
     assert is_newer("10", "9")
     assert not is_newer("9", "10")
     assert not is_newer("9", "9")
@@ -113,7 +108,6 @@ def view(
     labels: dict[str, str] | None = None,
     there: dict[str, Condition] | None = None,
 ) -> NodeView:
-    """A Node seen with these."""
     return NodeView(
         name="n",
         uid="u",
@@ -126,7 +120,6 @@ def view(
 
 
 def as_json(seen: NodeView) -> dict[str, Any]:
-    """It as the server would send it."""
     return {
         "metadata": {
             "name": seen.name,
@@ -177,7 +170,6 @@ def test_the_patch_gives_what_is_wanted_and_leaves_the_rest(
     want_a: dict[str, str | None],
     want_l: dict[str, str | None],
 ) -> None:
-    """Merged into the Node, wanted keys are as wanted, all others as before."""
     wanted, before = Wanted(want_a, want_l), view(annotations, labels)
     after = read_node(json.dumps(merged(as_json(before), sent_for(wanted, before))).encode())
     for there, want, now in (
@@ -191,7 +183,6 @@ def test_the_patch_gives_what_is_wanted_and_leaves_the_rest(
 
 @given(annotations=there_keys, want=wanted_keys)
 def test_the_patch_is_minimal(annotations: dict[str, str], want: dict[str, str | None]) -> None:
-    """Each key in it is needed: without it the Node would not be as wanted."""
     sent = sent_for(Wanted(want), view(annotations)).get("metadata", {})
     assert set(sent.get("annotations", {})) == {
         key for key, value in want.items() if annotations.get(key) != value
@@ -203,7 +194,6 @@ def test_the_patch_is_minimal(annotations: dict[str, str], want: dict[str, str |
 def test_conditions_are_written_by_type_and_only_where_they_differ(
     there: dict[str, Condition], want: dict[str, Condition]
 ) -> None:
-    """After the merge by type they are as wanted, and the time of change is kept or new."""
     before = view(there=there)
     entries = sent_for(Wanted(conditions=want), before).get("status", {}).get("conditions", [])
     assert {e["type"] for e in entries} == {k for k, c in want.items() if there.get(k) != c}
@@ -223,7 +213,6 @@ def test_conditions_are_written_by_type_and_only_where_they_differ(
 
 
 def test_the_size_of_an_annotation_is_that_of_its_bytes() -> None:
-    """Key and value count, in UTF-8."""
     annotations = {"key": "ü" * 5, "gone": None}
     assert too_large(annotations, 13) == {}
     assert too_large(annotations, 12) == {"key": 13}

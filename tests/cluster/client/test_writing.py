@@ -1,5 +1,3 @@
-"""A Node that is written at an API server: what differs and nothing else, beside other writers."""
-
 from __future__ import annotations
 
 import asyncio
@@ -30,7 +28,6 @@ MERGE = "application/merge-patch+json"
 
 
 async def test_one_merge_patch_of_what_differs(server: ApiServer, access: ClusterAccess) -> None:
-    """Keys that are as wanted are left out, keys of others are untouched, None takes away."""
     server.patch_node(
         "n",
         {
@@ -93,9 +90,6 @@ async def test_taints_of_others_are_untouched(server: ApiServer, access: Cluster
 async def test_a_taint_comes_though_the_node_changed_unseen(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Heartbeats and others' annotations change the version that a taint's patch names, and no
-    view: it is known all the same.
-    """
     key = "nodeagent.io/gpu-unhealthy"
     made = Follower(access, writes=WriteIntervals())
     async with made.running() as writer:
@@ -126,7 +120,6 @@ async def test_a_version_that_was_lost_is_read(server: ApiServer, access: Cluste
 async def test_nothing_is_written_when_nothing_differs(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Wanting the same again, and events that concern others, cost no request."""
     server.annotate("n", **{STATUS: "there"})
     made = Follower(access)
     async with made.running() as writer:
@@ -141,7 +134,6 @@ async def test_nothing_is_written_when_nothing_differs(
 async def test_too_large_an_annotation_is_an_answer_and_no_request(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """What the Node has stays."""
     made = Follower(access)
     async with made.running() as writer:
         writer.want(wanted("small"))
@@ -169,7 +161,6 @@ async def test_what_views_leave_out_cannot_be_wanted(access: ClusterAccess, unse
 async def test_what_was_edited_by_hand_is_restored(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Changed or taken away: it comes back, with one request each time."""
     made = Follower(access)
     async with made.running() as writer:
         writer.want(wanted("true"))
@@ -188,7 +179,6 @@ async def test_what_was_edited_by_hand_is_restored(
 async def test_a_node_made_anew_gets_everything_again(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """What is wanted of a Node is wanted of its successor."""
     made = Follower(access)
     async with made.running() as writer:
         writer.want(wanted("same"))
@@ -211,7 +201,6 @@ async def test_a_node_made_anew_gets_everything_again(
 async def test_after_an_outage_the_last_state_is_written_once(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Work went on meanwhile; nothing of what lies between is sent."""
     made = Follower(access)
     async with made.running() as writer:
         writer.want(wanted("before"))

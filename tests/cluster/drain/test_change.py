@@ -1,5 +1,3 @@
-"""The order of what is done around a change, and that a crash anywhere is put right."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -44,12 +42,10 @@ H100 = with_instances(card("h100-80gb"), [("7g.80gb", 0)])
 
 
 def rules(care: Care, *, cordon: bool = True, taints: bool = False) -> KubernetesSettings:
-    """The settings."""
     return KubernetesSettings(clients=care, cordon=cordon, taints=taints)
 
 
 def planned(desired: DesiredGpu) -> NodePlan:
-    """A plan for the H100."""
     return plan(DesiredNode({H100.key: desired}), ObservedNode((H100,)))
 
 
@@ -102,7 +98,6 @@ def test_with_labels() -> None:
 
 
 def test_with_the_plugins_pods() -> None:
-    """Before, only the memory that they are due; afterwards they go, and then the memory."""
     care = rules("deletePods", cordon=False)
     during = played(NODE, preparations(NODE, care))
     assert during == replace(NODE, annotations={RESTART_DUE: "true"})
@@ -128,7 +123,6 @@ def test_with_a_taint(cordon: bool) -> None:
 @pytest.mark.parametrize("care", CARES)
 @pytest.mark.parametrize("cordoned", [True, False], ids=["cordoned before", "schedulable"])
 def test_a_crash_anywhere_is_put_right(care: Care, cordoned: bool) -> None:
-    """After every step the agent may die; the next start restores all, whatever its settings."""
     node = replace(NODE, unschedulable=cordoned)
     before = preparations(node, rules(care))
     for done in range(len(before) + 1):
@@ -142,7 +136,6 @@ def test_a_crash_anywhere_is_put_right(care: Care, cordoned: bool) -> None:
 
 
 def test_the_plugins_configuration_changes_with_its_return() -> None:
-    """One patch for both, so the plugin starts with the right one; without a wish it stays."""
     care = rules("pauseLabels", cordon=False)
     during = played(NODE, preparations(NODE, care))
     [patch] = restorations(during, PLUGIN_PODS, plugin_config="shared-4")
@@ -159,7 +152,6 @@ SHARING = WantedMps(Sharing((Share("s", 1, None, None),), "report"), Account(100
 
 
 def test_what_changes_no_device_disturbs_no_client() -> None:
-    """MPS, time slices, a mode that only waits for a reset, and nothing at all."""
     off = replace(card("h100-80gb"), mig=MigMode(current=False, pending=False))
     shared = DesiredGpu(None, "gpus[0]", mps=SHARING)
     sliced = DesiredGpu(None, "gpus[0]", time_slice=TimeSlice.LONG)
@@ -181,7 +173,6 @@ OURS = {CORDONED: "true"}
 
 
 def test_cordon_and_uncordon() -> None:
-    """The memory is set and taken away in the same patch as the cordon."""
     [cordon] = cordoning(NodeView(), rules("nothing"))
     assert (cordon.unschedulable, cordon.annotations) == (True, OURS)
     during = NodeView(annotations=OURS, unschedulable=True)
@@ -192,7 +183,6 @@ def test_cordon_and_uncordon() -> None:
 
 
 def test_what_we_did_not_cordon_is_left_alone() -> None:
-    """An administrator's cordon is there before and afterwards."""
     theirs = NodeView(unschedulable=True)
     assert cordoning(theirs, rules("nothing")) == ()
     assert uncordoning(theirs) is None
@@ -215,7 +205,6 @@ UPGRADE = "paused-for-driver-upgrade"
 
 
 def test_the_labels_are_those_of_mig_manager() -> None:
-    """These six and no others, and its very value."""
     names = {label.removeprefix(PREFIX) for label in CLIENTS}
     assert names == {
         "device-plugin",
@@ -245,7 +234,6 @@ def test_each_value() -> None:
 
 
 def test_whose_end_is_awaited() -> None:
-    """The pods behind the paused labels, MPS' daemon with the plugin, and anybody's clients."""
     labels = {PLUGIN_LABEL: PAUSED, f"{PREFIX}dcgm": "false", f"{PREFIX}client": "true"}
     assert [str(pods) for pods in leaving_pods(labels)] == [
         "app=nvidia-device-plugin-daemonset",

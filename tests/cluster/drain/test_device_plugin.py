@@ -1,5 +1,3 @@
-"""What the node should offer to pods, by the device plugin's files and labels, and a difference."""
-
 from __future__ import annotations
 
 import os
@@ -58,7 +56,6 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 def test_the_strategy_is_read_from_the_labels() -> None:
-    """Without feature discovery's labels nothing is assumed."""
     cases: list[tuple[dict[str, str], Strategy | None]] = [
         ({STRATEGY_LABEL: "mixed"}, Strategy.MIXED),
         ({STRATEGY_LABEL: "single", FEATURES_LABEL: "1"}, Strategy.SINGLE),
@@ -101,7 +98,6 @@ def test_what_is_expected() -> None:
 
 
 def test_what_a_configuration_says() -> None:
-    """Strategy and sharing; how many, where plugins differ in what they make of it, is not said."""
     cases: list[tuple[str, PluginConfiguration]] = [
         ("", PluginConfiguration()),
         ("{version: v1, flags: null}", PluginConfiguration()),
@@ -129,7 +125,6 @@ def test_what_a_configuration_says() -> None:
 
 
 def test_what_is_no_configuration() -> None:
-    """The place is named; what is no plain YAML is refused as in any other document."""
     cases: list[tuple[str, str]] = [
         ("[]", "Expected `object`"),
         ("{flags: {migStrategy: some}}", "$.flags.migStrategy"),
@@ -148,7 +143,6 @@ def test_what_is_no_configuration() -> None:
 
 
 def test_which_files_are_read(tmp_path: Path) -> None:
-    """Regular files in the folder, by a plain name; the others are named in the error."""
     (tmp_path / "shared").write_text(SHARED)
     (tmp_path / "linked").symlink_to(tmp_path / "shared")
     os.mkfifo(tmp_path / "pipe")
@@ -165,7 +159,6 @@ def test_which_files_are_read(tmp_path: Path) -> None:
 
 
 async def test_the_label_says_only_whether_devices_are_shared() -> None:
-    """How many replicas of what a future layout has, no label can tell."""
     cases: list[tuple[dict[str, str], dict[str, int] | None]] = [
         ({}, {THREE: 2}),
         ({SHARING_LABEL: "none"}, {THREE: 2}),
@@ -192,7 +185,6 @@ async def test_a_file_may_leave_the_strategy_to_the_plugins_flags(tmp_path: Path
 
 
 def test_a_mismatch_is_worded() -> None:
-    """What is there, what should be, and where to look; what others offer is not our business."""
     cases: list[tuple[dict[str, str], list[str]]] = [
         ({ONE: "2", THREE: "1", GPU: "0", "cpu": "8", "nvidia.com/gpumem": "7"}, []),
         ({ONE: "1", THREE: "1"}, [f"offers 1 {ONE} where it should offer 2"]),
@@ -216,7 +208,6 @@ def test_a_mismatch_is_worded() -> None:
 
 
 async def test_the_configuration_of_the_plan_counts(server: ApiServer, tmp_path: Path) -> None:
-    """Its file says what will be offered, under which name; one that cannot be used refuses."""
     (tmp_path / "configs").mkdir()
     async with agent(server, tmp_path, plugin_configs=tmp_path / "configs") as it:
         [problem] = await it.round(config="shared")
@@ -236,7 +227,6 @@ async def test_the_configuration_of_the_plan_counts(server: ApiServer, tmp_path:
 async def test_an_undescribed_configuration_is_not_judged(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """What feature discovery said of the old one says nothing of the next one."""
     async with agent(server, tmp_path) as it:
         assert await it.round(config="other") == ()
         await until(lambda: labels(server, CONFIG).get(CONFIG) == "other")
@@ -244,7 +234,6 @@ async def test_an_undescribed_configuration_is_not_judged(
 
 
 async def test_reported_labels_are_remembered(server: ApiServer, tmp_path: Path) -> None:
-    """Feature discovery is sent away with its labels; the offer is awaited by what they said."""
     async with agent(server, tmp_path) as it:
         server.patch_node(NODE, {"metadata": {"labels": dict.fromkeys(MIXED)}})
         offer(server, **{"mig-7g.80gb": "1"})

@@ -1,5 +1,3 @@
-"""whenInUse: evict, by the Eviction API: who leaves, what a budget says, and who is left alone."""
-
 from __future__ import annotations
 
 import asyncio
@@ -51,7 +49,6 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 def held(*pods: str, kubelet: bool = False) -> Gpu:
-    """Two quarters, used by these pods."""
     return used(with_instances(EMPTY, [("2g.20gb", 0), ("2g.20gb", 4)]), *pods, kubelet=kubelet)
 
 
@@ -61,7 +58,6 @@ def settle(it: Agent, gpu: Gpu) -> None:
 
 
 def evicted(server: ApiServer) -> list[str]:
-    """The pods whose eviction was granted."""
     return [str(eviction["metadata"]["name"]) for eviction in server.evictions]
 
 
@@ -75,7 +71,6 @@ def cordoned(server: ApiServer) -> bool:
 async def test_pods_in_the_way_are_evicted_behind_a_cordon(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """Once each; when they have gone the loop is woken, and after the change the cordon ends."""
     async with agent(server, tmp_path, cordon=True) as it:
         settle(it, held("a", "b"))
         await until(lambda: evicted(server) == ["a", "b"])
@@ -121,7 +116,6 @@ async def test_the_cordon_stays_for_pods_that_leave_while_the_agent_is_restarted
 async def test_a_budget_is_kept_to_reported_and_asked_again(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """What refuses is named with its words; the node is not cordoned for nothing meanwhile."""
     server.pods.budgets["team", "a"] = "at-least-one"
     async with agent(server, tmp_path, cordon=True) as it:
         settle(it, held("a"))
@@ -156,9 +150,6 @@ async def test_no_pod_is_evicted_for_a_plan_that_has_gone(
 
 
 async def test_no_pod_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> None:
-    """Not for a configuration of the device plugin that is not there, nor while another program
-    splits the GPUs.
-    """
     async with agent(server, tmp_path, plugin_configs=tmp_path / "configs") as it:
         it.around.after_round(*judged([held("a")], EVICT, config="shared"))
         await until(lambda: it.codes() == [Code.UNKNOWN_CONFIGURATION])
@@ -171,7 +162,6 @@ async def test_no_pod_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> N
 
 
 async def test_a_server_that_does_not_answer(server: ApiServer, tmp_path: Path) -> None:
-    """The outage is reported, and the pod is evicted when the server answers."""
     server.faults.next(2, Answer(503), path="/api/v1/pods")
     async with agent(server, tmp_path) as it:
         settle(it, held("a"))
@@ -183,7 +173,6 @@ async def test_a_server_that_does_not_answer(server: ApiServer, tmp_path: Path) 
 async def test_pods_that_have_gone_already_make_no_circle(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """What is seen of a pod that is no more wakes the loop, after pauses that grow."""
     async with agent(server, tmp_path) as it:
         settle(it, held("nobody"))
         await until(lambda: it.woken.count(GONE) == 3)
@@ -192,9 +181,6 @@ async def test_pods_that_have_gone_already_make_no_circle(
 
 
 async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Path) -> None:
-    """What a StatefulSet makes anew is not evicted for what the one before it held, but only once
-    the GPUs were looked at again and it is on them.
-    """
     async with agent(server, tmp_path) as it:
         settle(it, held("a"))
         await until(lambda: evicted(server) == ["a"])
@@ -231,7 +217,6 @@ async def test_a_pod_that_comes_while_the_gpus_cannot_be_observed(
 async def test_a_pod_that_comes_between_the_list_and_the_eviction(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """The eviction is of the pod that was listed, and of none that has its name by then."""
     server.faults.next(1, Slow(0.5), path="*/pods/a/eviction")
     async with agent(server, tmp_path) as it:
         settle(it, held("a"))
@@ -243,7 +228,6 @@ async def test_a_pod_that_comes_between_the_list_and_the_eviction(
 
 
 async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Path) -> None:
-    """Those that have ended are found, asked for anew each time; not who still runs."""
     a, b = PodName("team", "a"), PodName("team", "b")
     server.patch_pod("a", {"status": {"phase": "Succeeded"}}, namespace="team")
     async with agent(server, tmp_path) as it:
@@ -291,7 +275,6 @@ async def test_a_suspicion_that_is_raised_meanwhile_is_kept(
 
 
 async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path: Path) -> None:
-    """Gone is not ended, and no answer says nothing."""
     a, b, c = (PodName("team", name) for name in "abc")
     server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="team")
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
@@ -301,7 +284,6 @@ async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path:
 
 
 async def test_a_long_goodbye_costs_few_requests(server: ApiServer, tmp_path: Path) -> None:
-    """A pod that takes its time is looked at ever more seldom."""
     async with agent(server, tmp_path) as it:
         settle(it, held("a"))
         await until(lambda: evicted(server) == ["a"])

@@ -1,5 +1,3 @@
-"""Which pods a plan with whenInUse: evict evicts: those in its way, no others, none in vain."""
-
 from __future__ import annotations
 
 import pytest
@@ -29,7 +27,6 @@ def of(pod: str, pid: int = 1) -> User:
 
 
 def chosen(gpu: Gpu, asked: DesiredGpu, *pods: Pod, reset: bool = True) -> Evictions:
-    """What is wanted for one GPU."""
     desired = DesiredNode({gpu.key: asked})
     policy = Policy(reset_when_idle=reset)
     made = plan(desired, ObservedNode((gpu,)), policy)
@@ -37,12 +34,10 @@ def chosen(gpu: Gpu, asked: DesiredGpu, *pods: Pod, reset: bool = True) -> Evict
 
 
 def evict(*counts: tuple[str, int]) -> DesiredGpu:
-    """A layout that pods are evicted for."""
     return replace(wanted(H100, counts), when_in_use=WhenInUse.EVICT)
 
 
 def names(found: Evictions) -> list[str]:
-    """The evicted pods."""
     return [pod.name for pod in found.wanted]
 
 
@@ -50,7 +45,6 @@ SEVEN_USED = used(with_instances(H100, SEVEN), *"abcdefg")
 
 
 def test_only_those_in_the_way_go() -> None:
-    """For a 3g.40gb at the upper half the pods of the lower half stay, each with its device."""
     found = chosen(SEVEN_USED, evict(("3g.40gb", 1), ("1g.10gb", 4)))
     assert names(found) == ["e", "f", "g"]
     assert not found.problems
@@ -60,7 +54,6 @@ def test_only_those_in_the_way_go() -> None:
 
 
 def test_all_go_when_the_mode_changes() -> None:
-    """MIG off takes every device."""
     assert names(chosen(SEVEN_USED, OFF)) == ["a", "b", "c", "d", "e", "f", "g"]
 
 
@@ -74,7 +67,6 @@ def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
 
 
 def test_their_end_is_enough() -> None:
-    """Once they have gone, the very same plan can be carried out."""
     gpu = used(with_instances(H100, SEVEN), *"abcd---")
     asked = evict(("3g.40gb", 1), ("1g.10gb", 4))
     made = plan(DesiredNode({gpu.key: asked}), ObservedNode((gpu,)))
@@ -91,7 +83,6 @@ def test_their_end_is_enough() -> None:
     ids=["wait", "in sync", "never fits"],
 )
 def test_no_pod_is_evicted_otherwise(asked: DesiredGpu) -> None:
-    """Not by default, not when nothing is to do, not for what cannot be."""
     assert chosen(SEVEN_USED, asked) == Evictions()
 
 
@@ -133,7 +124,6 @@ def test_no_pod_goes_for_a_mode_that_waits_for_a_reset(reset: bool) -> None:
 
 
 def test_a_pod_that_comes_back_is_not_evicted() -> None:
-    """And then its neighbours are not either."""
     cases: list[tuple[Pod, str]] = [
         (Pod("team", "a", controller="DaemonSet"), "its DaemonSet brings it back"),
         (Pod("team", "a", mirror=True), "the kubelet runs it"),
@@ -146,14 +136,12 @@ def test_a_pod_that_comes_back_is_not_evicted() -> None:
 
 
 def test_a_pod_that_is_going_is_waited_for() -> None:
-    """It is not evicted a second time."""
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
     found = chosen(gpu, evict(("7g.80gb", 1)), Pod("team", "a", leaving=True))
     assert (names(found), found.leaving) == (["b"], frozenset({PodName("team", "a")}))
 
 
 def test_a_pod_is_evicted_once_whatever_it_holds() -> None:
-    """Several processes on several devices are one pod."""
     gpu = used(with_instances(H100, SEVEN[:3]), "a", "a", "b")
     found = chosen(gpu, evict(("7g.80gb", 1)))
     assert names(found) == ["a", "b"]
@@ -170,7 +158,6 @@ def test_clients_of_mps_go_with_their_daemon() -> None:
 
 
 def test_each_gpu_by_itself() -> None:
-    """One where eviction is in vain does not keep the other from it."""
     busy = replace(used(with_instances(H100, SEVEN[:1]), ""), index=1, uuid="GPU-1")
     free = used(with_instances(H100, SEVEN[:1]), "a")
     asked = evict(("7g.80gb", 1))
@@ -182,7 +169,6 @@ def test_each_gpu_by_itself() -> None:
 
 
 def test_which_plans_ask_for_it() -> None:
-    """Those that are blocked by users, where the entry says `evict`."""
     gpu, asked = SEVEN_USED, evict(("7g.80gb", 1))
     desired = DesiredNode({gpu.key: asked})
     made = plan(desired, ObservedNode((gpu,)))

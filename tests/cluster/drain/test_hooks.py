@@ -1,5 +1,3 @@
-"""What is done around a change, step by step, on a real API's terms: before, after, and crashes."""
-
 from __future__ import annotations
 
 import asyncio
@@ -56,12 +54,10 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 def unschedulable(server: ApiServer) -> bool:
-    """Whether the Node is cordoned."""
     return bool(server.node(NODE)["spec"].get("unschedulable", False))
 
 
 async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path) -> None:
-    """Cordon, pause, wait for the pods; change; put back, await the offer, uncordon."""
     async with agent(
         server,
         tmp_path,
@@ -93,7 +89,6 @@ async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path)
 
 
 async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_path: Path) -> None:
-    """The problem names the pod, the labels are put back, and it is tried again after a while."""
     slow = replace(PACE, prepare=(2.0, 4.0))
     async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         [problem] = await it.round()
@@ -129,10 +124,6 @@ async def test_another_configuration_is_not_put_off(server: ApiServer, tmp_path:
 
 
 async def test_a_taint_keeps_pods_away_meanwhile(server: ApiServer, tmp_path: Path) -> None:
-    """From before the change until the offer is there; others' taints stay, also new ones, and an
-    agent with other settings takes away what a crash left.
-    """
-
     def taints() -> list[dict[str, str]]:
         found: list[dict[str, str]] = server.node(NODE)["spec"].get("taints", [])
         return found
@@ -161,7 +152,6 @@ async def test_a_taint_keeps_pods_away_meanwhile(server: ApiServer, tmp_path: Pa
 async def test_a_crash_in_the_middle_is_put_right_by_the_next_agent(
     server: ApiServer, tmp_path: Path, clients: str
 ) -> None:
-    """Whatever its settings are, it puts back what stands on the Node after its first round."""
     server.pods.gone("plugin", "gpu")
     async with agent(server, tmp_path, clients=clients, cordon=True) as it:
         assert await it.prepare() == ()
@@ -177,7 +167,6 @@ async def test_a_crash_in_the_middle_is_put_right_by_the_next_agent(
 
 
 async def test_a_stop_in_the_middle_puts_back_at_once(server: ApiServer, tmp_path: Path) -> None:
-    """Who takes the agent off the node has nothing left to clean up."""
     server.pods.gone("plugin", "gpu")
     async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
         await it.round()
@@ -189,7 +178,6 @@ async def test_a_stop_in_the_middle_puts_back_at_once(server: ApiServer, tmp_pat
 
 
 async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path) -> None:
-    """After the change, and by its uid: the one that comes in its place stays."""
     server.pods.gone("plugin", "gpu")
     server.add_pod("plugin", namespace="gpu", node=NODE, labels=PLUGIN)
     server.add_pod("elsewhere", namespace="gpu", node="m", labels=PLUGIN)
@@ -208,9 +196,6 @@ async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path
 async def test_what_the_node_does_not_offer_is_reported_until_it_does(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """After the deadline it is a problem; an offer that comes late ends it. No request is sent.
-    What a problem says to type reaches each pod that the agent itself would delete.
-    """
     here = f"--field-selector spec.nodeName={NODE}"
     async with agent(server, tmp_path, plugin_pods=("app=plugin", "name=ds,tier=a")) as it:
         assert await it.round() == ()
@@ -228,7 +213,6 @@ async def test_what_the_node_does_not_offer_is_reported_until_it_does(
 
 
 async def test_steady_state_asks_for_nothing(server: ApiServer, tmp_path: Path) -> None:
-    """A list of the pods at the start; then rounds, views and heartbeats cost no request."""
     async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
         await it.round(AFTER, AFTER)
         before = len(server.requests)
@@ -243,7 +227,6 @@ async def test_steady_state_asks_for_nothing(server: ApiServer, tmp_path: Path) 
 async def test_a_change_without_clients_to_notify_asks_for_the_pods_alone(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """With clients: nothing the way from plan to work is one request long."""
     async with agent(server, tmp_path) as it:
         before = len(asked(server))
         assert await it.round() == ()
@@ -255,7 +238,6 @@ async def test_a_change_without_clients_to_notify_asks_for_the_pods_alone(
 async def test_the_plugins_configuration_goes_with_the_layout(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """The label is set once the node is as planned, and again with the next round."""
     async with agent(server, tmp_path) as it:
         evaluation, observed = judged([BEFORE], config="shared")
         it.around.after_round(evaluation, observed)
@@ -273,7 +255,6 @@ async def test_the_plugins_configuration_goes_with_the_layout(
 async def test_a_configuration_that_is_asked_for_while_another_is_set(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """It is set as well, without another round."""
     async with agent(server, tmp_path) as it:
         server.faults.next(1, Slow(0.2), path=f"*/nodes/{NODE}")
         it.around.after_round(*judged([AFTER], config="one"))
@@ -285,7 +266,6 @@ async def test_a_configuration_that_is_asked_for_while_another_is_set(
 async def test_writes_by_others_in_between_are_no_obstacle(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """A patch that was thought out for an older Node is thought out anew."""
     server.pods.gone("plugin", "gpu")
     server.faults.next(2, Answer(409), verb="PATCH")
     async with agent(server, tmp_path, clients="pauseLabels") as it:
@@ -299,9 +279,6 @@ async def test_writes_by_others_in_between_are_no_obstacle(
 
 
 async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
-    """With clients to notify the agent waits and reports why; without, it goes on and reports what
-    was not checked.
-    """
     async with agent(server, tmp_path, clients="pauseLabels") as it:
         await server.stop()
         [problem] = await it.round()
@@ -319,7 +296,6 @@ async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_the_end_of_an_outage_cuts_the_pause_short(server: ApiServer, tmp_path: Path) -> None:
-    """What was put off for the API server's silence is tried as soon as that has an end."""
     slow = replace(PACE, prepare=(60.0, 600.0))
     async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         await server.stop()
@@ -338,7 +314,6 @@ async def test_the_end_of_an_outage_cuts_the_pause_short(server: ApiServer, tmp_
 async def test_settings_that_name_nothing_known(
     server: ApiServer, tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
-    """A spelling mistake is refused at the start, and not taken for a program that is not there."""
     with pytest.raises(UsageError, match=f"kubernetes.{next(iter(wrong))}"):
         async with agent(server, tmp_path, **wrong):
             pass

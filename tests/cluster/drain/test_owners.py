@@ -1,5 +1,3 @@
-"""What is read from pods, which of them a selector means, and others that split the node's GPUs."""
-
 from __future__ import annotations
 
 import json
@@ -30,7 +28,6 @@ LEAST = {"metadata": {"namespace": "a", "name": "b", "uid": "1"}}
 
 
 def pod_of(pod: object) -> Pod:
-    """What is read of this JSON."""
     return read_pod(json.dumps(pod).encode())
 
 
@@ -84,13 +81,11 @@ def test_feature_gates() -> None:
 
 
 def test_the_least_there_can_be() -> None:
-    """What is absent or null is nothing, and a pod without a phase has not ended."""
     pod = {**LEAST, "spec": {"containers": None}, "status": {}}
     assert pod_of(pod) == Pod("a", "b", phase="", uid="1")
 
 
 def test_what_is_no_pod() -> None:
-    """A strange answer is refused, and never a pod that holds nothing."""
     cases: list[Any] = [
         None,
         [],
@@ -105,7 +100,6 @@ def test_what_is_no_pod() -> None:
 
 
 def test_when_a_pod_is_over() -> None:
-    """Its phase says so, and none of its containers is reported as running."""
     cases: list[tuple[dict[str, Any], bool]] = [
         ({"phase": "Succeeded"}, True),
         ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {}}}]}, True),
@@ -143,7 +137,6 @@ def test_what_matches() -> None:
 
 
 def test_a_selector_as_it_is_written() -> None:
-    """Labels with commas between; anything else is refused, and never taken for all pods."""
     assert PodSelector.of("app=x") == PodSelector({"app": "x"})
     assert PodSelector.of("app=x, b/c=") == PodSelector({"app": "x", "b/c": ""})
     for wrong in ("", "app", "=x", "app=x,"):
@@ -183,12 +176,10 @@ def here(*pods: Pod, **node: Mapping[str, str]) -> Known:
 
 
 def unlisted(**node: Mapping[str, str]) -> Known:
-    """A node whose pods are not known."""
     return NodeView(**node), None  # type: ignore[arg-type]
 
 
 def test_each_is_recognised_and_named() -> None:
-    """One of them is one refusal, which says by what it was seen and how it is switched off."""
     cases: list[tuple[Known, OtherManager]] = [
         (here(MIG_MANAGER), OtherManager.MIG_MANAGER),
         (unlisted(labels={MIG_MANAGER_LABEL: "true"}), OtherManager.MIG_MANAGER),
@@ -216,7 +207,6 @@ def test_each_is_recognised_and_named() -> None:
 
 
 def test_what_only_looks_like_one() -> None:
-    """What has ended, what does not split, and what known pods belie is no owner."""
     cases: list[Known] = [
         unlisted(),
         here(),
@@ -239,14 +229,12 @@ def test_what_only_looks_like_one() -> None:
 
 
 def test_the_label_of_our_own_protocol_is_no_evidence() -> None:
-    """A node that serves nos has its label; its mig-agent's pod still counts."""
     node = NodeView(labels={NOS_LABEL: "mig"})
     assert claims(node, None, source="nos") == {}
     assert claims(node, (MIG_AGENT,), source="nos")
 
 
 def test_several_are_all_named() -> None:
-    """A user who switches one off sees the next at once."""
     node, pods = here(MIG_AGENT, MIG_MANAGER)
     assert claims(node, pods).keys() == {OtherManager.MIG_MANAGER, OtherManager.NOS}
     assert len(owned_by_others(node, pods, tolerated={OtherManager.NOS})) == 1
@@ -273,7 +261,6 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 async def test_it_is_refused_until_tolerated(server: ApiServer, tmp_path: Path) -> None:
-    """It is found by its pod on this node, and named; tolerated, it blocks no plan."""
     server.add_pod("nos-1", node=NODE, **NOS_POD)
     async with agent(server, tmp_path) as it:
         [problem] = await it.round()
@@ -285,7 +272,6 @@ async def test_it_is_refused_until_tolerated(server: ApiServer, tmp_path: Path) 
 
 
 async def test_work_goes_on_when_the_other_has_gone(server: ApiServer, tmp_path: Path) -> None:
-    """While refused, each round asks anew; a pod of another node does not matter."""
     server.add_pod("away", node="m", **MANAGER_POD)
     server.add_pod("here", node=NODE, **MANAGER_POD)
     async with agent(server, tmp_path) as it:
@@ -310,7 +296,6 @@ async def test_a_label_that_goes_is_reason_to_look(server: ApiServer, tmp_path: 
 
 
 async def test_on_a_node_as_planned_it_is_reported_once(server: ApiServer, tmp_path: Path) -> None:
-    """Nothing is refused where nothing is to do; but who is there is said, and said once."""
     server.add_pod("here", node=NODE, **MANAGER_POD)
     async with agent(server, tmp_path) as it:
         for _ in range(3):
@@ -322,7 +307,6 @@ async def test_on_a_node_as_planned_it_is_reported_once(server: ApiServer, tmp_p
 
 
 async def test_a_silent_server_is_not_waited_for(server: ApiServer, tmp_path: Path) -> None:
-    """What was heard last counts, and it is said that it is old."""
     server.add_pod("here", node=NODE, **MANAGER_POD)
     async with agent(server, tmp_path) as it:
         assert [p.code for p in await it.round()] == [Code.OWNED]
@@ -333,7 +317,6 @@ async def test_a_silent_server_is_not_waited_for(server: ApiServer, tmp_path: Pa
 
 
 async def test_nos_own_label_is_served_and_no_evidence(server: ApiServer, tmp_path: Path) -> None:
-    """With the plan from nos the label of its nodes means this agent, once that is the source."""
     server.patch_node(NODE, {"metadata": {"labels": {NOS_LABEL: "mig"}}})
     server.annotate(NODE, **{"hami.io/node-nvidia-register": None})
     server.faults.next(9, Answer(403), path="/api/v1/pods")

@@ -1,5 +1,3 @@
-"""What device ids mean, and what allocations make of devices and processes."""
-
 from __future__ import annotations
 
 import pytest
@@ -28,7 +26,6 @@ DRA = "gpu.nvidia.com"
 
 
 def test_ids_of_device_plugins() -> None:
-    """Whatever a plugin puts behind a UUID is a replica of that device."""
     cases: list[tuple[str, DeviceId]] = [
         (f"GPU-{ID}", ByUuid(f"gpu-{ID}")),
         (f"MIG-{ID}", ByUuid(f"mig-{ID}")),
@@ -54,7 +51,6 @@ def test_ids_of_device_plugins() -> None:
 
 
 def test_devices_of_claims() -> None:
-    """A name that is not understood counts as its GPU, or as any; other drivers have no GPUs."""
     cases: list[tuple[str, str, DeviceId | None]] = [
         (DRA, "gpu-0", ByFile(0)),
         (DRA, "gpu-12", ByFile(12)),
@@ -109,7 +105,6 @@ def test_a_mig_device_is_used_by_who_holds_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", [GPU, f"{GPU}::1", f"{GPU}-7", "nvidia3", "nvidia3/vgpu0"])
 def test_a_whole_gpu_is_used_by_who_holds_it(name: str) -> None:
-    """Also in MIG mode, where its devices are others' by themselves."""
     reading = held(name)
     assert reading.users_of_gpu(WHOLE) == Usage((ALLOCATED,))
     assert reading.users_of_gpu(GpuRef(f"GPU-{UUID_START}9", 0)) == Usage()
@@ -118,7 +113,6 @@ def test_a_whole_gpu_is_used_by_who_holds_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpu-3-mig-14-4-2", "gpu-3-mig-2g20gb-14-4"])
 def test_a_claimed_mig_device_is_known_by_its_place(name: str) -> None:
-    """Where no instance has the place, the claim counts as the whole GPU's."""
     reading = claimed(name)
     assert reading.users(DEVICE) == Usage((ALLOCATED,))
     assert reading.users(MigDeviceRef(GPU, 3, 6, 0, OTHER, Placement(0, 1))) == Usage()
@@ -127,21 +121,18 @@ def test_a_claimed_mig_device_is_known_by_its_place(name: str) -> None:
 
 
 def test_a_claimed_gpu_is_known_by_its_file() -> None:
-    """Another driver's device of the same name is none of ours."""
     assert claimed("gpu-3").users_of_gpu(WHOLE) == Usage((ALLOCATED,))
     assert claimed("gpu-2").users_of_gpu(WHOLE) == Usage()
     assert claimed("gpu-3", "dra.example.com").users_of_gpu(WHOLE) == Usage()
 
 
 def test_an_unintelligible_claim_makes_everything_unknown() -> None:
-    """Unknown counts as in use."""
     for usage in (claimed("card").users(DEVICE), claimed("card").users_of_gpu(WHOLE)):
         assert not usage.known
         assert "pod team/trainer was given the device 'card'" in usage.reason
 
 
 def test_a_gpu_whose_file_is_not_known_may_be_the_claimed_one() -> None:
-    """This is so only while a claim names its device by file."""
     assert not claimed("gpu-3").users_of_gpu(GpuRef(GPU, None)).known
     assert not claimed("gpu-3").users(MigDeviceRef(GPU, None, 5, 0, MIG)).known
     assert held(MIG).users_of_gpu(GpuRef(GPU, None)) == Usage()
@@ -166,7 +157,6 @@ def of_trainer(pid: int, container: str = "main") -> User:
 
 
 def test_a_process_stands_for_its_pods_allocation() -> None:
-    """The cgroup names its pod; the kubelet names its container if no other source does."""
     owners = {7: ProcessPod("uid", "", POD, "main")}
     assert joined(held(MIG), owners, 7) == (of_trainer(7),)
     assert joined(held(MIG), {7: ProcessPod("uid", "", POD)}, 7) == (of_trainer(7),)
@@ -176,7 +166,6 @@ def test_a_process_stands_for_its_pods_allocation() -> None:
 
 
 def test_a_process_of_another_pod_stands_for_no_other_pod() -> None:
-    """It is on a device that it was not given; both are users."""
     owners = {7: ProcessPod("uid", "", PodName("team", "intruder"), "main")}
     intruder, allocated = joined(held(MIG), owners, 7)
     assert (intruder.pod, allocated) == ("intruder", ALLOCATED)
@@ -194,7 +183,6 @@ def test_a_process_of_which_nothing_is_known_is_the_only_holders() -> None:
 
 
 def test_of_two_holders_it_is_unknown_which() -> None:
-    """With time slicing or MPS a device is several pods'."""
     both = Allocations(
         held(f"{MIG}::0").holdings + held(f"{MIG}::1", pod=PodName("team", "other")).holdings
     )
@@ -203,7 +191,6 @@ def test_of_two_holders_it_is_unknown_which() -> None:
 
 
 def test_who_holds_the_gpu_is_its_user() -> None:
-    """Beside the processes outside any instance, which are named alike."""
     gpu = Gpu(3, GPU, minor=3, usage=Usage((User(7, "python"),)))
     owners = {7: ProcessPod("uid", "", POD, "main")}
     assert with_allocations(gpu, held(GPU), owners).usage == Usage((of_trainer(7),))
@@ -226,7 +213,6 @@ def test_who_holds_the_gpu_is_its_user() -> None:
 def test_what_a_claim_has_of_the_agents_own_driver(
     name: str, of_device: bool, of_gpu: bool
 ) -> None:
-    """By its GPU and the memory slice that it begins at, and by no other GPU of the same place."""
     for gpu, here in ((GPU, True), (OTHER, False)):
         found = read_own_device(("team", "half"), f"node-0/{gpu.lower()}", name)
         reading = Allocations((Holding(POD, "main", found),))

@@ -1,5 +1,3 @@
-"""The kubelet's allocations keep the driver from taking devices away, against a real socket."""
-
 from __future__ import annotations
 
 import asyncio
@@ -31,21 +29,18 @@ ALLOCATED = User(0, source="kubelet", namespace="default", pod="trainer", contai
 
 @pytest.fixture
 def node() -> Iterator[SimulatedNode]:
-    """Two simulated H100, MIG off."""
     with simulated("h100-80gb:2") as node:
         yield node
 
 
 @pytest.fixture
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
-    """A kubelet that runs."""
     async with Kubelet(tmp_path / "pod-resources") as kubelet:
         yield kubelet
 
 
 @pytest.fixture
 async def usage(kubelet: Kubelet) -> AsyncIterator[KubeletUsage]:
-    """The source that asks this kubelet."""
     usage = KubeletUsage(kubelet.socket, deadline=30)
     yield usage
     await usage.close()
@@ -59,19 +54,16 @@ async def driver(node: SimulatedNode, usage: KubeletUsage) -> AsyncIterator[Driv
 
 
 def device_of(gpu: Gpu) -> str:
-    """The UUID of its first MIG device."""
     return gpu.instances[0].compute[0].uuid
 
 
 def users_of(gpu: Gpu) -> tuple[User, ...]:
-    """Who is on its first MIG device."""
     return gpu.instances[0].compute[0].usage.processes
 
 
 async def test_it_is_asked_while_the_gpus_are_read(
     node: SimulatedNode, driver: Driver, kubelet: Kubelet
 ) -> None:
-    """A look takes as long as the slower of both."""
     hang = node.inject("nvmlDeviceGetCount_v2", hang=True)
     looking = asyncio.create_task(driver.observe())
     async with asyncio.timeout(stretched(30)):
@@ -89,7 +81,6 @@ async def test_it_is_asked_while_the_gpus_are_read(
 async def test_an_allocation_since_the_plan_keeps_an_instance(
     node: SimulatedNode, driver: Driver, kubelet: Kubelet
 ) -> None:
-    """No process is there yet, and neither the instance nor its part is destroyed."""
     gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
     kubelet.allocate("trainer", [device_of(gpu)], resource="example.com/renamed")
     first = gpu.instances[0]
@@ -108,7 +99,6 @@ async def test_an_allocation_since_the_plan_keeps_an_instance(
 async def test_who_was_given_the_whole_gpu_keeps_its_mig_mode(
     node: SimulatedNode, driver: Driver, kubelet: Kubelet
 ) -> None:
-    """Off stays off, and nothing but that GPU is concerned."""
     free, held = (await driver.observe()).gpus
     kubelet.allocate("trainer", [held.uuid])
     with pytest.raises(GpuInUse, match="GPU 1: its MIG mode is not changed: it is in use"):
@@ -136,7 +126,6 @@ async def test_an_outdated_allocation_of_the_whole_gpu_keeps_what_is_in_it(
 async def test_an_allocation_counts_beside_a_gpu_that_is_lost(
     node: SimulatedNode, driver: Driver, kubelet: Kubelet
 ) -> None:
-    """What is known of the GPUs that answer is not lost with another one."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     kubelet.allocate("trainer", [device_of(gpu)])
     node.lose(1)
@@ -151,7 +140,6 @@ async def test_an_allocation_counts_beside_a_gpu_that_is_lost(
 async def test_no_answer_means_in_use_until_there_is_one(
     node: SimulatedNode, driver: Driver, kubelet: Kubelet
 ) -> None:
-    """A kubelet that is gone, and one that comes back on a socket made anew."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     kubelet.allocate("trainer", [device_of(gpu)])
     await kubelet.stop(leave_socket=True)
@@ -182,7 +170,6 @@ async def test_a_busy_kubelet_is_asked_again(kubelet: Kubelet, usage: KubeletUsa
 
 
 async def test_many_who_ask_at_once_cost_one_call(kubelet: Kubelet, usage: KubeletUsage) -> None:
-    """Eight GPUs have eight steps at a time."""
     await asyncio.gather(*(usage.ask() for _ in range(8)))
     assert kubelet.calls == ["List"]
 
@@ -193,7 +180,6 @@ async def test_many_who_ask_at_once_cost_one_call(kubelet: Kubelet, usage: Kubel
 async def test_a_process_is_shown_with_its_pod_in_place_of_the_allocation(
     node: SimulatedNode, kubelet: Kubelet, tmp_path: Path
 ) -> None:
-    """By its cgroup; when it has ended, the allocation is in the way still."""
     uid = "1b2c3d4e-0000-4111-8222-333344445555"
     (tmp_path / f"log/pods/default_trainer_{uid}/main").mkdir(parents=True)
     pods = ProcessPods(proc_root=tmp_path / "proc", log_root=tmp_path / "log")
@@ -264,9 +250,6 @@ async def test_a_kubelet_that_does_not_list_its_pods_yet(
 
 
 async def test_pods_that_end_while_the_kubelet_starts(kubelet: Kubelet, tmp_path: Path) -> None:
-    """One without a process has ended, as has one of which a process that is gone is all that is
-    left in its cgroup.
-    """
     here = OnThisNode(tmp_path)
     here.run(11, "trainer")
     usage = KubeletUsage(kubelet.socket, deadline=30, processes=here.pods)
@@ -329,7 +312,6 @@ async def test_a_node_without_kubelet_has_no_allocations_until_one_comes(tmp_pat
 async def test_where_there_must_be_a_kubelet_its_absence_is_no_answer(
     tmp_path: Path, use: Literal["auto", "always"], in_cluster: bool
 ) -> None:
-    """Its folder is not mounted, say."""
     settings = KubeletSettings(socket=tmp_path / "nothing/kubelet.sock", use=use)
     usage = kubelet_users(settings, in_cluster=in_cluster, simulated=False)
     assert usage is not None
@@ -337,7 +319,6 @@ async def test_where_there_must_be_a_kubelet_its_absence_is_no_answer(
 
 
 def test_no_kubelet_is_asked_where_it_is_not_wanted() -> None:
-    """Under simulation the kubelet is asked only when the settings say so explicitly."""
     socket = Path("/nothing/kubelet.sock")
     never = KubeletSettings(socket=socket, use="never")
     assert kubelet_users(never, in_cluster=True, simulated=False) is None

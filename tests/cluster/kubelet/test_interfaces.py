@@ -1,7 +1,3 @@
-"""The messages here are those of the interfaces that Kubernetes publishes (tests/data/kubelet), and
-the generated code is that of the .proto files beside it.
-"""
-
 from __future__ import annotations
 
 import json
@@ -47,7 +43,6 @@ def described(name: str) -> FileDescriptorProto:
 
 
 def last(name: str) -> str:
-    """Of a qualified name."""
     return name.rpartition(".")[2]
 
 
@@ -69,7 +64,6 @@ def text(field: FieldDescriptorProto, message: DescriptorProto) -> str:
 
 
 def messages(name: str) -> dict[str, dict[str, str]]:
-    """Fields by name, by message."""
     return {
         message.name: {field.name: text(field, message) for field in message.field}
         for message in described(name).message_type
@@ -77,8 +71,6 @@ def messages(name: str) -> dict[str, dict[str, str]]:
 
 
 def methods(name: str) -> dict[str, str]:
-    """What each takes and gives."""
-
     def call(method: MethodDescriptorProto) -> str:
         stream = "stream " if method.server_streaming else ""
         return f"{last(method.input_type)} -> {stream}{last(method.output_type)}"
@@ -92,7 +84,6 @@ def methods(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_what_the_agent_serves_is_whole(name: str) -> None:
-    """Every method, message, field and value of what the kubelet calls, and no other."""
     published = PUBLISHED[name]
     assert messages(name) == published["messages"]
     assert methods(name) == published["methods"]
@@ -102,7 +93,6 @@ def test_what_the_agent_serves_is_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_the_agent_knows_is_published(name: str) -> None:
-    """Package, methods and fields are as published; what the agent does not read may be missing."""
     published = PUBLISHED[name]
     assert described(name).package == published["package"]
     assert methods(name).items() <= published["methods"].items()
@@ -126,7 +116,6 @@ def _without_json_names(messages: Iterable[DescriptorProto]) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_stubs_are_up_to_date(name: str, tmp_path: Path) -> None:
-    """Compiling the .proto file anew gives the very description that the stubs carry."""
     pytest.importorskip("grpc_tools", reason="the protocol buffer compiler is not installed")
     out = tmp_path / "descriptors"
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={out}"]
@@ -138,5 +127,4 @@ def test_the_stubs_are_up_to_date(name: str, tmp_path: Path) -> None:
 
 
 def test_every_proto_file_is_compared() -> None:
-    """A new one has to be entered above."""
     assert {path.stem for path in (ROOT / FOLDER).glob("*.proto")} == set(ALL)

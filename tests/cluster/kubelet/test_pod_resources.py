@@ -1,5 +1,3 @@
-"""The pod-resources client against a kubelet's service on a real socket."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,18 +27,15 @@ LIMIT = 60.0  # seconds, enough on a busy machine for anything that has no wait 
 
 @pytest.fixture
 async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
-    """A kubelet that runs."""
     async with Kubelet(tmp_path / "pod-resources") as kubelet:
         yield kubelet
 
 
 def client_of(kubelet: Kubelet, deadline: float = 60.0) -> PodResourcesClient:
-    """The agent's client of this kubelet."""
     return PodResourcesClient(kubelet.socket, deadline=deadline)
 
 
 async def test_every_device_is_one_holding(kubelet: Kubelet) -> None:
-    """With its container and its resource; replicas of a device are one."""
     kubelet.allocate("trainer", ["MIG-a", "MIG-b"], namespace="team", resource=MIG)
     kubelet.allocate("trainer", ["GPU-1::0", "GPU-1::1"], namespace="team", resource="x.io/gpu")
     kubelet.allocate("trainer", ["MIG-c"], namespace="team", container="sidecar", resource=MIG)
@@ -53,7 +48,6 @@ async def test_every_device_is_one_holding(kubelet: Kubelet) -> None:
 
 
 async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
-    """Each once for each container that has it, and held by that container."""
     own = {"driver": "gpu.nodeagent.io", "pool": "node-0/gpu-1", "namespace": "team"}
     for container in ("main", "sidecar"):
         kubelet.claim("trainer", "mig-1g-10gb-0", name="slice", container=container, **own)
@@ -92,7 +86,6 @@ async def test_a_kubelet_that_is_replaced_during_a_call(kubelet: Kubelet) -> Non
 
 
 async def test_a_socket_that_comes_later(tmp_path: Path) -> None:
-    """Before the kubelet is there the error says so; the same client works once it is."""
     kubelet = Kubelet(tmp_path / "pod-resources")
     client = client_of(kubelet)
     with pytest.raises(KubeletError, match="does not exist: No such file or directory"):
@@ -102,7 +95,6 @@ async def test_a_socket_that_comes_later(tmp_path: Path) -> None:
 
 
 async def test_a_dead_socket_is_noticed_at_once_and_forgotten_at_once(kubelet: Kubelet) -> None:
-    """A killed kubelet's socket fails without a wait; no pause outlasts the new kubelet's start."""
     client = client_of(kubelet, deadline=60)
     await kubelet.stop(leave_socket=True)
     begin = time.monotonic()
@@ -115,7 +107,6 @@ async def test_a_dead_socket_is_noticed_at_once_and_forgotten_at_once(kubelet: K
 
 
 async def test_a_kubelet_that_does_not_answer(kubelet: Kubelet) -> None:
-    """A call ends at its deadline, and the next one is answered."""
     kubelet.hold()
     begin = time.monotonic()
     with pytest.raises(KubeletError, match=r"did not answer List within 0\.2 s"):
@@ -126,7 +117,6 @@ async def test_a_kubelet_that_does_not_answer(kubelet: Kubelet) -> None:
 
 
 async def test_a_call_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
-    """While one call hangs on a dead kubelet's socket, the next reaches the new kubelet's."""
     kubelet = Kubelet(tmp_path)
     client = client_of(kubelet, deadline=60)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -144,7 +134,6 @@ async def test_a_call_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
 
 
 async def test_the_kubelet_dies_during_a_call(kubelet: Kubelet) -> None:
-    """A call that is under way when the kubelet ends fails as unavailable."""
     kubelet.hold()
     call = asyncio.create_task(client_of(kubelet).allocations())
     while not kubelet.calls:
@@ -165,7 +154,6 @@ async def test_the_kubelet_dies_during_a_call(kubelet: Kubelet) -> None:
 async def test_refusals_keep_the_kubelets_words(
     kubelet: Kubelet, refusal: object, kind: type[KubeletError], words: str
 ) -> None:
-    """Each refusal is one of the agent's errors, with what the kubelet said."""
     kubelet.refuse["List"] = refusal  # type: ignore[assignment]  # pytest's table
     with pytest.raises(NodeagentError, match=words) as caught:
         await client_of(kubelet).allocations()
@@ -174,14 +162,12 @@ async def test_refusals_keep_the_kubelets_words(
 
 @pytest.mark.parametrize("garbage", [b"\x0a\xff", b"\x0a\x03\x0a\x01\xff"], ids=["cut", "not text"])
 async def test_an_answer_that_cannot_be_read(kubelet: Kubelet, garbage: bytes) -> None:
-    """Bytes that are no such message raise; they are never read as "nothing is allocated"."""
     kubelet.spoilt["List"] = garbage
     with pytest.raises(KubeletError, match="answer to List is unreadable"):
         await client_of(kubelet).allocations()
 
 
 async def test_what_is_no_socket(tmp_path: Path) -> None:
-    """A path to something else, or longer than a socket's address, is explained as such."""
     plain = tmp_path / "file"
     plain.touch()
     with pytest.raises(KubeletError, match="is not a socket"):
@@ -191,13 +177,11 @@ async def test_what_is_no_socket(tmp_path: Path) -> None:
 
 
 async def test_a_path_with_odd_characters(tmp_path: Path) -> None:
-    """Spaces, percent signs and the like in the path reach the right socket."""
     async with Kubelet(tmp_path / "a b%20c?#") as kubelet:
         assert await client_of(kubelet).allocations() == ()
 
 
 async def test_calls_side_by_side(kubelet: Kubelet) -> None:
-    """One client serves several tasks at once, and a cancelled call leaves nothing behind."""
     kubelet.allocate("trainer", ["MIG-a"], resource=MIG)
     client = client_of(kubelet)
     answers = await asyncio.gather(*(client.allocations() for _ in range(20)))

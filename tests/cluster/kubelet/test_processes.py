@@ -1,5 +1,3 @@
-"""Which pod, container or owner a process belongs to."""
-
 from __future__ import annotations
 
 import os
@@ -125,14 +123,12 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_a_pod_is_named_by_its_log_folder(machine: Machine) -> None:
-    """With its container, when it never had another one."""
     machine.logs_of(PodName("team", "other"), UID.replace("1b", "2b"), "main")
     machine.logs_of(TRAINER, UID, "main")
     assert machine.whose(4711) == {4711: ProcessPod(UID, ID, TRAINER, "main")}
 
 
 def test_the_container_of_several_is_named_by_its_log(machine: Machine) -> None:
-    """The folders do not tell which is whose, the links beside them do."""
     machine.logs_of(TRAINER, UID, "prepare", "main")
     assert machine.whose(4711) == {4711: ProcessPod(UID, ID, TRAINER, "")}
     links = machine.logs / "containers"
@@ -151,25 +147,21 @@ def test_a_pod_whose_name_is_not_to_be_found(machine: Machine) -> None:
 
 
 def test_a_users_cgroup_is_no_pods(machine: Machine) -> None:
-    """Whatever it is named: reading the file makes no new line of it."""
     machine.runs(4712, f"/user.slice/user-1000.slice/a\r0::/kubepods/pod{UID}/{ID}")
     assert machine.whose(4712) == {4712: None}
 
 
 def test_a_process_of_the_machine_is_known_for_one(machine: Machine) -> None:
-    """Which is more than knowing nothing, as of a process that has ended."""
     machine.runs(4712, "/system.slice/nvidia-persistenced.service")
     assert machine.whose(4712, 4713) == {4712: None}
 
 
 def test_pids_of_another_namespace_are_other_processes(machine: Machine) -> None:
-    """Nothing is known there, although there are processes with these numbers."""
     machine.in_namespace("pid:[4026532301]")
     assert machine.whose(4711) == {}
 
 
 def test_in_the_machines_own_namespace_pids_are_what_they_seem(machine: Machine) -> None:
-    """As in a pod with hostPID."""
     machine.in_namespace("pid:[4026531836]")
     assert machine.whose(4711) == {4711: ProcessPod(UID, ID)}
 
@@ -182,7 +174,6 @@ POD_UID = "1b2c3d4e-0000-4111-8222-333344445555"
 
 
 def test_outside_pods_it_is_a_container_a_unit_or_a_user() -> None:
-    """The owner is the most specific that the cgroup names; a user's session is the user's."""
     cases: list[tuple[str, Owner]] = [
         (f"0::/system.slice/docker-{LONG_ID}.scope\n", Owner(container=LONG_ID[:12])),
         (f"0::/docker/{LONG_ID}\n", Owner(container=LONG_ID[:12])),
@@ -211,7 +202,6 @@ def test_outside_pods_it_is_a_container_a_unit_or_a_user() -> None:
 
 
 def test_processes_are_looked_up_once(tmp_path: Path) -> None:
-    """A pod's has its name; ended ones are left out; one that comes back is looked up anew."""
     proc, logs = tmp_path / "proc", tmp_path / "log"
     (logs / "pods" / f"team_trainer_{POD_UID}" / "main").mkdir(parents=True)
     owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs))
@@ -253,7 +243,6 @@ def test_outside_all_of_them_it_is_its_effective_users(tmp_path: Path) -> None:
 
 
 def test_labels_are_what_is_known() -> None:
-    """In the order of their names, without empty ones."""
     owner = Owner("team", "trainer", "main")
     assert owner.labels == (("container", "main"), ("namespace", "team"), ("pod", "trainer"))
     assert Owner(user="0").labels == (("user", "0"),)

@@ -1,5 +1,3 @@
-"""What mig-manager's label asks for, and what the label with the state says."""
-
 from __future__ import annotations
 
 from nodeagent.cluster.client.node_view import NodeView, Wanted
@@ -34,7 +32,6 @@ IN_SYNC = NodeState(
 
 
 def blocked(*codes: Code) -> NodeState:
-    """A state that waits for these."""
     problems = tuple(Problem(code=code, message="why") for code in codes)
     return replace(
         IN_SYNC,
@@ -70,9 +67,6 @@ def test_the_state() -> None:
 
 
 def test_what_is_offered_and_whether_it_was_judged() -> None:
-    """A state that is not of this configuration says nothing of it, but a dead driver has failed;
-    an unknown name has, and what is not known yet has not; without a name there is no state.
-    """
     refused = replace(IN_SYNC, refusal=Refused(digest="sha256:0", problems=()))
     dead = replace(IN_SYNC, driver_error="no driver", rounds=0)
     cases: list[tuple[NodeState, PlanUpdate | None, bool, MigState]] = [
@@ -90,7 +84,6 @@ def test_what_is_offered_and_whether_it_was_judged() -> None:
 
 
 def test_what_is_asked_for() -> None:
-    """The label's name, with the mounted file once it was looked at: it may define that name."""
     source = MigConfigSource(lambda _: None, rounds=lambda: 0)
     cases: list[tuple[PlanUpdate | None, object]] = [
         (None, None),
@@ -104,9 +97,6 @@ def test_what_is_asked_for() -> None:
 
 
 def test_what_people_see() -> None:
-    """pending as soon as the label is seen, success once it was read back; what failed has failed
-    until it succeeds, however often it is retried; so again for the next name.
-    """
     rounds = 0
     offers: list[object] = []
     source = MigConfigSource(offers.append, rounds=lambda: rounds)

@@ -1,5 +1,3 @@
-"""Which plan mig-manager's label means: a configuration of the file, or one made for the cards."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -63,7 +61,6 @@ def named(name: str, text: bytes | None = FILE, observed: ObservedNode = H100) -
 
 
 def counts(offered: PlanUpdate) -> dict[str, int]:
-    """What an offered plan asks for."""
     assert isinstance(offered, PlanText)
     document = read_document(offered.text, configuration=offered.configuration)
     mig = document.entries[0].mig
@@ -72,27 +69,23 @@ def counts(offered: PlanUpdate) -> dict[str, int]:
 
 
 def test_the_file_comes_first() -> None:
-    """A name that the file has for these cards is the file's, unchanged, whatever is generated."""
     assert named("mine") == PlanText(FILE, "mine")
     assert named("all-1g.10gb") == PlanText(FILE, "all-1g.10gb")
 
 
 def test_what_the_file_does_not_have_is_generated() -> None:
-    """Without a file, or without the name in it, the configuration is made for the cards."""
     cases: list[bytes | None] = [None, FILE]
     for text in cases:
         assert counts(named("all-3g.40gb", text)) == {"3g.40gb": 2}
 
 
 def test_what_the_file_has_for_other_cards_is_generated() -> None:
-    """A configuration whose filters match no card here is the file's not knowing these cards."""
     assert counts(named("all-balanced")) == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
     a100 = ObservedNode((card("a100-40gb"),))
     assert counts(named("all-balanced", observed=a100)) == {"1g.5gb": 7}
 
 
 def test_a_file_at_fault_is_offered_so_that_it_is_refused() -> None:
-    """A generated configuration never hides that the mounted file is broken or no such file."""
     cases: list[bytes] = [
         b"version: v1\nmig-configs: {",
         b"version: v1\ngpus: []\n",
@@ -107,19 +100,16 @@ def test_a_file_at_fault_is_offered_so_that_it_is_refused() -> None:
 
 
 def test_a_fault_in_the_chosen_configuration_is_not_hidden() -> None:
-    """A bad profile name in the file is refused, although a good one could be generated."""
     text = FILE.replace(b'"1g.5gb": 7', b'"1g.5": 7')
     assert named("all-balanced", text) == PlanText(text, "all-balanced")
 
 
 def test_an_index_that_is_not_there_is_a_fault_of_the_file() -> None:
-    """Nothing is generated in the place of a configuration that names a GPU the node lacks."""
     text = b"version: v1\nmig-configs:\n  all-balanced:\n  - {devices: [7], mig-enabled: false}\n"
     assert named("all-balanced", text) == PlanText(text, "all-balanced")
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    """It says that nothing was touched, what was probably meant, and what there is."""
     cases: list[tuple[str, bytes | None, str]] = [
         ("all-1g.10g", FILE, "did you mean all-1g.10gb"),
         ("mime", FILE, "did you mean mine?"),
@@ -144,7 +134,6 @@ def test_a_name_that_no_label_can_hold_is_not_recommended() -> None:
 
 
 def test_a_silent_driver_is_the_reason_given() -> None:
-    """Where a driver reports no profiles while MIG is off, the remedy says how to get them."""
     observed = ObservedNode((replace(card("a100-40gb"), profiles=()),))
     offered = named("all-1g.5gb", None, observed)
     assert isinstance(offered, UnreadablePlan)
@@ -183,7 +172,6 @@ def node(*gpus: Gpu) -> ObservedNode:
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_every_configuration_fits_on_every_card(board: str) -> None:
-    """Read, resolved and planned, each leads to what it names, on two cards of every board."""
     observed = node(card(board), card(board))
     made = generate(observed)
     text = file_of(made)
@@ -201,7 +189,6 @@ def test_every_configuration_fits_on_every_card(board: str) -> None:
 
 
 def test_counts_are_those_of_the_default_file() -> None:
-    """What the file that everybody has says for a card is what is generated for it."""
     cases: list[str] = ["a100-40gb", "a100-80gb", "a30", "h100-80gb", "b300", "gb300"]
     for board in cases:
         observed = node(card(board))
@@ -229,7 +216,6 @@ def test_a30_has_as_many_as_fit_whatever_the_driver_counts() -> None:
 
 
 def test_several_kinds_of_cards_are_distinguished() -> None:
-    """Each per-profile entry names its cards; equal counts share one; fewer come first."""
     made = generate(node(card("h100-80gb"), card("a100-80gb"), card("a100-40gb"), card("t4")))
     assert made["all-3g.40gb"] == (
         GeneratedEntry(True, {"3g.40gb": 2}, ("0x20B210DE", "0x233010DE")),
@@ -253,14 +239,12 @@ def test_several_kinds_of_cards_are_distinguished() -> None:
 
 
 def test_the_text_is_a_function_of_the_cards() -> None:
-    """What is on the cards, and which comes first, changes no byte, so no digest either."""
     one, other = card("h100-80gb"), card("a100-40gb")
     busy = replace(one, access=Access.LOST, instances=())
     assert file_of(generate(node(one, other))) == file_of(generate(node(other, busy)))
 
 
 def test_without_profiles_nothing_is_promised() -> None:
-    """A card of which no profile is known is named, and gets no configuration of its own."""
     bare = replace(card("a100-40gb"), profiles=())
     observed = node(bare, card("t4"))
     assert set(generate(observed)) == {DISABLED, ENABLED}
@@ -286,7 +270,6 @@ def less(drop: str = "", squeeze: str = "") -> Gpu:
     ids=["no 2g at all", "room for one 1g", "nothing of 4 or 7"],
 )
 def test_no_balance_where_the_card_has_none(gpu: Gpu) -> None:
-    """A division that lacks a part, or does not fit together, is not promised; the rest is."""
     made = generate(node(gpu))
     assert BALANCED not in made
     assert len(made) > 2

@@ -1,5 +1,3 @@
-"""The plan sources that settings name, and the first of them: the agent's own annotations."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -24,7 +22,6 @@ from tests.cluster.client.rig import running, until
 
 
 def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> None:
-    """Each can be made, and what it reads is in the view of the Node."""
     choices = get_args(get_type_hints(PlanSettings)["source"])
     assert choices == ("auto", "file", *CARRIERS)
     for name, carrier in CARRIERS.items():
@@ -42,7 +39,6 @@ def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> N
 
 
 def test_what_a_carrier_holds() -> None:
-    """One key, or all that begin alike; an empty label is none."""
     label, specs = CARRIERS["mig-config"], CARRIERS["nos"]
     assert label.values(NodeView(labels={label.key: "all-1g.10gb"})) == ["all-1g.10gb"]
     assert label.values(NodeView(labels={label.key: ""})) == []

@@ -1,5 +1,3 @@
-"""Work on claims outlives the kubelet's calls, and is never begun twice; health is sent in time."""
-
 from __future__ import annotations
 
 import asyncio
@@ -36,7 +34,6 @@ async def calls(claims: Claims) -> AsyncIterator[ClaimCalls]:
 
 
 async def test_calls_for_one_claim_share_its_work(claims: Claims, calls: ClaimCalls) -> None:
-    """However many come while it runs; one that comes afterwards begins anew."""
     claims.seconds = 5
     first = asyncio.create_task(calls.prepare(CLAIM))
     await asyncio.sleep(3)
@@ -48,7 +45,6 @@ async def test_calls_for_one_claim_share_its_work(claims: Claims, calls: ClaimCa
 
 
 async def test_claims_are_worked_on_side_by_side(claims: Claims, calls: ClaimCalls) -> None:
-    """A hundred of them take as long as one."""
     claims.seconds = 30
     begin = now()
     await asyncio.gather(*(calls.prepare(claim_name(f"{number:x}")) for number in range(100)))
@@ -56,7 +52,6 @@ async def test_claims_are_worked_on_side_by_side(claims: Claims, calls: ClaimCal
 
 
 async def test_a_call_ends_before_the_kubelet_gives_up(claims: Claims, calls: ClaimCalls) -> None:
-    """It says that the work goes on; the next one joins it and gets what it gives."""
     assert ANSWER_WITHIN <= CALL_WITHIN - 5
     claims.seconds = 100
     begin = now()
@@ -71,7 +66,6 @@ async def test_a_call_ends_before_the_kubelet_gives_up(claims: Claims, calls: Cl
 
 
 async def test_a_cancelled_call_stops_no_work(claims: Claims, calls: ClaimCalls) -> None:
-    """As when the kubelet gives up, or goes away."""
     claims.seconds = 30
     call = asyncio.create_task(calls.prepare(CLAIM))
     await asyncio.sleep(10)
@@ -83,7 +77,6 @@ async def test_a_cancelled_call_stops_no_work(claims: Claims, calls: ClaimCalls)
 
 
 async def test_a_release_waits_for_the_prepare(claims: Claims, calls: ClaimCalls) -> None:
-    """And a prepare for the release: never are two at work on one claim."""
     claims.seconds = 10
     begin = now()
     preparing = asyncio.create_task(calls.prepare(CLAIM))
@@ -113,7 +106,6 @@ async def test_a_release_that_could_not_begin_does_not_begin_later(
 
 
 async def test_an_error_is_the_claims_own(claims: Claims, calls: ClaimCalls) -> None:
-    """All calls that wait for the work get it, no other claim's; the next call begins anew."""
     other = claim_name("b2")
     claims.seconds = 1
     claims.errors[CLAIM.uid] = NodeagentError("GPU 0 is full", remedy="wait")
@@ -138,7 +130,6 @@ async def test_work_that_fails_alone_is_quiet(claims: Claims, calls: ClaimCalls)
 
 
 async def test_a_fault_of_ours_is_an_answer_too(claims: Claims, calls: ClaimCalls) -> None:
-    """It stands in the log with its place, and the kubelet gets words."""
     claims.errors[CLAIM.uid] = KeyError("slices")
     with structlog.testing.capture_logs() as logs, pytest.raises(NodeagentError) as caught:
         await calls.prepare(CLAIM)
@@ -152,7 +143,6 @@ async def test_a_fault_of_ours_is_an_answer_too(claims: Claims, calls: ClaimCall
 
 
 async def test_closing_ends_the_work(claims: Claims, calls: ClaimCalls) -> None:
-    """Nothing runs on when the agent has ended."""
     claims.hold()
     with pytest.raises(StillWorking):
         await calls.prepare(CLAIM)
@@ -168,7 +158,6 @@ SICK = (DeviceHealth("n/gpu-1", "gpu", "unhealthy", 2.0, "Xid 79"),)
 
 
 async def test_health_comes_again_well_before_the_kubelet_forgets() -> None:
-    """For an hour without a change no two messages are further apart than a third of its wait."""
     assert HEARTBEAT * 3 <= SILENCE
     feed = HealthFeed()
     feed.publish(HEALTHY)
@@ -183,7 +172,6 @@ async def test_health_comes_again_well_before_the_kubelet_forgets() -> None:
 
 
 async def test_a_change_of_health_is_not_lost_while_the_watcher_is_busy() -> None:
-    """What was published between is left out; the newest comes at once."""
     feed = HealthFeed()
     async with aclosing(feed.watch()) as lists:
         assert await anext(lists) == ()

@@ -1,5 +1,3 @@
-"""The DRA driver and the kubelets that it serves, through real sockets."""
-
 from __future__ import annotations
 
 import asyncio
@@ -47,7 +45,6 @@ def root() -> Iterator[Path]:
 async def driver(
     root: Path, claims: Claims, feed: HealthFeed | None = None, answer_within: float = 60.0
 ) -> AsyncIterator[RegistrationService]:
-    """The agent's side."""
     calls = ClaimCalls(claims, answer_within=answer_within)
     async with dra_driver(root, calls, feed or HealthFeed()) as registration:
         yield registration
@@ -68,7 +65,6 @@ async def registered(kubelet: DraKubelet, claims: Claims) -> AsyncIterator[None]
 async def test_each_kubelet_registers_the_driver(
     root: Path, claims: Claims, version: KubeletVersion
 ) -> None:
-    """It takes version 1 of the service, and loses the driver when the agent ends."""
     async with DraKubelet(root, version) as kubelet:
         async with driver(root, claims) as registration:
             await until(lambda: registration.status == REGISTERED)
@@ -108,7 +104,6 @@ async def test_a_refusal_in_the_kubelets_words(root: Path, claims: Claims) -> No
 
 
 async def test_the_order_in_which_sockets_come_and_go(root: Path, claims: Claims) -> None:
-    """Whenever a kubelet can find the driver, the driver is there."""
     for folder in ("plugins/gpu.nodeagent.io", "plugins_registry"):
         (root / folder).mkdir(parents=True)
     with Inotify() as inotify:
@@ -128,7 +123,6 @@ async def test_the_order_in_which_sockets_come_and_go(root: Path, claims: Claims
 
 @pytest.mark.parametrize("lost", ["registration", "endpoint", "folder", "own"])
 async def test_a_deleted_socket_is_made_again(root: Path, claims: Claims, lost: str) -> None:
-    """Whoever clears the kubelet's folders costs the driver nothing but a moment."""
     endpoint = root / "plugins" / DRIVER / "dra.sock"
     kubelet = DraKubelet(root)
     async with registered(kubelet, claims):
@@ -154,7 +148,6 @@ async def test_a_deleted_socket_is_made_again(root: Path, claims: Claims, lost: 
 
 
 async def test_what_cannot_be_served_leaves_nothing(root: Path, claims: Claims) -> None:
-    """Without the kubelet's registry the DRA socket goes again, and the error names the folder."""
     (root / "plugins").mkdir(parents=True)
     with pytest.raises(PathRefused, match="plugins_registry cannot be used"):
         async with driver(root, claims):
@@ -169,7 +162,6 @@ async def test_what_cannot_be_served_leaves_nothing(root: Path, claims: Claims) 
 
 
 async def test_an_error_is_in_the_pods_event(root: Path, claims: Claims) -> None:
-    """With the name of its claim; the next attempt finds the other claim prepared."""
     kubelet = DraKubelet(root)
     other = Claim("claim-b2", "b2", "team")
     async with registered(kubelet, claims):
@@ -187,7 +179,6 @@ async def test_an_error_is_in_the_pods_event(root: Path, claims: Claims) -> None
 
 
 async def test_a_call_that_the_kubelet_cancels(root: Path, claims: Claims) -> None:
-    """The work goes on, and the next calls join it."""
     kubelet = DraKubelet(root, call_within=0.1)
     async with registered(kubelet, claims):
         claims.hold()
@@ -201,9 +192,6 @@ async def test_a_call_that_the_kubelet_cancels(root: Path, claims: Claims) -> No
 
 @each_version
 async def test_a_kubelet_that_restarts(root: Path, claims: Claims, version: KubeletVersion) -> None:
-    """It prepares the claims of running pods again and gets the same ids; older ones list them
-    twice then.
-    """
     kubelet = DraKubelet(root, version)
     async with registered(kubelet, claims):
         await kubelet.prepare("pod", CLAIM)
@@ -254,7 +242,6 @@ async def _prepare_in_the_end(kubelet: DraKubelet) -> None:
 
 
 async def test_an_agent_that_ends_during_a_call(root: Path, claims: Claims) -> None:
-    """The call fails, its work is stopped, and nothing is left running."""
     async with DraKubelet(root) as kubelet, AsyncExitStack() as agent:
         registration = await agent.enter_async_context(driver(root, claims))
         await until(lambda: registration.status == REGISTERED)
@@ -268,7 +255,6 @@ async def test_an_agent_that_ends_during_a_call(root: Path, claims: Claims) -> N
 
 
 async def test_releases_of_what_was_never_prepared(root: Path, claims: Claims) -> None:
-    """After a prepare that failed, again when the answer was lost, and for pods that vanished."""
     kubelet = DraKubelet(root)
     async with registered(kubelet, claims):
         claims.errors["a1"] = NodeagentError("the API server is away")
@@ -291,7 +277,6 @@ async def test_releases_of_what_was_never_prepared(root: Path, claims: Claims) -
 
 @pytest.mark.parametrize("version", [V1_36, V1_37], ids=str)
 async def test_health_reaches_the_pod(root: Path, claims: Claims, version: KubeletVersion) -> None:
-    """Each change at once, with its reason; nothing is known of other devices."""
     feed = HealthFeed()
     feed.publish([SICK])
     async with DraKubelet(root, version) as kubelet, driver(root, claims, feed):

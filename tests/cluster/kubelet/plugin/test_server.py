@@ -1,9 +1,3 @@
-"""The plugin's services byte by byte: whole calls of a kubelet, and what is kept of them.
-
-The bytes are written by hand from protobuf's encoding: a field is its tag (number * 8 + kind; kind
-2 is a length and so many bytes, kind 0 a varint), and then its value.
-"""
-
 from __future__ import annotations
 
 import asyncio
@@ -86,7 +80,6 @@ class Client:
 
 @pytest.fixture
 async def client(claims: Claims, tmp_path: Path) -> AsyncIterator[Client]:
-    """A client of the DRA service."""
     calls, path = ClaimCalls(claims), tmp_path / "dra.sock"
     async with serve(path, [DraService(calls).handler()]):
         yield Client(path)
@@ -94,7 +87,6 @@ async def client(claims: Claims, tmp_path: Path) -> AsyncIterator[Client]:
 
 
 def named(*uids: str) -> list[Claim]:
-    """Claims with these uids."""
     return [Claim(namespace="team", name=f"claim-{uid}", uid=uid) for uid in uids]
 
 
@@ -115,9 +107,6 @@ async def test_whole_calls(client: Client, claims: Claims) -> None:
 
 
 async def test_every_uid_is_answered_and_no_other(client: Client, claims: Claims) -> None:
-    """Those that are done and those that fail: each has its own text, also of our own faults and
-    of a path with bytes that are no text.
-    """
     claims.errors["a2"] = NodeagentError("GPU 0 is full", remedy="wait")
     claims.errors["a3"] = KeyError("slices")
     claims.errors["a4"] = NodeagentError("/run/\udcff is full")
@@ -143,7 +132,6 @@ async def test_a_share_only_where_there_is_one(client: Client, claims: Claims) -
 
 
 async def test_claims_of_a_call_are_worked_on_side_by_side(client: Client, claims: Claims) -> None:
-    """All have begun before the first ends."""
     claims.hold()
     call = asyncio.create_task(client.prepare(*named(*(f"{n:x}" for n in range(128)))))
     async with asyncio.timeout(stretched(60)):
@@ -154,7 +142,6 @@ async def test_claims_of_a_call_are_worked_on_side_by_side(client: Client, claim
 
 
 async def test_a_call_that_is_too_large(client: Client, claims: Claims) -> None:
-    """It is refused before it is read, and the next one is served."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.send(PREPARE, bytes(MAX_REQUEST + 1))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -174,7 +161,6 @@ async def registry(folder: Path) -> AsyncIterator[tuple[RegistrationService, Cli
 
 
 async def test_what_the_kubelet_reads_of_the_driver(tmp_path: Path) -> None:
-    """The kind, the name, the socket, and version 1 before anything else."""
     async with registry(tmp_path) as (service, client):
         assert await client.send(GET_INFO, b"") == (
             b"\x0a\x09DRAPlugin"
@@ -188,7 +174,6 @@ async def test_what_the_kubelet_reads_of_the_driver(tmp_path: Path) -> None:
 
 
 async def test_what_the_kubelet_says(tmp_path: Path) -> None:
-    """The last word counts; a long one is cut, and one that is repeated is logged once."""
     refusal = RegistrationStatus(error="x" * 5000).SerializeToString()
     with structlog.testing.capture_logs() as logs:
         async with registry(tmp_path) as (service, client):

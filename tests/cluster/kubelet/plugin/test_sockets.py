@@ -1,5 +1,3 @@
-"""Sockets in the kubelet's folders: who can use them, what they replace, and what they refuse."""
-
 from __future__ import annotations
 
 import os
@@ -34,7 +32,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def registration() -> RegistrationService:
-    """Something to serve."""
     return RegistrationService(Path("/endpoint"))
 
 
@@ -48,13 +45,11 @@ async def answers(path: Path) -> bool:
 
 
 def dead_socket(path: Path) -> None:
-    """What a killed agent leaves."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
 
 
 def put(kind: str, path: Path, target: Path) -> None:
-    """Something that is not a socket."""
     match kind:
         case "file":
             path.write_text("mine")
@@ -65,17 +60,14 @@ def put(kind: str, path: Path, target: Path) -> None:
 
 
 def mode(path: Path) -> int:
-    """The permissions."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def is_socket(path: Path) -> bool:
-    """Whether it is one itself."""
     return stat.S_ISSOCK(path.lstat().st_mode)
 
 
 async def test_only_its_owner_can_use_the_socket(path: Path) -> None:
-    """It is there while it is served, alone in its folder, and gone afterwards."""
     async with serve(path, [registration().handler()]):
         assert await answers(path)
         assert mode(path) == 0o600
@@ -84,7 +76,6 @@ async def test_only_its_owner_can_use_the_socket(path: Path) -> None:
 
 
 async def test_what_a_killed_agent_left_is_replaced(path: Path) -> None:
-    """Its socket, and one that had not got its name yet."""
     dead_socket(path)
     dead_socket(path.parent / ".nodeagent")
     async with serve(path, [registration().handler()]):
@@ -93,7 +84,6 @@ async def test_what_a_killed_agent_left_is_replaced(path: Path) -> None:
 
 
 async def test_the_socket_of_a_successor_stays(path: Path) -> None:
-    """What took the place of ours is not removed with it."""
     async with AsyncExitStack() as first:
         await first.enter_async_context(serve(path, [registration().handler()]))
         async with serve(path, [registration().handler()]):
@@ -116,7 +106,6 @@ async def test_what_is_no_socket_is_not_touched(path: Path, kind: str) -> None:
 
 
 async def test_a_folder_without_room(path: Path) -> None:
-    """Whatever keeps gRPC from binding; it does not say what."""
     put("folder", path.parent / ".nodeagent", path)
     with pytest.raises(PathRefused, match=r"no socket can be created in .*/plugins_registry "):
         async with serve(path, [registration().handler()]):
@@ -166,7 +155,6 @@ async def test_a_folder_that_is_a_symlink(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_folder_of_the_driver(tmp_path: Path) -> None:
-    """It is made, and set right, for its owner and the group alone."""
     folder = tmp_path / "gpu.nodeagent.io"
     make_directory(folder)
     assert mode(folder) == 0o750

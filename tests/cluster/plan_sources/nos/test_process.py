@@ -1,5 +1,3 @@
-"""nos' protocol with the agent as a process, against the API server."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""What holds for whatever stands on a node."""
-
 from __future__ import annotations
 
 import json
@@ -134,7 +132,6 @@ def test_asked_done_and_reported(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_status_round_trip(data: st.DataObject) -> None:
-    """Read back by nos' rules, the status is the devices that are there, each once."""
     gpus = []
     for index, board in enumerate(data.draw(st.lists(st.sampled_from(BOARDS[:4]), max_size=3))):
         ways = data.draw(st.sampled_from(list(layouts(board).values())))

@@ -1,5 +1,3 @@
-"""nos' keys, names and configurations as nos itself reads them, with every trap that is in that."""
-
 from __future__ import annotations
 
 import json
@@ -60,7 +58,6 @@ def test_spec() -> None:
 
 
 def test_strange_but_read() -> None:
-    """What nos accepts against all expectation is accepted."""
     cases: list[tuple[str, str, tuple[int, str, int]]] = [
         (f"{SPEC}X-0-1g.5gb", "1", (0, "1g.5gb", 1)),  # nothing is asked of what follows `gpu`
         (f"{SPEC}-00-1g.5gb", "1", (0, "1g.5gb", 1)),

@@ -1,5 +1,3 @@
-"""nos' protocol, from its keys on the Node to the GPUs and back to its keys."""
-
 from __future__ import annotations
 
 import asyncio
@@ -50,7 +48,6 @@ STATUS = "nos.nebuly.com/status-gpu"
 
 
 def meant(asked: Any, observed: Any) -> PlanUpdate:
-    """What the loop would make of it."""
     found: PlanUpdate = asked.on(observed) if isinstance(asked, DeferredNosPlan) else asked
     return found
 
@@ -145,7 +142,6 @@ async def test_remarks(access: ClusterAccess) -> None:
 async def test_nothing_is_asked_for_while_the_configuration_is_read(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    """Until it is known what the new key says, the plan of the old one stays in force."""
     offers: list[Any] = []
     source = NosSource(offers.append, access, PLACE, rounds=lambda: 0)
     source.observe(_view(spec(**{"0-7g.40gb": "1"}), {**MPS, CONFIGURATION_LABEL: "a"}))
@@ -161,7 +157,6 @@ async def test_nothing_is_asked_for_while_the_configuration_is_read(
 async def test_no_key_no_request(
     server: ApiServer, access: ClusterAccess, labels: dict[str, str]
 ) -> None:
-    """On a MIG node, on one that is not nos', and without the label there is nothing to read."""
     offers: list[Any] = []
     source = NosSource(offers.append, access, PLACE, rounds=lambda: 0)
     key = {} if labels.items() >= MPS.items() else {CONFIGURATION_LABEL: "shared-4"}
@@ -173,7 +168,6 @@ async def test_no_key_no_request(
 
 
 async def test_a_key_without_a_config_map(access: ClusterAccess) -> None:
-    """Where no setting names the ConfigMap, that is said; shares by annotation go on to count."""
     offers: list[Any] = []
     source = NosSource(offers.append, access, None, rounds=lambda: 0)
     labels = {**MPS, CONFIGURATION_LABEL: "node-a-1"}
@@ -218,7 +212,6 @@ class Reader:
     reported: list[str | Trouble | None] = field(default_factory=list)
 
     def put(self, **texts: str) -> None:
-        """Write the ConfigMap."""
         data = {key.replace("_", "-"): text for key, text in texts.items()}
         self.server.put_config_map(*WHERE, data)
 
@@ -230,8 +223,6 @@ class Reader:
 
 @pytest.fixture
 async def reader(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Reader]:
-    """With short times."""
-
     def changed() -> None:
         made.reported.append(made.configuration.found)
 
@@ -243,7 +234,6 @@ async def reader(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Read
 
 
 async def test_a_key_is_read_once(reader: Reader) -> None:
-    """One request for each key, however long it is wanted; no key, no request."""
     reader.put(a="one", b="two")
     reader.configuration.want(None)
     reader.configuration.want("a")
@@ -262,7 +252,6 @@ async def test_a_key_is_read_once(reader: Reader) -> None:
 async def test_what_is_missing_is_looked_for_again(
     reader: Reader, there: dict[str, str] | None
 ) -> None:
-    """No ConfigMap, or no such key in it: reported once, and used as soon as it is there."""
     if there is not None:
         reader.put(**there)
     reader.configuration.want("node-a-1")

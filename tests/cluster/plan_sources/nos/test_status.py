@@ -1,5 +1,3 @@
-"""The node's state in nos' words."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -60,9 +58,6 @@ def of(*gpus: Gpu, annotations: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def test_what_is_in_use() -> None:
-    """Users that cannot be found out count as users; on a MIG device with MPS a server does not,
-    and a client does.
-    """
     one = divided(gpu(0), ("7g.40gb", 0, False))
 
     def served(clients: Usage) -> Gpu:
@@ -77,7 +72,6 @@ def test_what_is_in_use() -> None:
 
 
 def test_parts_and_half_made() -> None:
-    """Parts of a GPU instance are devices of their own; one without any is no device."""
     one = parted(gpu(0), "3g.20gb", 0, 1, 2, used=(0,))
     half = divided(gpu(1), ("7g.40gb", 0, False))
     half = replace(half, instances=(replace(half.instances[0], compute=()),))
@@ -143,7 +137,6 @@ def test_silence() -> None:
 
 
 def test_not_a_node_of_nos() -> None:
-    """On a node that nos does not divide nothing is written, and nothing taken away."""
     there = {f"{STATUS}-0-7g.40gb-free": "1", SPEC_PLAN: PLAN_ID}
     for labels in ({}, {MODE_LABEL: "other"}):
         assert written(state(TWO), there, labels) == {}
@@ -182,9 +175,6 @@ def test_without_a_slot() -> None:
 
 
 def test_who_holds_a_share() -> None:
-    """An allocation without a process holds one; the same pod's second process, a server and a
-    process outside MPS do not.
-    """
     runs = shares({"10gb": 4})
     pod = {"namespace": "ml", "pod": "a", "container": "main"}
     clients = client(1, "10gb", "0", **pod), client(2, **pod)
@@ -200,13 +190,11 @@ def test_who_holds_a_share() -> None:
 
 
 def test_clients_only_the_daemon_knows() -> None:
-    """Clients that the supervisor has not judged yet count too."""
     one, _ = shared(gpu(0), shares({"10gb": 2}), client(1))
     assert written(state(node(one)), labels=MPS) == {"0-10gb-used": "1", "0-10gb-free": "1"}
 
 
 def test_unknown_clients() -> None:
-    """Where the clients or the GPU's users cannot be found out, every share is in use."""
     one, daemon = shared(gpu(0), shares({"10gb": 2}))
     assert one.mps is not None
     for unknown in (
@@ -227,7 +215,6 @@ def test_shares_of_another_plan() -> None:
 
 
 def test_each_mode_its_own() -> None:
-    """A MIG node reports no shares, an MPS node no MIG devices, a hybrid one both."""
     one, daemon = shared(gpu(0), shares({"10gb": 1}))
     observed = node(one, divided(gpu(1), ("7g.40gb", 0, False)))
     both = state(observed, mps=(daemon,))
@@ -277,7 +264,6 @@ def refused(digest: str) -> NodeState:
 def test_when_a_plan_is_answered(
     known: NodeState, offered: PlanUpdate | None, judged: bool, is_answered: bool
 ) -> None:
-    """As soon as all is done for it that can be done now, well or not, and no sooner."""
     found = status_annotations(known, offered, annotations=ASKED, labels=MIG, judged=judged)
     assert found.get(STATUS_PLAN) == (PLAN_ID if is_answered else None)
 

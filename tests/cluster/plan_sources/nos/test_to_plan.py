@@ -1,5 +1,3 @@
-"""What nos asks of a node, as a plan, and when that is another one."""
-
 from __future__ import annotations
 
 import json
@@ -52,13 +50,11 @@ def gpus(offered: PlanUpdate) -> list[dict[str, Any]]:
 
 
 def problem(offered: PlanUpdate) -> Problem:
-    """Why there is no plan."""
     assert isinstance(offered, UnreadablePlan), offered
     return offered.problem
 
 
 def reason(offered: PlanUpdate) -> str:
-    """Why nothing is asked."""
     assert isinstance(offered, NoPlan), offered
     return offered.reason
 
@@ -121,9 +117,6 @@ def test_refused() -> None:
 
 
 def test_first_of_several() -> None:
-    """Of several faults the first is reported, with where the others are; after enough of them no
-    more are looked for.
-    """
     asked = spec(**{f"0-x{n}": "1" for n in range(1000)})
     what = problem(offer(asked, MIG, TWO))
     assert "spec-gpu-0-x0" in what.path
@@ -132,7 +125,6 @@ def test_first_of_several() -> None:
 
 
 def test_before_the_first_look() -> None:
-    """Where no GPU was seen yet, indices are taken as they are, within reason."""
     nothing = ObservedNode()
     assert gpus(offer(spec(**{"5-9g.1gb": "1"}), MIG, nothing)) == [
         {"devices": [5], "mig": {"9g.1gb": 1}}
@@ -144,14 +136,12 @@ def test_before_the_first_look() -> None:
 
 
 def test_share_annotations() -> None:
-    """Shares can be asked for by annotations too, in their sizes' order."""
     entries = gpus(offer(spec(**{"0-20gb": "1", "0-5gb": "2"}), MPS, TWO))
     assert list(entries[0]["mps"]["shares"]) == ["5gb", "20gb"]
     assert [entry["devices"] for entry in entries] == [[0]]
 
 
 def test_configuration_counts() -> None:
-    """Where there is a configuration, annotations left from a time with MIG say nothing."""
     left = spec(**{"0-7g.40gb": "1", "0-nonsense": "1"})
     assert offer(left, MPS, TWO, plugin_configuration=TEN) == offer(
         {}, MPS, TWO, plugin_configuration=TEN
@@ -172,7 +162,6 @@ def test_no_shares() -> None:
 
 
 def test_refused_shares() -> None:
-    """What is no share, or more than any GPU serves, is refused with its key."""
     cases: list[tuple[str, str, str, str]] = [
         ("0-1g.5gb", "1", "is mps", "a share such as 10gb"),
         ("0-010gb", "1", "010gb", "a share such as 10gb"),
@@ -188,7 +177,6 @@ def test_refused_shares() -> None:
 
 
 def test_memory_does_not_waver() -> None:
-    """A GPU that stops answering, its memory unknown, is asked for the same by the label."""
     labels = {**MPS, MEMORY_LABEL: "40960"}
     silent = node(gpu(0), replace(gpu(1), access=Access.UNKNOWN, memory=0))
     known = offer({}, labels, TWO, plugin_configuration=TEN)
@@ -252,7 +240,6 @@ def test_remarks() -> None:
 
 
 def test_remarks_are_bounded() -> None:
-    """A node full of nonsense does not fill a log."""
     found = remarks(spec(**{f"{n}-x-y": "1" for n in range(1000)}), MIG, TWO)
     assert len(found) == 21
     assert "980 more" in found[-1].message
@@ -288,7 +275,6 @@ NOTHING_NEW = [
 def test_what_does_not_matter(
     more: dict[str, str], labels: dict[str, str], text: str | None
 ) -> None:
-    """Our own answers, a new id of nos' plan and strangers' keys make no new plan."""
     other = {**labels, "nvidia.com/gpu.product": "x"}
     assert deferred_plan({**ASKED, **more}, other, text) == deferred_plan(ASKED, labels, text)
 
