@@ -99,7 +99,6 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Setting
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_cancel_timer() -> None:
-    """Both of them."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     faulthandler.cancel_dump_traceback_later()
 

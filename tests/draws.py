@@ -6,7 +6,6 @@ import os
 
 
 def long_run() -> bool:
-    """Whether this is `make test-full`."""
     return bool(os.environ.get("NODEAGENT_TEST_FULL"))
 
 

@@ -69,7 +69,6 @@ class _MuteFiles:
                     self._answer(unique, _ANSWERS.get(call, b""), _NO_SUCH_CALL)
 
     def end(self) -> None:
-        """Whoever waits gets an error."""
         self._ended = True
         with self._lock:
             for unique in self._asked:
@@ -84,7 +83,6 @@ class _MuteFiles:
 
 @contextmanager
 def _mute_file() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Where it is, and what ends it."""
     libc = ctypes.CDLL(None, use_errno=True)
     with tempfile.TemporaryDirectory(prefix="mute-") as folder:
         Path(folder).chmod(0o755)

@@ -29,7 +29,6 @@ def record_failure(test: str) -> None:
 
 
 def forget_failures() -> None:
-    """The run names them itself."""
     if _failures >= 0:
         os.ftruncate(_failures, 0)
 

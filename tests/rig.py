@@ -33,7 +33,6 @@ CREATE = "nvmlDeviceCreateGpuInstance*"  # the calls that make a GPU instance
 
 
 def plan_text(mig: str, devices: str = "all") -> bytes:
-    """A plan with one entry."""
     return f"version: v1\ngpus:\n- devices: {devices}\n  mig: {mig}\n".encode()
 
 

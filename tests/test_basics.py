@@ -1,5 +1,3 @@
-"""What all packages build on: signals, waiting times, work that is not cut short, words."""
-
 from __future__ import annotations
 
 import asyncio
@@ -18,7 +16,6 @@ from nodeagent.uncancelled import uncancelled
 
 
 def test_subscribers_are_called_in_order_until_they_leave() -> None:
-    """With each value, before `publish` returns."""
     signal, called = Signal(0), list[tuple[str, int]]()
     leave = signal.subscribe(lambda value: called.append(("first", value)))
     signal.subscribe(lambda value: called.append(("second", value)))
@@ -30,7 +27,6 @@ def test_subscribers_are_called_in_order_until_they_leave() -> None:
 
 
 def test_one_that_fails_keeps_it_from_no_other() -> None:
-    """The failure is raised when all were called, and the value is the newest."""
     signal, called = Signal(0), list[int]()
     signal.subscribe(lambda value: 1 // (value - 1))
     signal.subscribe(called.append)
@@ -41,7 +37,6 @@ def test_one_that_fails_keeps_it_from_no_other() -> None:
 
 
 async def test_iteration_gives_the_newest() -> None:
-    """At once, and after each change; what came while the reader was busy is skipped."""
     signal, seen = Signal(0), list[int]()
     values = aiter(signal)
     seen.append(await anext(values))
@@ -57,7 +52,6 @@ async def test_iteration_gives_the_newest() -> None:
 
 
 async def test_a_value_later_than_a_version() -> None:
-    """Is awaited, also where it equals the one before; one that came meanwhile is there at once."""
     signal = Signal(0)
     version = signal.version
     waiting = asyncio.ensure_future(signal.after(version))
@@ -71,7 +65,6 @@ async def test_a_value_later_than_a_version() -> None:
 
 
 def test_the_ceiling_doubles_to_the_longest_and_starts_anew_after_a_reset() -> None:
-    """At the top of the jitter the waits are the ceilings themselves."""
     backoff = Backoff(0.5, 30.0, spread=1.0, jitter=lambda: 0.0)
     waits = [backoff.next() for _ in range(9)]
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
@@ -80,7 +73,6 @@ def test_the_ceiling_doubles_to_the_longest_and_starts_anew_after_a_reset() -> N
 
 
 def test_what_the_server_asks_for_is_spread_too() -> None:
-    """Retry-After is a least wait; jitter comes on top of it."""
     backoff = Backoff(0.5, 30.0, spread=1.0, jitter=lambda: 0.5)
     assert backoff.next(7.0) == 7.25
 
@@ -93,7 +85,6 @@ def test_what_the_server_asks_for_is_spread_too() -> None:
 def test_turns_are_never_more_than_the_rate_and_the_burst(
     gaps: list[float], interval: float, burst: int
 ) -> None:
-    """Over any stretch of time there are at most its length over the interval, and the burst."""
     allowance = Allowance(interval=interval, burst=burst)
     now, turns = 1000.0, []
     for gap in gaps:
@@ -106,7 +97,6 @@ def test_turns_are_never_more_than_the_rate_and_the_burst(
 
 
 def test_the_first_turn_waits_for_nothing() -> None:
-    """What has been quiet may speak at once."""
     assert Allowance(interval=1.0).next_at() < 0
 
 
@@ -115,7 +105,6 @@ class _Claim:
 
 
 def test_a_key_that_is_not_seen_again_is_not_kept() -> None:
-    """Unless it holds something back, which the next line about it has to say."""
     limit, gone, repeated = RateLimit(10.0), _Claim(), _Claim()
     is_kept, says = weakref.ref(gone), weakref.ref(repeated)
     assert limit.due(gone, 0.0) == limit.due(repeated, 0.0) == 1
@@ -132,7 +121,6 @@ def test_a_key_that_is_not_seen_again_is_not_kept() -> None:
 
 
 def test_a_key_that_was_repeated_is_not_kept_for_ever() -> None:
-    """Nor are those that came after it, which hold nothing back."""
     limit, repeated, later = RateLimit(10.0), _Claim(), _Claim()
     is_kept = [weakref.ref(repeated), weakref.ref(later)]
     assert (limit.due(repeated, 0.0), limit.due(repeated, 1.0), limit.due(later, 2.0)) == (1, 0, 1)
@@ -165,7 +153,6 @@ async def test_work_ends_however_often_its_caller_is_cancelled() -> None:
 
 
 async def test_what_comes_of_the_work_is_the_callers() -> None:
-    """A value, or an error."""
     assert await uncancelled(asyncio.sleep(0, "done")) == "done"
     with pytest.raises(ZeroDivisionError):
         await uncancelled(asyncio.to_thread(divmod, 1, 0))
@@ -175,7 +162,6 @@ async def test_what_comes_of_the_work_is_the_callers() -> None:
 
 
 def test_the_nearest_names_are_in_their_order() -> None:
-    """The most alike first, at most three, capitals aside."""
     known = ("all-1g.10gb", "all-1g.10gb.me", "all-1g.20gb", "all-2g.20gb", "mine")
     assert nearest_names("ALL-1g.10g", known)[0] == "all-1g.10gb"
     assert len(nearest_names("all-1g.10g", known)) == 3
@@ -183,7 +169,6 @@ def test_the_nearest_names_are_in_their_order() -> None:
 
 
 def test_a_remedy_names_the_nearest_as_it_is_written() -> None:
-    """In its own capitals, or not at all."""
     assert nearest("MODEL", ("Model", "mine")) == "Model"
     assert did_you_mean("modle", ("model", "mine")) == "did you mean model?"
     assert did_you_mean("x" * 10_000, ("model",)) == ""

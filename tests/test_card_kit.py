@@ -1,5 +1,3 @@
-"""What examines a real card records every call as it was, and compares like with like."""
-
 from __future__ import annotations
 
 import json
@@ -33,7 +31,6 @@ async def test_calls_are_recorded_as_they_were() -> None:
 
 
 def test_fields_are_compared_with_nvidia_smi() -> None:
-    """One that differs, one that agrees; what neither has is left out."""
     assert [(pair["metric"], pair["agree"]) for pair in compared(METRICS, XML)] == [
         ("DCGM_FI_DEV_GPU_TEMP", False),
         ("DCGM_FI_DEV_FB_TOTAL", True),

@@ -1,5 +1,3 @@
-"""The code keeps to conventions: one class for a name, nothing of ours patched."""
-
 from __future__ import annotations
 
 import ast
@@ -30,7 +28,6 @@ def _modules_by_class() -> dict[str, list[str]]:
 
 
 def test_no_name_stands_for_two_classes() -> None:
-    """But for shapes of what they show, and some that are private to their modules."""
     several = _modules_by_class()
     assert {name for name in several if not name.startswith("_")} == SHOWN
     private = {name: modules for name, modules in several.items() if name.startswith("_")}
@@ -80,7 +77,6 @@ def _root(node: ast.expr) -> str | None:
 
 
 def test_no_test_patches_what_is_ours() -> None:
-    """Neither by monkeypatch nor by assignment nor by unittest.mock."""
     found = [
         f"{path.relative_to(TESTS.parent)}:{line}"
         for path in sorted(TESTS.rglob("*.py"))
@@ -101,5 +97,4 @@ def test_no_test_patches_what_is_ours() -> None:
     ],
 )
 def test_a_patch_is_found(line: str) -> None:
-    """Each way there is."""
     assert list(patches(ast.parse(f"from nodeagent.app import service\n{line}"))) == [2]

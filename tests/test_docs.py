@@ -1,5 +1,3 @@
-"""The pages agree with the program: what they name is there, what they have typed is run."""
-
 from __future__ import annotations
 
 import json
@@ -38,7 +36,6 @@ SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("name", ["security.md", "reliability.md"])
 def test_the_tests_that_a_page_names_are_there(name: str) -> None:
-    """What is promised is shown by a test of that name."""
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
     assert len(named) > 5
@@ -64,7 +61,6 @@ def _commands(text: str) -> list[str]:
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
-    """Each setting has one row, and the default written there is the one in force."""
     rows = _rows(SETTINGS.split("## Names that are no settings", maxsplit=1)[0])
     assert setting_names() == list(rows)
     defaults = load_settings(None, {}, {})
@@ -81,7 +77,6 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    """README's table of commands has exactly the commands that the program has."""
     table = README.split("## Commands")[1].split("## ")[0]
     commands = [name for name in _rows(table) if not name.startswith("-")]
     assert set(build_parser().subcommands) == set(commands)
@@ -101,7 +96,6 @@ def _plan_keys(schema: object) -> set[str]:
 
 
 def test_every_key_of_a_plan_is_documented() -> None:
-    """docs/plan.md explains each key of the plan's schema, and no other."""
     page = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
     rows, inside = set(_rows(page)), {"memory", "threads"}  # these two within a row
     assert rows | inside == _plan_keys(plan_schema())
@@ -109,7 +103,6 @@ def test_every_key_of_a_plan_is_documented() -> None:
 
 
 def test_every_path_of_the_api_is_documented() -> None:
-    """docs/operations.md lists exactly the paths that the API's own description has."""
     page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(GET|POST) (/\S*)` \|", page, re.MULTILINE)
     described = [
@@ -119,19 +112,16 @@ def test_every_path_of_the_api_is_documented() -> None:
 
 
 def test_the_hardware_page_is_up_to_date() -> None:
-    """docs/hardware.md is what tools/make_hardware_page.py writes."""
     assert make_hardware_page.PAGE.read_text(encoding="utf-8") == make_hardware_page.page()
 
 
 def test_every_simulation_is_documented() -> None:
-    """docs/simulator.md shows every form of `nodeagent simulate`."""
     for name in build_parser().subcommands["simulate"].subcommands:
         assert f"simulate {name}" in SIMULATOR, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_the_pages_exist(page: Path) -> None:
-    """Each `nodeagent ...` in code parses, so no page shows an option that is not there."""
     text = page.read_text(encoding="utf-8")
     for command in _commands(text) + re.findall(r"`nodeagent ([^`]+)`", text):
         if not re.match(r"COMMAND|\.\.\.", command):  # a synopsis
@@ -141,7 +131,6 @@ def test_commands_in_the_pages_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_in_the_pages_lead_somewhere(page: Path) -> None:
-    """A link to a file of this repository leads to a file that is there."""
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
         assert (page.parent / target).exists(), target
 
@@ -162,7 +151,6 @@ def test_documents_in_the_pages_are_accepted(page: Path, tmp_path: Path) -> None
 def test_the_picture_in_the_readme_is_true(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """README shows a plan on a node in use exactly as the program prints it."""
     folder_with_examples(tmp_path, monkeypatch)
     (tmp_path / "plan.yaml").write_text(
         "version: v1\ngpus: [{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 3}}]\n", encoding="utf-8"
@@ -190,7 +178,6 @@ COMPARED = {"$ nodeagent plan -f plan.yaml", "$ nodeagent claims"}
 
 
 def test_every_block_says_what_it_is() -> None:
-    """A document, or commands that are run or name what they need."""
     for name, blocks in BLOCKS.items():
         for block in blocks:
             where = f"{name}:{block.line}"
@@ -237,7 +224,6 @@ def test_what_the_simulator_can_serve_is_run(
 
 
 def test_what_the_others_name_is_there() -> None:
-    """Files of this repository exist, plans in the line are accepted, and patches are JSON."""
     for name, blocks in BLOCKS.items():
         for block in (block for block in blocks if block.info in MARKS):
             where = f"{name}:{block.line}"

@@ -43,7 +43,6 @@ wait $! && echo "ended with $?"
 
 
 def run(*words: str, text: str | None = None) -> str:
-    """Output of a program that must succeed."""
     ran = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{' '.join(words)}\n{ran.stdout[-3000:]}\n{ran.stderr[-3000:]}"
     return ran.stdout
@@ -62,13 +61,11 @@ class Builder:
         return run(*self._words, command, *isolated, *words).strip()
 
     def inside(self, *words: str, user: str = "root") -> str:
-        """Output of a program in the container."""
         return self("run", f"--user={user}", self.container, "--", *words)
 
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Builder]:
-    """A container of the image."""
     with tempfile.TemporaryDirectory(prefix="nodeagent-image-") as folder:
         base = Path(folder) / "base"
         packages = "--include=python3,python3-venv,python3-pip"
@@ -97,7 +94,6 @@ def test_it_runs(image: Builder) -> None:
 
 
 def test_the_agent_starts(image: Builder) -> None:
-    """On a simulated node it does what the plan says, and ends when it shall."""
     said = image.inside("bash", "-euc", AGENT, user="65534")
     assert "  InSync" in said
     assert "1g ··" in said
@@ -105,14 +101,12 @@ def test_the_agent_starts(image: Builder) -> None:
 
 
 def test_what_it_is_made_of(image: Builder) -> None:
-    """The program and its packages below 85 MB, without what only builds them."""
     size = int(image.inside("du", "-sm", "/opt/nodeagent").split()[0])
     assert 30 < size < 85
     assert "pip" not in image.inside("ls", "/opt/nodeagent/bin").split()
 
 
 def test_what_it_says_of_itself(image: Builder) -> None:
-    """Its entry point, and labels as the OCI names them."""
     config = json.loads(image("inspect", "localhost/nodeagent"))["OCIv1"]["config"]
     assert config["Entrypoint"] + config["Cmd"] == ["nodeagent", "run"]
     assert config["Labels"]["org.opencontainers.image.version"] == __version__

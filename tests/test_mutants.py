@@ -1,5 +1,3 @@
-"""`make mutants` counts a change that a test notices as killed, and lists one that none does."""
-
 from __future__ import annotations
 
 import json
@@ -59,9 +57,6 @@ tests = ["test_sample.py"]
 
 @pytest.mark.full
 def test_killed_and_survived(tmp_path: Path) -> None:
-    """What the tests prove is killed; what they leave open, a boundary here, survives. A call goes
-    on where the one before it ended.
-    """
     tree, scratch = tmp_path / "tree", tmp_path / "scratch"
     command = [*_command(tmp_path, tree), "--scratch", str(scratch)]
     results = scratch / "results.jsonl"
@@ -81,7 +76,6 @@ def test_killed_and_survived(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_who_kills_what(tmp_path: Path) -> None:
-    """Each mutant is tried against every test file, and the table says which were alone."""
     tree, kills = tmp_path / "tree", tmp_path / "kills.json"
     command = [*_command(tmp_path, tree), "--all", "--json", str(kills)]
     (tree / "test_more.py").write_text(MORE_TESTS, encoding="utf-8")
@@ -100,7 +94,6 @@ def test_who_kills_what(tmp_path: Path) -> None:
 
 
 def test_a_small_set_kills_what_all_kill() -> None:
-    """A file that is alone is in it; of several that kill the same, the quickest is."""
     kills = [["a"], ["b", "c"], ["b", "c"], ["a", "c"], []]
     assert small_set(kills, {"a": 9.0, "b": 3.0, "c": 1.0}) == {"a", "c"}
 

@@ -1,5 +1,3 @@
-"""What is installed and shipped: the locks, the package, the image."""
-
 from __future__ import annotations
 
 import email
@@ -54,7 +52,6 @@ def _wanted(group: str) -> set[str]:
 
 
 def test_the_locks_hold_what_the_project_asks_for() -> None:
-    """Every declared dependency is pinned, and one version of a package is used everywhere."""
     run, build, dev = _lock("run"), _lock("build"), _lock("dev")
     assert _wanted("install") == set(_lock("install"))
     assert {_canonical(name) for name in PROJECT["project"]["dependencies"]} <= set(run)
@@ -92,14 +89,12 @@ def test_the_tests_that_the_makefile_names_are_there() -> None:
 
 
 def test_the_locks_name_no_index() -> None:
-    """Each machine installs from its own index."""
     for name in ("install", "run", "build", "dev"):
         text = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
         assert not re.search(r"://|^-|\s--(?!hash=)", text, re.MULTILINE)
 
 
 def test_each_dependency_has_a_reason() -> None:
-    """CONTRIBUTING.md says what each declared dependency is for, and lists no other."""
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Dependencies")[1]
     listed = {
         _canonical(name)
@@ -131,7 +126,6 @@ FREE = {"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MPL-2.0", "
 
 
 def test_each_package_has_its_licence() -> None:
-    """Every package of the locks is listed, no other, and none of a licence not yet considered."""
     assert set(LICENCES) == set(_lock("dev")) | set(_lock("install"))
     assert {one for text in LICENCES.values() for one in re.split(" AND | OR ", text)} <= FREE
 
@@ -167,7 +161,6 @@ def test_the_base_image_is_given_by_its_digest() -> None:
 
 
 def test_the_image_says_what_it_is() -> None:
-    """Its labels are those of the OCI, and agree with the package."""
     labels = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)="([^"]*)"', DOCKERFILE))
     project = PROJECT["project"]
     assert labels == {
@@ -259,7 +252,6 @@ def _copied_into_the_image() -> list[str]:
 
 
 def test_the_image_is_built_from_files_that_are_there() -> None:
-    """Each file that the Dockerfile copies exists and is let through by .dockerignore."""
     ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = [line.removeprefix("!") for line in ignore if line.startswith("!")]
     copied = _copied_into_the_image()
@@ -270,7 +262,6 @@ def test_the_image_is_built_from_files_that_are_there() -> None:
 
 
 def test_the_package_builds_from_what_the_image_copies(tmp_path: Path) -> None:
-    """A wheel is made of these files alone, without a network, and has all the package's data."""
     for source in _copied_into_the_image():
         if (ROOT / source).is_dir():
             ignored = shutil.ignore_patterns("__pycache__")
@@ -294,9 +285,6 @@ def test_the_package_builds_from_what_the_image_copies(tmp_path: Path) -> None:
 
 
 def test_the_bill_of_materials(tmp_path: Path) -> None:
-    """What the image installs, each package with all hashes of its lock and its licence, and who
-    needs it, down from what the project declares.
-    """
     make_sbom.write(tmp_path / "sbom.json")
     found = json.loads((tmp_path / "sbom.json").read_text(encoding="utf-8"))
     assert (found["bomFormat"], found["specVersion"]) == ("CycloneDX", "1.6")

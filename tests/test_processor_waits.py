@@ -1,5 +1,3 @@
-"""Deadlines count the time in which this process could run."""
-
 from __future__ import annotations
 
 import subprocess
@@ -65,7 +63,6 @@ pytestmark = pytest.mark.skipif(
 
 
 def run_starved(program: str) -> str:
-    """What the program prints."""
     done = subprocess.run(
         [sys.executable, "-c", STARVED + program],
         env=agent_environment(),
@@ -106,7 +103,6 @@ async def test_a_wait_that_is_over_soon_reads_nothing_of_the_kernel() -> None:
 
 
 def test_who_had_no_processor_is_not_late() -> None:
-    """The time in which it could answer adds up, until it was enough for one, or there is one."""
     left = iter([0.1, 0.5, 0.5, 2.0, 0.1])
     time = AnswerTime(1.0, lambda: lambda: next(left))
     found = [time.is_too_short() for _ in range(5)]

@@ -1,5 +1,3 @@
-"""The catalogue, the runbook and the code agree, and a code is found by any spelling."""
-
 from __future__ import annotations
 
 import ast
@@ -39,7 +37,6 @@ Key = tuple[Code, str]
 
 
 def _keys() -> Iterator[Key]:
-    """Every code and case that has words."""
     for code, entry in section("problem").items():
         if "message" in entry:
             yield Code(code), ""
@@ -109,13 +106,11 @@ RAISED = list(_raised())
 def test_each_problem_is_raised_with_the_facts_of_its_words(
     key: Key, given: set[str], of_gpu: bool
 ) -> None:
-    """Nothing is missing, and nothing is given that no word needs."""
     needed = _facts(problem_words(*key))
     assert needed - (OF_ITSELF if of_gpu else set()) == given
 
 
 def test_all_words_are_used() -> None:
-    """No code keeps words that nothing raises."""
     assert {key for _, key, *_ in RAISED} == set(_keys())
 
 
@@ -126,7 +121,6 @@ def test_an_empty_fact_takes_its_punctuation_along() -> None:
 
 
 def test_a_problem_has_its_words() -> None:
-    """With the facts in them, and the place that it is of."""
     found = Problem.of(Code.UNKNOWN_DEVICE, "noSuchGpu", path="gpus[0]", named="7", gpus="index 0")
     assert (found.message, found.remedy) == ("this node has no GPU 7", "it has index 0")
     assert (found.code, found.path, found.gpu) == (Code.UNKNOWN_DEVICE, "gpus[0]", "")
@@ -213,12 +207,10 @@ THERE_ARE: dict[EntryKind, Iterable[str]] = {
 
 @pytest.mark.parametrize("kind", EntryKind)
 def test_there_is_an_entry_for_each_and_no_other(kind: EntryKind) -> None:
-    """What is new in the program takes an entry, and what goes takes its entry along."""
     assert sorted(e.code for e in ENTRIES if e.kind is kind) == sorted(set(THERE_ARE[kind]))
 
 
 def test_entries_are_short() -> None:
-    """3 to 8 lines each, beginning with a sentence that fits a table."""
     for kind in WRITTEN:
         for code, parts in section(kind).items():
             lines = textwrap.wrap(parts["means"], 96)
@@ -229,7 +221,6 @@ def test_entries_are_short() -> None:
 
 
 def test_lines_can_be_pasted() -> None:
-    """Each is a comment or a known program, with known placeholders alone."""
     for entry in ENTRIES:
         assert entry.look, entry.code
         assert entry.mend, entry.code
@@ -243,7 +234,6 @@ def test_lines_can_be_pasted() -> None:
 
 
 def test_actions_stand_for_lines() -> None:
-    """Every name in braces is an action, and every action is used."""
     parts = [p for kind in WRITTEN for p in section(kind).values()]
     texts = [p.get("look", "") + p["mend"] for p in (*parts, *section("xid")["classes"].values())]
     lines = {line for text in texts for line in text.splitlines()}
@@ -252,12 +242,10 @@ def test_actions_stand_for_lines() -> None:
 
 
 def test_references_lead_somewhere() -> None:
-    """`see` names entries that there are."""
     assert not [(e.code, code) for e in ENTRIES for code in e.see if not runbook().of(code)]
 
 
 def test_the_page_is_up_to_date() -> None:
-    """docs/runbook.md is what tools/make_runbook.py writes, and explains the placeholders."""
     assert PAGE.read_text(encoding="utf-8") == page()
     assert set(re.findall(r"`([A-Z]+)`", HEAD)) == PLACEHOLDERS
 
@@ -283,7 +271,6 @@ def test_xids_by_any_spelling(words: str) -> None:
 
 
 def test_every_xid_has_an_entry() -> None:
-    """Also those without a name, and those that this program does not know."""
     for xid in (*default_table().rows, 5000):
         (entry,) = runbook().of(str(xid))
         assert entry.look
@@ -292,7 +279,6 @@ def test_every_xid_has_an_entry() -> None:
 
 
 def test_a_code_of_several_subjects_has_several_entries() -> None:
-    """Such as a health check and a preflight check; capitals and blanks do not count."""
     kinds = {entry.kind for entry in runbook().find(["driver"])}
     assert kinds == {EntryKind.PROBLEM, EntryKind.CHECK, EntryKind.PREFLIGHT}
     assert runbook().find(["MPS", "shm"]) == runbook().find(["mps shm"])
@@ -300,12 +286,10 @@ def test_a_code_of_several_subjects_has_several_entries() -> None:
 
 @pytest.mark.parametrize("reason", [*EventType, "ClaimWaiting", "ClaimRefused"])
 def test_reasons_of_events_are_explained(reason: str) -> None:
-    """Each, also where a phase or a problem has the name."""
     assert runbook().find([reason])[0].code in (reason, reason.lower())
 
 
 def test_several_codes() -> None:
-    """In their order, each once."""
     found = runbook().find(["InUse", "xid", "79", "inuse", "31"])
     assert [entry.code for entry in found] == ["InUse", "79", "31"]
 
@@ -315,7 +299,6 @@ def test_several_codes() -> None:
     [("InUsed", "InUse"), ("nodeagentplanblock", "NodeagentPlanBlocked"), ("mps smh", "mps shm")],
 )
 def test_an_unknown_code_gets_the_nearest(words: str, near: str) -> None:
-    """What is close to a code is named."""
     with pytest.raises(UsageError) as refused:
         runbook().find(words.split())
     assert refused.value.remedy == f"did you mean {near}?"
@@ -323,7 +306,6 @@ def test_an_unknown_code_gets_the_nearest(words: str, near: str) -> None:
 
 @pytest.mark.parametrize("word", ["0", "123456", "qqqqqqqq", "-"])
 def test_what_is_like_nothing(word: str) -> None:
-    """Nothing is guessed."""
     with pytest.raises(UsageError, match="no code") as refused:
         runbook().find([word])
     assert refused.value.remedy == "`nodeagent explain` lists all codes"

@@ -1,5 +1,3 @@
-"""The guards of every test, what ends with a run of tests, and virtual time."""
-
 from __future__ import annotations
 
 import os
@@ -66,7 +64,6 @@ async def test_orderly():
 def test_the_guards_catch_each_kind_of_leak(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leaks and outward connections fail with a message that names them; orderly tests pass."""
     for name in ("NODEAGENT_PLAN_FILE", "http_proxy", "LANG"):
         monkeypatch.setenv(name, "/somewhere")
     monkeypatch.setenv("TZ", "Asia/Kathmandu")
@@ -120,7 +117,6 @@ async def test_that_does_not_end():
 def test_daemons_end_with_their_run(
     tmp_path: Path, end: Callable[[subprocess.Popen[bytes]], None]
 ) -> None:
-    """The stand-in, its server and its client are gone soon after pytest is."""
     conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
     (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
     (tmp_path / "test_case.py").write_text(CASE)
@@ -144,7 +140,6 @@ def test_daemons_end_with_their_run(
 
 
 def test_the_exit_code_is_that_of_the_tests(tmp_path: Path) -> None:
-    """The caller of pytest sees one process, its output and its exit code."""
     conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
     (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
     run = run_of(tmp_path, "def test_fails():\n    assert False\n")
@@ -182,7 +177,6 @@ def test_hangs():
 
 
 def test_a_run_that_is_ended_names_what_failed(tmp_path: Path) -> None:
-    """Each failure is shown when it happens, and all are named where no summary comes."""
     conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
     (tmp_path / "conftest.py").write_text(conftest.replace("STUCK = 60.0", "STUCK = 0.1"))
     run = run_of(tmp_path, HANGS, "-o", "timeout=0.5")
@@ -200,7 +194,6 @@ def programs_of(folder: str) -> list[str]:
 
 
 def until(so: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
     end = time.monotonic() + stretched(30.0)
     while not so():
         assert time.monotonic() < end, "it did not happen"
@@ -224,7 +217,6 @@ def test_what_has_arrived_is_not_under_way() -> None:
 
 
 def test_a_connection_that_is_not_answered_is_under_way() -> None:
-    """A server that has as many as it takes answers no more."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         clients = [socket.socket() for _ in range(4)]
         for client in clients:

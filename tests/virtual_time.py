@@ -34,12 +34,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def skip(self, seconds: float) -> None:
-        """Nothing happens for so long."""
         self._now += seconds
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no thread works for a task."""
         return self._at_work == 0
 
     def run_in_executor(  # type: ignore[override]  # the stub's type variables tell nothing here

@@ -82,7 +82,6 @@ class Home:
         return json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command to its end."""
         return subprocess.run(
             self.command(*arguments),
             capture_output=True,
@@ -103,7 +102,6 @@ class Home:
         return answer["daemons"] if answer else []
 
     def events(self) -> list[dict[str, Any]]:
-        """What the agent's event log has."""
         return list(self.get("/v1/events"))
 
     def get(self, path: str) -> Any:
@@ -160,7 +158,6 @@ class Home:
             yield client
 
     def end_everything(self) -> None:
-        """No process of this folder is left."""
         if self.agent is not None and self.agent.poll() is None:
             self.agent.kill()
             self.agent.wait(SOON)

@@ -110,7 +110,6 @@ class Cluster:
         return sorted((one["start"], one["size"]) for one in instances)
 
     def cdi(self) -> int:
-        """How many claims' files there are."""
         return len(list((self.folder / "cdi").glob("nodeagent.io-claim_*.json")))
 
     def client(self, claim: Claim) -> SimulatedClient:
@@ -136,7 +135,6 @@ class Cluster:
     # --- what is published and answered -----------------------------------------------------------
 
     def devices(self) -> dict[str, Any]:
-        """What is published, by name."""
         slices = self.api.store.all("resourceslices")
         return {d["name"]: d for one in slices for d in one["spec"].get("devices", ())}
 
@@ -145,7 +143,6 @@ class Cluster:
         return (await asyncio.to_thread(asked, self.folder, path))[1]
 
     async def status(self) -> dict[str, Any]:
-        """What the agent answers of its node."""
         found: dict[str, Any] = json.loads(await self.answered("/v1/status"))
         return found
 

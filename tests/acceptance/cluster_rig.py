@@ -112,7 +112,6 @@ class Member:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Member]:
-        """Run it in the block."""
         async with (
             self.access,
             rig.running(self.rig),
@@ -143,7 +142,6 @@ class Member:
 
     @property
     def conditions(self) -> dict[str, dict[str, str]]:
-        """The agent's conditions on the Node."""
         found = self.api.node(self.name)["status"]["conditions"]
         return {entry["type"]: entry for entry in found if entry["type"].startswith("GPU")}
 

@@ -42,14 +42,12 @@ def home(short_folder: Path) -> Iterator[Home]:
 
 @pytest.fixture
 def gpus() -> Iterator[SimulatedNode]:
-    """One H100."""
     with simulated("h100-80gb:1") as node:
         yield node
 
 
 @pytest.fixture
 async def api() -> AsyncIterator[ApiServer]:
-    """A server with the Node."""
     async with ApiServer() as server:
         server.add_node(NODE)
         yield server
@@ -57,14 +55,12 @@ async def api() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 def folder(grpc_ends: None) -> Iterator[Path]:
-    """A short one: sockets lie in it."""
     with tempfile.TemporaryDirectory(prefix="na-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 async def cluster(folder: Path) -> AsyncIterator[Cluster]:
-    """A node with claims."""
     async with one_node(folder) as made:
         yield made
 

@@ -60,7 +60,6 @@ class Watched:
         self._readers = [n for n, one in fast if one.succeeded or n in batch.samples]
 
     def observed(self, node: ObservedNode) -> None:
-        """The node is known to be like this."""
         self.state = NodeState("gpu-node-0", "file", observed=node)
         self.part.exporter.changed()
 
@@ -76,7 +75,6 @@ class Watched:
                 await asyncio.sleep(0.005)
 
     def text(self) -> str:
-        """One scrape."""
         return self.part.scrape(False).decode()
 
 

@@ -40,7 +40,6 @@ class Bench:
         self.goal = BEFORE
 
     async def start(self) -> None:
-        """The plan before, and the clients."""
         assert not problems(await self.agent.reach(BEFORE, parallel=2))
         whole, divided = (await self.agent.node.observe()).gpus
         for device, name in ((whole.uuid, "small-0"), (mig_devices(divided)[1].uuid, "replica-0")):
@@ -52,7 +51,6 @@ class Bench:
         await until(lambda: all(status(self.agent.fleet, d).clients for d in self.served))
 
     def turn(self) -> str:
-        """The other of the two plans."""
         self.goal = AFTER if self.goal == BEFORE else BEFORE
         return self.goal
 
@@ -64,7 +62,6 @@ class Bench:
         assert now == self.served, where
 
     def check_reported(self, outcomes: tuple[GpuOutcome, ...], where: str) -> None:
-        """The outcome says what is so."""
         daemons = {one.pid for one in self.rig.processes(CONTROL) if is_daemon(one)}
         reported: set[int | None] = set()
         for outcome in outcomes:
@@ -102,18 +99,15 @@ def is_daemon(one: MpsProcess) -> bool:
 
 
 def daemons_of(gpu: Gpu) -> dict[str, Any]:
-    """By device; None for those without."""
     return {gpu.uuid: gpu.mps, **{device.uuid: device.mps for device in mig_devices(gpu)}}
 
 
 def problems(outcome: Any) -> list[Any]:
-    """Of all GPUs."""
     return [problem for gpu in outcome.gpus for problem in gpu.problems]
 
 
 @contextlib.asynccontextmanager
 async def bench(**settings: Any) -> Any:
-    """Everything of it ends with the test."""
     with NodeRig() as rig, simulated("h100-80gb:2", state=rig.state) as node:
         rig.impatient = True
         async with rig.agent(**settings) as agent:

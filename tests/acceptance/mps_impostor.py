@@ -47,7 +47,6 @@ def _parent(pid: int) -> str:
 
 
 def main(pipes: Path, clients: list[str]) -> int:
-    """Listen until killed."""
     listeners = {}
     for name in (protocol.PRIVILEGED, protocol.CONTROL):
         try:

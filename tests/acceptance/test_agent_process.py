@@ -1,5 +1,3 @@
-"""The agent as a process, from a plan that is missing to a signal that comes early."""
-
 from __future__ import annotations
 
 import signal
@@ -19,9 +17,6 @@ PHASE = 'nodeagent_phase{phase="%s"} 1'
 
 
 def test_a_plan_file_that_is_not_there(home: Home) -> None:
-    """It is a problem, and the node has no plan; its remedy, followed once, ends it. When the file
-    goes away the last good plan stays in force, and that is a problem again.
-    """
     home.start()
     home.until(lambda: home.status().get("phase") == "NoPlan")
     status = home.status()
@@ -66,7 +61,6 @@ PLAN = "version: v1\ngpus: [{devices: [0], mps: {replicas: 2}}]\n"
 
 @pytest.mark.parametrize("how", ["--run-dir", pytest.param("--settings", marks=pytest.mark.full)])
 def test_every_command_finds_it(home: Home, how: str) -> None:
-    """Each command finds the agent's MPS daemons, and does not report them as missing."""
     home.plan.write_text(PLAN)
     home.start()
     home.until(lambda: home.status().get("phase") == "InSync")
@@ -90,7 +84,6 @@ def test_every_command_finds_it(home: Home, how: str) -> None:
 
 
 def test_the_default_is_a_directory_too(home: Home) -> None:
-    """Given explicitly it is used; without it the directory is beside the state file."""
     home.settings["NODEAGENT_RUN_DIR"] = ""
     made = home.run("export", "--simulate", "t4:1", "--state", str(home.state))
     assert made.returncode == 0
@@ -134,7 +127,6 @@ MOMENTS: dict[str, Callable[[Home], bool]] = {
     ],
 )
 def test_it_ends_well(home: Home, moment: str) -> None:
-    """With exit code 0 and without a traceback."""
     home.plan.write_text("version: v1\ngpus: [{devices: [0], mig: {1g.10gb: 1}}]\n")
     home.start()
     agent = home.agent

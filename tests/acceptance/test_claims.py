@@ -1,5 +1,3 @@
-"""Pods ask for slices: what they get, what users see of it, and what is left."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,7 +27,6 @@ from tests.simulated_cluster.store import Key
 
 
 async def test_five_pods_and_then_two_larger_ones(cluster: Cluster) -> None:
-    """Slices are made one by one and taken down again; what fits runs, what does not waits."""
     async with cluster.agent():
         pods = []
         for number in range(5):
@@ -103,7 +100,6 @@ async def test_slices_that_are_shared_by_mps(cluster: Cluster) -> None:
 
 
 async def test_a_kubelet_that_comes_later(folder: Path) -> None:
-    """While its folders are not there the agent says so; then it registers."""
     async with ApiServer() as api:
         api.add_node(NAME)
         (folder / "kubeconfig").write_text(kubeconfig(api.url))
@@ -131,7 +127,6 @@ async def test_a_claim_that_was_deleted_while_the_agent_was_away(listing: Cluste
 
 
 async def test_pods_that_come_and_go_change_no_published_slice(cluster: Cluster) -> None:
-    """What one released is free at once, and its neighbours are not taken for occupied."""
     async with cluster.agent():
         for number in range(4):
             claim = await cluster.started(f"pod-{number}", "1g.10gb")
@@ -172,7 +167,6 @@ async def test_damaged_files_of_claims_end_no_start(cluster: Cluster) -> None:
 
 
 async def listed(cluster: Cluster) -> list[dict[str, Any]]:
-    """What `nodeagent claims` has."""
     where = ("--run-dir", str(cluster.folder / "run"))
     asking = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "nodeagent", "claims", *where, "-o", "json"),
@@ -185,7 +179,6 @@ async def listed(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 async def scraped(cluster: Cluster) -> list[str]:
-    """The series that a scrape gets now."""
     return (await cluster.answered("/metrics")).splitlines()
 
 
@@ -293,7 +286,6 @@ async def test_a_device_of_a_pod_that_is_ending(cluster: Cluster) -> None:
 
 
 async def test_the_container_is_named_as_soon_as_the_kubelet_lists_it(listing: Cluster) -> None:
-    """Soon after the prepare, without waiting for the next round of upkeep."""
     async with listing.agent():
         claim = await listing.started("trainer", "2g.20gb")
         whose = 'container="main",namespace="team",pod="trainer"'

@@ -1,5 +1,3 @@
-"""Claims beside plans, and what a cluster shows of them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -58,9 +56,6 @@ def watches(cluster: Cluster) -> int:
 
 
 async def test_a_plan_and_pods_share_a_card(cluster: Cluster) -> None:
-    """What the plan made is used and outlives its pod; the room beside it is cut for others. A plan
-    that collides waits for the pods, over an agent's death too, and what was to go still goes.
-    """
     cluster.api.annotate(NAME, **{PLAN: THREE})
     async with cluster.agent(published=0) as agent:
         await until_status(cluster.api, in_sync(THREE))
@@ -138,7 +133,6 @@ async def test_a_slice_whose_record_is_lost_stays_its_pods(listing: Cluster) -> 
 
 @pytest.mark.full
 async def test_a_plan_comes_back_in_its_places(cluster: Cluster) -> None:
-    """After a reboot its instances lie where they lay, and so claims find the same devices."""
     named, free = plan_text("[{profile: 1g.10gb, start: 2}]"), plan_text("{1g.10gb: 1}")
     noted = cluster.folder / "state" / "planned-places.json"
     async with cluster.agent(published=0):
@@ -201,7 +195,6 @@ async def test_nos_drives_a_node_of_an_older_cluster(folder: Path) -> None:
 
 
 def has_annotation(api: ApiServer, key: str, value: str) -> bool:
-    """The Node's, now."""
     return bool(api.node(NAME)["metadata"]["annotations"].get(key) == value)
 
 
@@ -299,7 +292,6 @@ def events(cluster: Cluster) -> set[tuple[str, str, str]]:
 
 
 async def test_claims_and_pods_show_what_happens(cluster: Cluster) -> None:
-    """Prepared, not released while it is used, released; its devices are in the claim's status."""
     async with cluster.agent():
         claim = cluster.pod("trainer", "1g.10gb")
         assert claim

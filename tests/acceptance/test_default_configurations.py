@@ -1,5 +1,3 @@
-"""mig-parted's default configurations end applied or refused, as docs/ says of every board."""
-
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor

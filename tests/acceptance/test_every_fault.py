@@ -65,7 +65,6 @@ CHANGES = {
 
 
 async def make(driver: Driver, desired: DesiredGpu) -> GpuOutcome:
-    """One round: observe, plan, carry out."""
     observed = await driver.observe()
     goal = DesiredNode({observed.gpus[0].uuid: desired})
     outcome = await execute(plan(goal, observed), driver, parallel=1)
@@ -82,7 +81,6 @@ def occupy(node: SimulatedNode, start: int) -> str:
 
 
 def uuids(node: SimulatedNode) -> set[str]:
-    """The MIG devices that are really there."""
     return {node.card(0).mig_uuid(i, c) for i, c in node.card(0).mig_devices()}
 
 
@@ -116,7 +114,6 @@ class Bench:
 
     @classmethod
     async def of(cls, node: SimulatedNode, change: Change) -> Bench:
-        """Make both layouts once, to know them."""
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             await make(driver, change.before)
             in_use = set() if change.used is None else {occupy(node, change.used)}

@@ -1,5 +1,3 @@
-"""whenInUse: evict, in the loop: no pod goes for a GPU on which nothing would be done then."""
-
 from __future__ import annotations
 
 import asyncio
@@ -48,8 +46,6 @@ class Pods(UsageSource):
 
 
 class Agent(Member):
-    """And the pods of its node."""
-
     def __init__(self, folder: Path, api: ApiServer, *, mend: bool, retry: float) -> None:
         self.pods = Pods()
         driver = Driver(observe_deadline=5, step_deadline=5, sources=[self.pods])
@@ -75,12 +71,10 @@ async def agent(
 
 
 def evicted(server: ApiServer) -> list[str]:
-    """The pods whose eviction was granted."""
     return [str(eviction["metadata"]["name"]) for eviction in server.evictions]
 
 
 def whole(gpu: Gpu) -> CreateGpuInstance:
-    """The largest instance of a GPU."""
     profile = gpu.profile("7g.80gb")
     assert profile is not None
     place = profile.placements[0]
@@ -137,7 +131,6 @@ async def test_no_pod_goes_before_the_next_attempt_at_what_failed(
 async def test_a_pod_goes_for_the_next_attempt_at_what_failed(
     tmp_path: Path, gpus: SimulatedNode, api: ApiServer
 ) -> None:
-    """It is due without anything that wakes the loop."""
     gpus.inject("nvmlComputeInstanceDestroy", error="UNKNOWN")
     async with agent(tmp_path, api, WHOLE, retry=0.5) as it:
         await failed_once(it)

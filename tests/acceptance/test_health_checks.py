@@ -1,5 +1,3 @@
-"""Every cause of the check table on a simulated node, and one of them in a cluster."""
-
 from __future__ import annotations
 
 import asyncio
@@ -66,12 +64,10 @@ def sensor(*figures: tuple[str, float]) -> tuple[Act, Act]:
 
 
 def xid(number: int) -> Act:
-    """NVML reports an XID of the first GPU."""
     return lambda w: w.node.xid(0, number)
 
 
 def event(kind: int) -> Act:
-    """NVML reports an event of this type."""
     return lambda w: w.node.report(0, kind)
 
 
@@ -84,13 +80,10 @@ def answer(error: str) -> tuple[Act, Act]:
 
 
 def reset(w: World) -> None:
-    """The agent resets the GPU."""
     w.part.end_step(ResetGpu(w.gpu, "the test says so"), done=True)
 
 
 def later(seconds: float) -> Act:
-    """So much time goes by."""
-
     def wait(w: World) -> None:
         w.now += seconds
 
@@ -98,7 +91,6 @@ def later(seconds: float) -> Act:
 
 
 def grow(name: str, step: float) -> Act:
-    """A counter goes on growing."""
     grown: dict[int, float] = {}
 
     def more(w: World) -> None:
@@ -115,7 +107,6 @@ def unbind(w: World) -> None:
 
 
 def bind(w: World) -> None:
-    """It comes back."""
     w.node.clear_faults()
     w.node.bind(0, bound=True)
 
@@ -208,13 +199,11 @@ ELSEWHERE = {  # in test_health_findings.py, but for two
 
 
 def test_every_cause_is_in_this_file() -> None:
-    """None of the check table is left out."""
     assert {case.cause for case in CASES} | ELSEWHERE == {row.cause for row in ROWS}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.cause)
 async def test_raised_reported_and_ended(case: Case, tmp_path: Path) -> None:
-    """By its cause, on every surface, with what helps; and gone when the cause is gone."""
     row = BY_CAUSE[case.cause]
     async with world(case.boards, tmp_path) as w:
         case.begin(w)
@@ -247,11 +236,6 @@ async def test_raised_reported_and_ended(case: Case, tmp_path: Path) -> None:
 
 
 async def test_the_condition_and_the_event(tmp_path: Path) -> None:
-    """False with the cause, which names the slices and what helps; soon, and without a new plan.
-    The Node has a taint then, if a setting says so.
-
-    Scrapes of the same agent say that it reaches the cluster.
-    """
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     settings = {

@@ -1,5 +1,3 @@
-"""Findings on a simulated node: beside like GPUs, beyond the sensors, and what is said of them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -134,9 +132,6 @@ async def test_a_gpu_unlike_its_neighbours(
 
 
 async def test_a_call_that_hangs(tmp_path: Path) -> None:
-    """It is reported within its deadline, the other GPU goes on, and after ten minutes it is
-    unhealthy; over when it answers.
-    """
     async with world("h100-80gb:2", tmp_path, HANGING) as w:
         began = asyncio.get_running_loop().time()
         w.node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True, times=None)
@@ -161,7 +156,6 @@ async def test_a_call_that_hangs(tmp_path: Path) -> None:
 
 
 async def test_a_driver_that_does_not_count_its_gpus(tmp_path: Path) -> None:
-    """It is a finding of the node and not of a GPU."""
     async with world("h100-80gb:2", tmp_path) as w:
         w.node.inject("nvmlDeviceGetCount*", error="UNKNOWN", times=None)
         await w.look()
@@ -294,7 +288,6 @@ async def test_a_sick_instance_leaves_its_sibling_alone(tmp_path: Path) -> None:
 
 
 def said(w: World) -> list[str]:
-    """Each finding as the headline says it."""
     return [sentence(finding, w.part.state.gpus) for finding in w.part.state.findings]
 
 
@@ -315,7 +308,6 @@ async def test_how_far_it_is_to_the_limit(tmp_path: Path, degrees: int, evidence
 
 
 async def test_the_links_of_a_gpu_are_one_finding(tmp_path: Path) -> None:
-    """Whatever takes them down takes many; it is reported once more when it takes more."""
     async with world("h100-80gb:1", tmp_path) as w:
         for numbers, evidence in (
             ((3,), "link 3 is down, was up"),

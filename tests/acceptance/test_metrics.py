@@ -1,5 +1,3 @@
-"""Metrics of whole nodes: their text, what two pods on one GPU each see, scrapes during changes."""
-
 from __future__ import annotations
 
 import asyncio
@@ -70,7 +68,6 @@ def _lasting(text: str) -> str:
 
 @pytest.mark.parametrize("name", BOARDS)
 async def test_the_text_of_each_board_is_as_it_was(name: str) -> None:
-    """A change of names, labels, order or form shows as a difference from the text that is kept."""
     assert _lasting(await _text(BOARDS[name])) == (DATA / f"{name}.prom").read_text("utf-8")
 
 
@@ -93,7 +90,6 @@ async def test_promtool_finds_nothing_that_dcgm_did_not_choose(name: str) -> Non
 
 
 async def test_figures_of_the_driver_are_read_back_in_dcgms_units() -> None:
-    """From the sensor to Prometheus' parser: watts, degrees, MiB, ratios, of GPUs and instances."""
     with simulated("h100-80gb:2") as node:
         async with open_driver() as driver:
             observed = await divide(driver, (("1g.10gb", 7),), only=0)
@@ -336,7 +332,6 @@ def _counters(text: str) -> set[str]:
     ("scrapes", "changes"), [(30, 6), pytest.param(500, 100, marks=pytest.mark.full)]
 )
 async def test_scrapes_during_changes(tmp_path: Path, scrapes: int, changes: int) -> None:
-    """So many scrapes while so many plans come into force, one after the other."""
     with simulated("h100-80gb:2") as node:
         driver = open_driver()
         watching: list[Watched] = []

@@ -37,8 +37,6 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run of the program ended."""
-
     code: int
     report: dict[str, Any]
     err: str
@@ -49,7 +47,6 @@ class Ended:
         return found
 
     def done(self) -> list[str]:
-        """The kinds of the completed steps."""
         steps = [step for gpu in self.report["gpus"] for step in gpu["steps"]]
         return [step["kind"] for step in steps if step["result"] == "done"]
 
@@ -87,7 +84,6 @@ class Home:
         return Ended(ended.returncode, json.loads(ended.stdout or "{}"), ended.stderr)
 
     def on_node(self, act: Callable[[SimulatedNode], object]) -> None:
-        """What happens to the node from outside."""
         node = SimulatedNode(state=self.state)
         try:
             act(node)
@@ -125,7 +121,6 @@ class Home:
 def test_a_driver_that_switches_at_once_needs_no_reset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], board: str
 ) -> None:
-    """On every card: mode and layout in one run, without permission to reset; and back."""
     home = Home(tmp_path, capsys, board, KINDS["at once"])
     done = home.apply(LAYOUTS[board], own=True)
     assert (done.code, done.problems) == (0, []), done.err
@@ -139,7 +134,6 @@ def test_a_driver_that_switches_at_once_needs_no_reset(
 def test_a_driver_that_waits_for_a_reset_gets_one_in_the_same_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], board: str
 ) -> None:
-    """On every card, where the setting allows it."""
     home = Home(tmp_path, capsys, board, KINDS["at a reset"])
     done = home.apply(LAYOUTS[board], reset="whenIdle", own=True)
     assert (done.code, done.problems) == (0, []), done.err
@@ -171,7 +165,6 @@ def occupied(place: str) -> Callable[[SimulatedNode], object]:
 
 
 def first_device(node: SimulatedNode) -> None:
-    """A process is on the first MIG device."""
     instance, compute = next(iter(node.card(0).mig_devices()))
     node.occupy(f"0/{instance.id}/{compute.id}")
 
@@ -259,7 +252,6 @@ def ending(remedy: str) -> Callable[[SimulatedNode], None]:
 def test_a_remedy_followed_once_leads_to_the_goal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], case: Case
 ) -> None:
-    """The remedy is followed once, by its commands or by hand; then the same plan again."""
     home = Home(tmp_path, capsys, case.board, case.switches)
     if case.before:
         prepared = home.apply(case.before, reset="whenIdle")
@@ -312,7 +304,6 @@ def test_a_gpu_that_another_program_has_open_is_not_reset(
 def test_a_machine_that_resets_no_gpu_keeps_the_mode_for_its_reboot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, before: str, mig: str
 ) -> None:
-    """The mode stays pending, whatever is tried again, and the instances are back meanwhile."""
     home = Home(tmp_path, capsys, "a100-40gb:1", Switches(gpu_reset=how))
     if before:
         assert home.apply(before).code == 1
@@ -344,7 +335,6 @@ def test_a_document_changed_as_the_remedy_says_is_applied(
     wrong: tuple[str, str],
     better: tuple[str, str],
 ) -> None:
-    """Which GPUs to name, how many fit, what it offers."""
     home = Home(tmp_path, capsys, "a100-40gb:1,t4:1", KINDS["at once"])
     refused = home.apply(wrong[0], devices=wrong[1])
     assert refused.code in {1, 2}

@@ -1,5 +1,3 @@
-"""An agent and its MPS daemons as processes, and the commands about them."""
-
 from __future__ import annotations
 
 import contextlib
@@ -36,9 +34,6 @@ def started(home: Home) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(240)
 def test_a_plan_with_shares_and_a_client_of_each(home: Home) -> None:
-    """Two shares on one GPU and MPS on every instance of another: daemons under the plan's user,
-    limits in force, and a client started with each share shows that share's own limits.
-    """
     daemons = started(home)
     whole = next(d for d in daemons if d["device"].startswith("GPU-"))
     assert {d["user"] for d in daemons} == {USER}
@@ -98,9 +93,6 @@ def test_the_agent_goes_and_its_daemons_stay(home: Home, ends: list[signal.Signa
 
 @pytest.mark.timeout(240)
 def test_a_client_holds_its_device_until_it_goes(home: Home) -> None:
-    """A plan that takes MPS away waits for the client and names it; when that is gone, the daemon
-    goes, the layout is recut, and no other daemon was disturbed.
-    """
     daemons = started(home)
     others = {d["pid"] for d in daemons if d["device"].startswith("GPU-")}
     device = next(d["device"] for d in daemons if d["device"].startswith("MIG-"))
@@ -168,9 +160,6 @@ def _counted(home: Home, device: str, slot: str) -> Iterator[int]:
 
 
 def test_applied_without_an_agent_exported_and_adopted(home: Home) -> None:
-    """`apply` starts the daemons, `export` writes a document that is in sync, and an agent that
-    comes later goes on with these very processes.
-    """
     home.plan.write_text(TWO)
     node = ("--state", str(home.state))
     plan = ("-f", str(home.plan))
@@ -194,7 +183,6 @@ def test_applied_without_an_agent_exported_and_adopted(home: Home) -> None:
 
 @pytest.mark.full
 def test_restart_and_drain_respect_clients(home: Home) -> None:
-    """Code 3 and the client's pid while it is there; done when it has gone."""
     [daemon] = _started(home, ONE)
     with _counted(home, daemon["device"], "small-0") as pid:
         restarted = home.run("mps", "restart", "0")
@@ -273,9 +261,6 @@ def test_a_daemon_that_cannot_start_is_not_applied(home: Home) -> None:
 
 @pytest.mark.full
 def test_what_a_device_was_before_comes_back(home: Home) -> None:
-    """Compute mode after MPS, and the time slice after `timeSlice`, though the agent that changed
-    them was killed.
-    """
     _started(home, ONE)
     assert _gpu(home)["computeMode"] == "exclusiveProcess"
     home.stop(signal.SIGKILL)

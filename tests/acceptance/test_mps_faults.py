@@ -1,5 +1,3 @@
-"""Plans with MPS while the driver fails, and after an `apply` was killed."""
-
 from __future__ import annotations
 
 import contextlib
@@ -111,7 +109,6 @@ class Home:
         return data
 
     def processes(self, program: str) -> dict[str, list[int]]:
-        """Pids by device."""
         found: dict[str, list[int]] = {}
         for entry in Path("/proc").iterdir():
             one = mps_process(int(entry.name)) if entry.name.isdecimal() else None
@@ -156,9 +153,6 @@ def home(short_folder: Path) -> Iterator[Home]:
 @pytest.mark.timeout(240)  # processes killed, and as many more that go on
 @pytest.mark.parametrize("moments", [2, pytest.param(10, marks=pytest.mark.full)])
 def test_apply_killed_at_any_moment(home: Home, moments: int) -> None:
-    """The next `apply` reaches the plan; daemons with clients have the same pid throughout, none is
-    doubled, no server is left without one, and compute modes are as they should be.
-    """
     plans = [home.folder / "before.yaml", home.folder / "after.yaml"]
     for path, text in zip(plans, (BEFORE, AFTER), strict=True):
         path.write_text(text)

@@ -1,5 +1,3 @@
-"""MPS with restrictions of the agent, and tenants who own a daemon."""
-
 from __future__ import annotations
 
 import os
@@ -126,7 +124,6 @@ def bystanders() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def test_the_sockets_of_a_daemon_stay_its_own(home: Home, started: tuple[str, Path]) -> None:
-    """Its user can neither move them nor put others in their place, and it works on."""
     _, pipes = started
     with impostor(pipes) as refused:
         assert refused.wait(SOON) == 3

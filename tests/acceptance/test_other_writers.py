@@ -1,5 +1,3 @@
-"""Others who write to the same Node: a second agent, and managers of GPUs with their protocols."""
-
 from __future__ import annotations
 
 import asyncio
@@ -24,7 +22,6 @@ from tests.simulated_cluster.api_server import ApiServer
 
 @pytest.mark.timeout(240)  # two agents start, and each waits longer after every time
 async def test_both_say_so(tmp_path: Path) -> None:
-    """An Event on the Node, and a problem with its remedy at each agent."""
     folders = [tmp_path / name for name in ("pod", "service")]
     async with ApiServer() as api:
         api.add_node(NAME)
@@ -63,7 +60,6 @@ PAUSED = "paused-for-mig-change"
 
 
 async def test_success_comes_last(tmp_path: Path) -> None:
-    """Clients that were paused are back before the state says success, each time."""
     labels = {CONFIG: "all-1g.10gb", "nvidia.com/mig.strategy": "mixed"}
     async with ApiServer(latency=0.002) as api:
         api.add_node(NAME, labels={**labels, **dict.fromkeys(CLIENTS, "true")})
@@ -130,7 +126,6 @@ PODS = {
 
 
 def metadata(api: ApiServer, kind: str) -> dict[str, str]:
-    """The Node's annotations, or its labels."""
     return dict(api.node(NODE)["metadata"].get(kind) or {})
 
 
@@ -180,7 +175,6 @@ async def test_nos_own_agent_answers_alone(
 async def test_a_configuration_has_failed_beside_others(
     tmp_path: Path, api: ApiServer, gpus: SimulatedNode
 ) -> None:
-    """Who waits for the state label learns that a person is needed."""
     async with member(
         tmp_path,
         api,
@@ -196,7 +190,6 @@ async def test_a_configuration_has_failed_beside_others(
 async def test_mig_manager_writes_its_own_label(
     tmp_path: Path, api: ApiServer, gpus: SimulatedNode
 ) -> None:
-    """Where mig-manager runs, the state is its word."""
     async with member(
         tmp_path,
         api,

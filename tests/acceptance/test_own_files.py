@@ -1,5 +1,3 @@
-"""The agent's files are deleted while it runs, or a second agent starts."""
-
 from __future__ import annotations
 
 import json
@@ -46,7 +44,6 @@ def second_agent(home: Home) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_run_directory_is_deleted(running: Home) -> None:
-    """The socket is there again, and the problem names what was deleted."""
     shutil.rmtree(running.folder / "run")
     running.until(lambda: run_directory_problem(running))
     assert f"{running.folder}/run/agent.sock" in run_directory_problem(running)
@@ -88,15 +85,11 @@ def test_a_directory_that_cannot_be_examined_is_a_problem(home: Home) -> None:
 
 
 def test_the_socket_alone_is_deleted(running: Home) -> None:
-    """As by a cleanup job."""
     (running.folder / "run/agent.sock").unlink()
     running.until(lambda: "agent.sock" in run_directory_problem(running))
 
 
 def test_no_second_writer(running: Home) -> None:
-    """Neither agent nor apply, though lock and run directory are deleted right before; the lock
-    is there again soon.
-    """
     lock = running.folder / "node.json.writer.lock"
     for start in (second_agent, apply):
         lock.unlink()
@@ -109,12 +102,10 @@ def test_no_second_writer(running: Home) -> None:
 
 
 def apply(home: Home) -> subprocess.CompletedProcess[str]:
-    """The same plan, without an agent."""
     return home.run("apply", "-f", str(home.plan), "--state", str(home.state))
 
 
 def pid(home: Home) -> int:
-    """The agent's."""
     assert home.agent is not None
     return home.agent.pid
 
@@ -154,7 +145,6 @@ sys.stdin.read()
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 @pytest.mark.full
 def test_the_run_directory_becomes_read_only(home: Home) -> None:
-    """It is reported, and its remedy ends it; the agent also ends well while it is so."""
     home.plan.write_text(PLAN)
     run = home.folder / "run"
     run.mkdir()

@@ -1,5 +1,3 @@
-"""Damaged state files: the agent starts, reports them, and never uses them."""
-
 from __future__ import annotations
 
 import os
@@ -37,7 +35,6 @@ LOADERS: dict[str, Callable[[Path], StateFile[Any]]] = {
 
 
 def kept(folder: Path, name: str) -> Path:
-    """A state file that an agent left."""
     return Path(shutil.copy(KEPT / name, folder / name))
 
 
@@ -47,9 +44,6 @@ def kept(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_cut_and_flipped(tmp_path: Path, path: Path, every: bool) -> None:
-    """Cut at a hundred places and with a bit flipped at two hundred, or all there are, nothing of
-    it is used.
-    """
     read, good, rng = READERS[header_of(path)[0]], path.read_bytes(), random.Random(path.name)
     assert read(tmp_path, good, good) is not None
     bits = [(at, bit) for at in range(len(good)) for bit in range(8)]
@@ -68,7 +62,6 @@ def test_cut_and_flipped(tmp_path: Path, path: Path, every: bool) -> None:
 
 
 def test_one_of_each_kind_is_kept_and_read(tmp_path: Path) -> None:
-    """A kind or a version of state file that is new has to be kept for the releases to come."""
     sources = "".join(path.read_text() for path in Path("nodeagent").rglob("*.py"))
     written = set(re.findall(r'StateFormat\(\s*"([a-z-]+)",\s*([0-9]+)', sources))
     assert {header_of(path) for path in FILES} == written
@@ -93,7 +86,6 @@ def test_what_a_later_release_wrote_is_left_to_it(tmp_path: Path) -> None:
 
 
 def header_of(path: Path) -> tuple[str, str]:
-    """Kind and version, by the first line."""
     _, _, kind, version, _ = path.read_bytes().partition(b"\n")[0].decode().split(" ")
     return kind, version
 
@@ -103,8 +95,6 @@ class Unusable(Exception):
 
 
 def by_file(name: str, loader: Callable[[Path], StateFile[Any]]) -> Reader:
-    """For a file of its own."""
-
     def read(folder: Path, content: bytes, _: bytes) -> object:
         (folder / name).write_bytes(content)
         file = loader(folder / name)
@@ -182,7 +172,6 @@ def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
 
 
 def linked(path: Path) -> None:
-    """A link to a good file elsewhere."""
     path.rename(path.with_name("elsewhere"))
     path.symlink_to("elsewhere")
 
@@ -246,7 +235,6 @@ def test_the_remedy_ends_the_problem(home: Home) -> None:
 
 
 def test_the_next_agent_goes_on_with_what_was_kept(home: Home) -> None:
-    """The last good plan is in force while the plan's source is gone."""
     (home.folder / "state").mkdir()
     (home.folder / "node.json.mps").mkdir()
     for name in ("health.json", "last-good-plan"):

@@ -1,5 +1,3 @@
-"""What the demo and the pages have typed, typed by hand."""
-
 from __future__ import annotations
 
 import asyncio
@@ -52,7 +50,6 @@ def left(home: Home) -> list[str]:
 
 
 def toured(home: Home) -> str:
-    """What a whole tour prints."""
     done = subprocess.run(
         DEMO, env=environment(home), capture_output=True, text=True, timeout=TOUR, check=False
     )
@@ -61,7 +58,6 @@ def toured(home: Home) -> str:
 
 
 def test_the_tour(home: Home) -> None:
-    """Each claim holds, the blocker is named, and nothing is left."""
     shown = toured(home)
     assert shown.count("# true: ") == 7
     assert "is in use by pid 4711711 (train)" in shown
@@ -85,7 +81,6 @@ def test_an_end_in_between(home: Home, number: signal.Signals) -> None:
 
 
 def read_until(words: str, stream: IO[str]) -> None:
-    """Read lines until one has these words."""
     assert any(words in row for row in stream), f"it ended before {words!r}"
 
 
@@ -146,7 +141,6 @@ BLOCKS = {
 @pytest.mark.parametrize("page", BLOCKS)
 @pytest.mark.skipif(os.geteuid() != 0, reason="the page's MPS clients are other users")
 def test_commands_typed_beside_an_agent(home: Home, page: str) -> None:
-    """The agents of a page get in sync, and each command ends with 0 or goes on until Ctrl-C."""
     home.settings = {"NODEAGENT_API_LISTEN": "127.0.0.1:0", "PYTHONUNBUFFERED": "1"}
     (home.folder / "examples").symlink_to(ROOT / "examples")
     (home.folder / "na").mkdir(mode=0o755)
@@ -227,7 +221,6 @@ async def _type(commands: str, folder: Path) -> None:
 @pytest.mark.full
 @pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 async def test_a_plan_is_given_and_awaited_as_the_page_says(tmp_path: Path) -> None:
-    """The first block gives a node its plan; the others find that the change is done."""
     give, *find = (block.body for block in blocks_of(PAGE) if block.info == "sh cluster")
     (tmp_path / "plan.yaml").write_text(f"{PLAN}\n", encoding="utf-8")
     async with ApiServer() as api:

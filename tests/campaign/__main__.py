@@ -27,7 +27,6 @@ _played = count(1)
 
 
 def main(arguments: list[str]) -> int:
-    """Play them all."""
     asked = parser("python -m tests.campaign", __doc__)
     asked.add_argument("--kept", action="store_true", help="those that once failed, first")
     options = asked.parse_args(arguments)

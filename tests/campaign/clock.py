@@ -34,7 +34,6 @@ class Clock:
         self.turns: list[Turn] = []
 
     def begin(self, seed: int) -> None:
-        """Another machine."""
         self.now, self.jump = _BEGIN, 0.0
         self.random.seed(seed)
 
@@ -119,7 +118,6 @@ class Turn:
         self.until = math.inf
 
     def end(self) -> None:
-        """The thread ends."""
         CLOCK.turns.remove(self)
         if self._was_let:
             self._back.release()
@@ -127,7 +125,6 @@ class Turn:
     # --- in the event loop ------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Let it run until it waits again."""
         self._go.release()
         self._back.acquire()
 
@@ -156,7 +153,6 @@ class MachineThread(threading.Thread):
 
 
 def turn_of_this_thread() -> Turn | None:
-    """None in the event loop's thread."""
     return getattr(threading.current_thread(), "turn", None)
 
 

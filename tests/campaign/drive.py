@@ -58,7 +58,6 @@ _SOON = 40.0  # seconds after which a plan is carried out where nothing is wrong
 
 
 def play(episode: Episode) -> Outcome:
-    """Play it to its first violation."""
     CLOCK.begin(episode.seed)
     outcome = Outcome(episode)
     folder = Path(tempfile.mkdtemp(prefix="day-", dir="/dev/shm"))
@@ -94,7 +93,6 @@ class Player:
         self._is_well = True  # nothing is wrong with what all GPUs need
 
     def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
-        """Do it, at once."""
         machine, node, border = self._machine, self._node, self._machine.border
         match action:
             case Plan() | BadPlan():
@@ -240,7 +238,6 @@ class Player:
             self._machine.run(_SOON)
 
     def _converge(self) -> float:
-        """The seconds until all is as planned."""
         machine, witness = self._machine, self._witness
         began = CLOCK.now
         while not self._converged() and CLOCK.now - began < TIMEOUT and not witness.violations:

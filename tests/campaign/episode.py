@@ -275,7 +275,6 @@ class Episode:
         return any(isinstance(step.action, Plan) and step.action.mps for step in self.steps)
 
     def has(self, kind: type[Action]) -> bool:
-        """Whether there is such an action on it."""
         return any(isinstance(step.action, kind) for step in self.steps)
 
     @property

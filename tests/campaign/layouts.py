@@ -49,7 +49,6 @@ class Day:
     has_mps: bool
 
     def change(self, seconds: Seconds = ANY) -> Step:
-        """A new plan, and one of these times."""
         return Step(self._plan(), self.rng.choice(seconds))
 
     def gpu(self) -> int:

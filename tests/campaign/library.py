@@ -91,13 +91,11 @@ class Border:
         self.failures.clear()
 
     def forget(self) -> None:
-        """There is no process on any device."""
         self._came.clear()
         self._there.clear()
         self._looks.clear()
 
     def came(self, process: Process, gpu: int) -> None:
-        """A process is on a device from now on."""
         self._came[process.pid] = (CLOCK.now, self._looks[gpu])
         self._there.discard(process.pid)  # of one that ended since
 
@@ -123,7 +121,6 @@ class Border:
             self._looks[handle.gpu] += 1
 
     def ignores(self, name: str) -> bool:
-        """Whether nothing comes of this call."""
         return any(fnmatchcase(name, one) for one in self.ignored)
 
     def _happen(self, name: str) -> None:

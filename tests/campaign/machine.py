@@ -121,7 +121,6 @@ class Machine:
         return load_settings(None, {}, {**places, **_DEADLINES, **_INTERVALS, **others})
 
     def close(self) -> None:
-        """Nothing of it is needed any more."""
         if self._life:
             self.kill()
         self.node.close()
@@ -162,13 +161,11 @@ class Machine:
         return self._life.do(work)
 
     def kill(self) -> None:
-        """kill -9, now."""
         if self._life:
             self.border.dead = True
             self._bury()
 
     def stop(self) -> None:
-        """SIGTERM, and what it leaves."""
         life = self._life
         if life is None:
             return
@@ -300,7 +297,6 @@ class _Life:
         return self._loop.run_until_complete(work)
 
     def stop(self) -> None:
-        """As by SIGTERM."""
         self._loop.call_soon(self.agent.stop, "SIGTERM")
 
     def close(self) -> list[str]:
@@ -321,7 +317,6 @@ class _Life:
         return [*left, *(f"descriptor {what}" for what in self._open())]
 
     def held(self) -> Counter[str]:
-        """Kinds of all that it has."""
         tasks = (f"task {task.get_name()}" for task in asyncio.all_tasks(self._loop))
         threads = (f"thread {name}" for name in living_threads())
         if any(what.startswith("/proc/") for what in self._open()):
@@ -330,7 +325,6 @@ class _Life:
         return Counter([*tasks, *threads, *opened])
 
     def _open(self) -> list[str]:
-        """What it has open."""
         now = truth.descriptors()
         return [what for number, what in now.items() if self._before.get(number) != what]
 

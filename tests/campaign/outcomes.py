@@ -49,7 +49,6 @@ def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def seeds(given: list[str]) -> Iterator[int]:
-    """The numbers that are meant."""
     for one in given:
         first, dash, last = one.partition("-")
         yield from range(int(first), int(last if dash else first) + 1)
@@ -138,7 +137,6 @@ def _play_and_report(play: Player, day: Episode, *, as_it_is: bool) -> Outcome:
 
 
 def _table(outcomes: list[Outcome], seconds: float, worked: float) -> None:
-    """Print what was done, and how it went."""
     actions = sum((outcome.actions for outcome in outcomes), Counter[str]())
     failed = [outcome for outcome in outcomes if outcome.violations]
     slowest = max(outcomes, key=lambda outcome: outcome.converged)

@@ -63,7 +63,6 @@ def are_at_work() -> bool:
 
 
 def exist() -> bool:
-    """Whether there is any."""
     return any(True for _ in _descendants())
 
 
@@ -74,7 +73,6 @@ def send(pid: int, number: int) -> None:
 
 
 def end_all() -> None:
-    """Kill them all, until there are none."""
     with suppress(ChildProcessError):
         while True:
             for pid, _ in _descendants():

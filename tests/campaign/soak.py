@@ -140,7 +140,6 @@ class _Cluster(Cluster):
     scan = 1.0
 
     def forget(self) -> None:
-        """What ended before now."""
         self._api.requests.clear()
         self._api.drop_events()
         self._api.expire()
@@ -170,7 +169,6 @@ class _Player(Player):
         self.actions = Counter[str]()
 
     def play_round(self, until: float) -> None:
-        """Scenes, then a rest."""
         machine, rng = self._soaked, self._rng
         busy = until - ROUND + _BUSY
         scenes, weights = zip(*SCENES, *WITH_MPS, strict=True)

@@ -54,9 +54,6 @@ _OF_KINDS = Damage | FullDisk | Ignore | Kill | Lose | Misbehave | Occupy | Sign
     ],
 )
 def test_random_days(arguments: list[str]) -> None:
-    """After each of them the node is what its plan says; so it is on those that once went wrong,
-    and with real processes.
-    """
     played = subprocess.run(
         [sys.executable, "-m", *arguments],
         stdout=subprocess.PIPE,
@@ -71,9 +68,6 @@ def test_random_days(arguments: list[str]) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_an_hour_leaves_nothing_behind() -> None:
-    """No descriptor, task or thread, and after each ten minutes the node is what its plan says;
-    whether memory grows takes the whole day of `make soak`.
-    """
     played = subprocess.run(
         [sys.executable, "-m", "tests.campaign.soak", "1"],
         stdout=subprocess.PIPE,
@@ -85,7 +79,6 @@ def test_an_hour_leaves_nothing_behind() -> None:
 
 
 def test_the_faults_are_still_faults() -> None:
-    """Each of them can be put into the program as it is now."""
     for edit in chain(*faults.FAULTS.values(), *faults.REAL_FAULTS.values()):
         text = (faults.ROOT / "nodeagent" / edit.file).read_text()
         compile(edit.applied_to(text), edit.file, "exec")
@@ -94,7 +87,6 @@ def test_the_faults_are_still_faults() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_faults_are_found() -> None:
-    """Random days show at least nine of ten faults in the program: those of `make test-full`."""
     played = subprocess.run(
         [sys.executable, "-m", "tests.campaign", "--faults", "1-200"],
         stdout=subprocess.PIPE,
@@ -107,7 +99,6 @@ def test_faults_are_found() -> None:
 
 
 def test_a_seed_is_a_day() -> None:
-    """Ever the same, and what is printed of it is the same day again."""
     players = (episode, real_episode)
     made = [draw(seed) for draw in players for seed in range(200)]
     assert made == [draw(seed) for draw in players for seed in range(200)]
@@ -118,8 +109,6 @@ def test_a_seed_is_a_day() -> None:
 
 
 def test_what_happens_on_any_day_happens_in_every_run() -> None:
-    """Each kind of action, and each kind of damage, signal, lie and so on."""
-
     def kind(action: Action) -> tuple[object, ...]:
         parts = astuple(action) if isinstance(action, _OF_KINDS) else ()
         return (type(action), *(part for part in parts if isinstance(part, str)))
@@ -131,7 +120,6 @@ def test_what_happens_on_any_day_happens_in_every_run() -> None:
 
 
 def test_a_day_is_shortened() -> None:
-    """To what is needed for the fault, in as little time as that takes."""
     day = max(map(episode, range(50)), key=lambda day: len(day.steps))
     actions = [step.action for step in day.steps]
     some = [action for action in actions if actions.count(action) == 1][::3]

@@ -45,7 +45,6 @@ class Gpu:
 
 
 def gpus(node: SimulatedNode) -> list[Gpu]:
-    """All of them."""
     found = []
     for card in node.cards:
         whole, other = Counter[str](), list[str]()

@@ -61,12 +61,10 @@ class Witness:
         self._work = self._daemons = None
 
     def spoil(self) -> None:
-        """The same, of MPS daemons or of files."""
         self.touch()
         self.spoiled = CLOCK.now
 
     def begin_life(self) -> None:
-        """An agent that has said nothing yet."""
         self.phase = ""
         self._work = None
 
@@ -94,7 +92,6 @@ class Witness:
             self._judge_claim(certain=CLOCK.now - self.changed > _STALE)
 
     def differences(self) -> list[str]:
-        """What is not as the plan in force says."""
         assert self.wanted is not None
         return truth.differences(self._node, self._folder, self.wanted, modes_kept=self.state_kept)
 

@@ -1,5 +1,3 @@
-"""World-readable files are put in their place whole and by this user only, or are refused."""
-
 from __future__ import annotations
 
 import os
@@ -19,23 +17,19 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[OpenDirectory]:
-    """An open one."""
     with opened(tmp_path / "some/where", make=True) as found:
         yield found
 
 
 def opened(path: Path, *, make: bool = False) -> AbstractContextManager[OpenDirectory]:
-    """An open one, with distinct remedies."""
     return OpenDirectory.opened(path, make=make, remedies=REMEDIES)
 
 
 def mode(path: Path) -> int:
-    """Its permissions."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_a_file_is_written_once(directory: OpenDirectory) -> None:
-    """Readable for everybody whatever the umask is; left alone where it is right already."""
     before = os.umask(0o077)
     try:
         assert directory.put("a.env", b"X=1\n")
@@ -52,7 +46,6 @@ def test_a_file_is_written_once(directory: OpenDirectory) -> None:
 
 
 def test_permissions_are_set_right(directory: OpenDirectory) -> None:
-    """A file that others could write is made anew, though it says the right thing."""
     directory.put("a", b"x")
     (directory.path / "a").chmod(0o666)
     assert directory.put("a", b"x")
@@ -60,7 +53,6 @@ def test_permissions_are_set_right(directory: OpenDirectory) -> None:
 
 
 def test_a_file_with_a_second_name(directory: OpenDirectory, tmp_path: Path) -> None:
-    """Is replaced, though it says the right thing, and what it was linked to stays as it is."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"x")
     victim.chmod(0o644)
@@ -71,7 +63,6 @@ def test_a_file_with_a_second_name(directory: OpenDirectory, tmp_path: Path) -> 
 
 
 def test_what_a_killed_process_left(directory: OpenDirectory) -> None:
-    """The leftover file is in no later write's way, not even as a symlink."""
     (directory.path / ".a.new").symlink_to("/etc/passwd")
     assert directory.put("a", b"x")
     assert directory.names() == ("a",)
@@ -79,7 +70,6 @@ def test_what_a_killed_process_left(directory: OpenDirectory) -> None:
 
 @pytest.mark.parametrize("act", ["put", "remove"])
 def test_symlinks_are_not_followed(directory: OpenDirectory, tmp_path: Path, act: str) -> None:
-    """They and what they lead to are left as they are."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"x")
     (directory.path / "a").symlink_to(victim)
@@ -91,7 +81,6 @@ def test_symlinks_are_not_followed(directory: OpenDirectory, tmp_path: Path, act
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
 def test_what_is_no_file(directory: OpenDirectory, make: Callable[[Path], object]) -> None:
-    """Is named, and a fifo does not block."""
     path = directory.path / "a"
     make(path)
     with pytest.raises(PathRefused, match="is not a plain file"):
@@ -101,7 +90,6 @@ def test_what_is_no_file(directory: OpenDirectory, make: Callable[[Path], object
 
 @as_root
 def test_another_users_file(directory: OpenDirectory) -> None:
-    """The file is named with its owner."""
     directory.put("a", b"x")
     os.chown(directory.path / "a", 1000, 1000)
     for act in (partial(directory.put, "a", b"x"), partial(directory.remove, "a")):
@@ -125,7 +113,6 @@ def refused_in(top: OpenDirectory, name: str, why: str, *, make: bool = True) ->
 
 @as_root
 def test_another_users_directory(tmp_path: Path) -> None:
-    """Nothing is written where another user could exchange it."""
     (tmp_path / "in").mkdir()
     os.chown(tmp_path / "in", 1000, 1000)
     refused(tmp_path / "in", "in belongs to user 1000, not 0", make=True)
@@ -134,14 +121,12 @@ def test_another_users_directory(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_others_can_write(tmp_path: Path) -> None:
-    """Is refused, and what to do is said."""
     tmp_path.chmod(0o777)
     error = refused(tmp_path, r"can be written by others \(mode 777\)")
     assert error.remedy == f"chmod go-w {tmp_path}"
 
 
 def test_a_directory_that_is_a_symlink(tmp_path: Path) -> None:
-    """Is refused as such; symlinks above it are the administrator's."""
     (tmp_path / "real/cdi").mkdir(parents=True)
     (tmp_path / "var").symlink_to("real")
     (tmp_path / "cdi").symlink_to("real/cdi")
@@ -154,7 +139,6 @@ def test_a_directory_that_is_a_symlink(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    """A missing directory is refused, and is not made without `make`."""
     refused(tmp_path / "no", "no cannot be used")
     with opened(tmp_path) as top:
         refused_in(top, "no", "no cannot be used", make=False)
@@ -165,12 +149,10 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["relative", "/run/../etc", "/run/\0"])
 def test_paths_that_are_none(path: str) -> None:
-    """Are refused before anything is looked at."""
     refused(Path(path), "not an absolute path", make=True)
 
 
 def test_a_directory_that_vanishes(directory: OpenDirectory) -> None:
-    """A removal while it is open is reported, like all that the system refuses."""
     directory.path.rmdir()
     with pytest.raises(PathRefused, match="a cannot be written: No such file"):
         directory.put("a", b"x")

@@ -1,5 +1,3 @@
-"""State files: replaced whole, and whatever lies in their place is refused or set aside."""
-
 from __future__ import annotations
 
 import json
@@ -30,7 +28,6 @@ Value = dict[str, int]
 
 
 def decoded(content: bytes) -> Value:
-    """JSON, of whatever shape."""
     value: Value = parse_json(content)
     return value
 
@@ -43,7 +40,6 @@ VALUE = {"one": 1, "two": 22}
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a state file."""
     return tmp_path / "kept"
 
 
@@ -70,7 +66,6 @@ def test_what_cannot_be_replaced_leaves_nothing(path: Path) -> None:
 
 
 def test_people_can_read_it(path: Path) -> None:
-    """One line for the program, then the content as it is."""
     write_state(path, FORM, VALUE)
     header, content = path.read_text().split("\n", 1)
     assert header.startswith("# nodeagent example 2 sha256:")
@@ -106,7 +101,6 @@ def test_read_back(path: Path) -> None:
 
 
 def test_every_cut_and_every_flipped_bit_is_noticed(path: Path) -> None:
-    """Not one of them is taken for content."""
     write_state(path, FORM, VALUE)
     whole = path.read_bytes()
     damaged = [whole[:length] for length in range(len(whole))]
@@ -122,29 +116,24 @@ def test_every_cut_and_every_flipped_bit_is_noticed(path: Path) -> None:
 
 
 def a_socket(path: Path) -> None:
-    """A socket that no process listens on."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
 
 
 def a_link(path: Path) -> None:
-    """A link to a good file."""
     write_state(path.with_name("elsewhere"), FORM, VALUE)
     path.symlink_to(path.with_name("elsewhere"))
 
 
 def of_another_kind(path: Path) -> None:
-    """A state file of another kind."""
     write_state(path, StateFormat("other", 1, 5000, FORM.encode, decoded), VALUE)
 
 
 def newer(path: Path) -> None:
-    """By one version."""
     write_state(path, StateFormat("example", 3, 5000, FORM.encode, decoded), VALUE)
 
 
 def older(path: Path) -> None:
-    """By one version."""
     write_state(path, StateFormat("example", 1, 5000, FORM.encode, decoded), VALUE)
 
 
@@ -199,7 +188,6 @@ def test_the_content_of_a_newer_version(path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_another_users_file(path: Path) -> None:
-    """No other user may write the state."""
     write_state(path, FORM, VALUE)
     os.chown(path, 4001, 4001)
     with pytest.raises(StateUnusable, match="belongs to uid 4001"):
@@ -210,14 +198,12 @@ def test_another_users_file(path: Path) -> None:
 
 
 def a_state_file(path: Path) -> StateFile[Value]:
-    """As some part of the agent has it."""
     return StateFile(
         path, FORM, what="the example", lost="it begins anew", remedy=f"look at it: less {path}"
     )
 
 
 def test_a_problem_until_it_is_looked_at(path: Path) -> None:
-    """The problem says where the file went and ends as its remedy says, not by a new file."""
     path.write_text("?")
     kept = a_state_file(path)
     assert kept.load() is None
@@ -236,7 +222,6 @@ def test_a_problem_until_it_is_looked_at(path: Path) -> None:
 
 @pytest.mark.parametrize("again", [False, True], ids=["no new file", "a new file"])
 def test_a_problem_in_the_next_life_too(path: Path, *, again: bool) -> None:
-    """A start after the loss reports it as well, until its remedy was followed once."""
     for text in ("older", "newer"):
         path.write_text(text)
         a_state_file(path).load()
@@ -286,7 +271,6 @@ def test_what_was_never_kept_is_not_written(path: Path) -> None:
 
 
 def test_reading_alone_changes_nothing(path: Path) -> None:
-    """For commands that only look."""
     path.write_text("?")
     kept = a_state_file(path)
     assert kept.read() is None
@@ -295,7 +279,6 @@ def test_reading_alone_changes_nothing(path: Path) -> None:
 
 
 def test_a_bounded_number_is_kept(path: Path) -> None:
-    """The oldest gives way."""
     for number in range(MAX_ASIDE + 2):
         path.write_text(str(number))
         set_aside(path)
@@ -319,7 +302,6 @@ def test_a_directory_never_gives_way(path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_a_problem_until_it_can(path: Path) -> None:
-    """A full disk, say."""
     (path.parent / "lib").write_text("no folder")
     kept = a_state_file(path.parent / "lib" / "kept")
     with pytest.raises(NodeagentError, match=r"the example cannot be kept in .*/lib/kept"):

@@ -1,5 +1,3 @@
-"""Which directory entries decide what a path leads to, and what happens without inotify."""
-
 from __future__ import annotations
 
 import asyncio
@@ -15,7 +13,6 @@ from tests.machine_load import stretched
 
 
 def test_every_link_on_the_way(tmp_path: Path) -> None:
-    """Relative and absolute links, of files and folders, in the middle and at the end."""
     real = tmp_path / "real"
     real.mkdir()
     (real / "file").touch()
@@ -33,20 +30,17 @@ def test_every_link_on_the_way(tmp_path: Path) -> None:
 
 
 def test_ends_at_what_is_missing(tmp_path: Path) -> None:
-    """The nearest folder that is there is the one to watch."""
     (tmp_path / "link").symlink_to("gone/plan.yaml")
     assert deciding_entries(tmp_path / "link") == [(tmp_path, "link"), (tmp_path, "gone")]
 
 
 def test_links_in_a_circle(tmp_path: Path) -> None:
-    """A path that leads nowhere ends."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert len(deciding_entries(tmp_path / "a")) < 50
 
 
 async def test_looks_now_and_then_where_the_kernel_gives_no_watch(tmp_path: Path) -> None:
-    """Out of descriptors, the file is looked at every so often instead."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     looks = 0
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))

@@ -130,7 +130,6 @@ _EACH_KIND = tuple({json.dumps(schema_of(name)): name for name in setting_names(
 
 
 def parsers() -> tuple[Parser, ...]:
-    """One for each kind of document."""
     plans, files = both_ways(*_examples()), _mig_parted()
     return (
         Parser("plan", lambda text, _: read_document(text), (DocumentError,), plans, _SMALLER),

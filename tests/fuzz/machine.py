@@ -44,7 +44,6 @@ def _sealed(kind: str, version: int, content: bytes) -> bytes:
 
 
 def _content(name: str) -> bytes:
-    """Without its first line."""
     return (_STATE / name).read_bytes().partition(b"\n")[2]
 
 
@@ -81,7 +80,6 @@ def _from(file: Callable[[Path], StateFile[Any]], path: str) -> Callable[[Path],
 
 
 def _health(folder: Path) -> None:
-    """What was read can be written again."""
     encode(_from(health_file, "health.json")(folder))  # type: ignore[arg-type]  # as it says
 
 

@@ -228,7 +228,6 @@ def _fault(text: bytes, _: Path) -> None:
 
 
 def _crowded(start: bytes, one: bytes, end: bytes) -> bytes:
-    """As large as etcd keeps objects."""
     return start + b",".join([one] * ((1_400_000 - len(start)) // (len(one) + 1))) + end
 
 

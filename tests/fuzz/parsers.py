@@ -10,6 +10,5 @@ from tests.fuzz.runs import Parser
 
 @cache
 def all_parsers() -> dict[str, Parser]:
-    """By name."""
     found = (*documents.parsers(), *objects.parsers(), *machine.parsers(), *services.parsers())
     return {parser.name: parser for parser in found}

@@ -70,7 +70,6 @@ def input_of(parser: Parser, seed: str, number: int) -> bytes:
 
 
 def run(parser: Parser, numbers: range, seed: str, folder: Path) -> Figures:
-    """Read the inputs with these numbers."""
     found = Figures()
     collecting = gc.isenabled()
     gc.disable()
@@ -124,10 +123,8 @@ def _timed(parser: Parser, text: bytes, folder: Path) -> tuple[float, Exception 
 
 
 def _resident() -> int:
-    """Bytes that this process has in memory."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
 def _highest() -> int:
-    """Bytes that it ever had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -117,7 +117,6 @@ def _unit(text: bytes, _: Path) -> None:
 
 
 def parsers() -> tuple[Parser, ...]:
-    """One for each."""
     document = json.dumps(_CDI).encode()
     basic = b"Basic " + base64.b64encode(b"prometheus:secret")
     call = b'{"device": "GPU-1:3", "timeout": 12.5, "force": true}'

@@ -1,5 +1,3 @@
-"""Some inputs of each reader of text from outside; `make fuzz` reads a million."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,7 +14,6 @@ MANY = 3000
 @pytest.mark.parametrize("name", all_parsers())
 @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_no_input_gets_past_its_reader(tmp_path: Path, name: str, many: bool) -> None:
-    """Each is accepted or refused as documented, within bounds of processor time and memory."""
     parser = all_parsers()[name]
     first = 0 if many else len(parser.seeds) + len(parser.large)
     found = run(parser, range(first, first + (MANY if many else SOME)), "1", tmp_path)
@@ -25,7 +22,6 @@ def test_no_input_gets_past_its_reader(tmp_path: Path, name: str, many: bool) ->
 
 @pytest.mark.parametrize("name", all_parsers())
 def test_inputs_begin_with_some_that_are_accepted(tmp_path: Path, name: str) -> None:
-    """So that what is changed of them is read to its end; and each input is known by its number."""
     parser = all_parsers()[name]
     assert run(parser, range(len(parser.seeds)), "1", tmp_path).accepted > 0
     assert input_of(parser, "1", 777) == input_of(parser, "1", 777) != input_of(parser, "2", 777)

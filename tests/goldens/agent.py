@@ -44,14 +44,12 @@ class Cluster:
         (folder / "kubeconfig").write_text(kubeconfig(self._api.url), encoding="utf-8")
 
     def close(self) -> None:
-        """End the server and its thread."""
         self._do(self._api.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def patch(self, patch: str) -> str:
-        """As `kubectl patch node`."""
         self._call(self._api.patch_node, NODE, yaml.safe_load(patch))
         return f"node/{NODE} patched\n"
 
@@ -70,7 +68,6 @@ class Cluster:
         return yaml.safe_dump(shown, sort_keys=False, width=1000, allow_unicode=True)
 
     def events(self) -> str:
-        """The Events about the Node."""
         keys = ("type", "reason", "message", "action")
         found = [{k: e[k] for k in keys if k in e} for e in self._call(lambda: self._api.events)]
         return yaml.safe_dump(
@@ -129,12 +126,10 @@ class Agent:
             yield connection
 
     def stop(self) -> int:
-        """End it by SIGTERM; its exit code."""
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(SOON)
 
     def close(self) -> None:
-        """No process of this folder is left."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait(SOON)
@@ -154,7 +149,6 @@ def _parsed(text: str) -> Any:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster while the block runs."""
     found = Cluster(folder)
     try:
         yield found

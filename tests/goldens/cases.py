@@ -91,7 +91,6 @@ def _asked(acting: Stage, line: str, folder: Path) -> str:
 
 
 def cases() -> list[Case]:
-    """All of them."""
     return [*_boards(), *_scripts("states"), *_scripts("agents")]
 
 

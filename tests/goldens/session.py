@@ -51,7 +51,6 @@ class Session:
 
 
 def alternatives(command: str) -> list[str]:
-    """As a shell expands {a,b}."""
     found = _CHOICE.search(command)
     if found is None:
         return [command]

@@ -1,5 +1,3 @@
-"""What users meet is as it was recorded: texts, JSON, exit codes."""
-
 from __future__ import annotations
 
 import difflib
@@ -38,7 +36,6 @@ def test_nothing_is_recorded_without_a_case() -> None:
 
 
 def test_each_board_is_recorded(tmp_path: Path) -> None:
-    """A new board needs a line in the table."""
     _, out, _ = Session(tmp_path).run(["nodeagent", "simulate", "boards", "-o", "json"])
     named = {f"boards/{board['name']}" for board in json.loads(out)["boards"]}
     assert named == {case.name for case in CASES if case.name.startswith("boards/")}

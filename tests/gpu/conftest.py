@@ -19,7 +19,6 @@ QUICK = 0.4  # seconds; a deadline that only calls that hang exceed
 
 @pytest.fixture
 def node() -> Iterator[SimulatedNode]:
-    """Two simulated H100, MIG off."""
     with simulated("h100-80gb:2") as node:
         yield node
 

@@ -20,12 +20,10 @@ REASON = "a test wants it"
 
 
 def enable(gpu: Gpu) -> SetMigMode:
-    """MIG mode on."""
     return SetMigMode(gpu.uuid, enabled=True, reason=REASON)
 
 
 def disable(gpu: Gpu) -> SetMigMode:
-    """MIG mode off."""
     return SetMigMode(gpu.uuid, enabled=False, reason=REASON)
 
 
@@ -41,7 +39,6 @@ def create(
 
 
 def destroy(gpu: Gpu, instance: GpuInstance) -> DestroyGpuInstance:
-    """That GPU instance with all in it."""
     return DestroyGpuInstance(
         gpu.uuid,
         instance.id,
@@ -83,7 +80,6 @@ def compute_mode(
 
 
 def time_slice(gpu: Gpu, wanted: TimeSlice) -> SetTimeSlice:
-    """The time slice of the GPU."""
     return SetTimeSlice(gpu.uuid, wanted, REASON)
 
 

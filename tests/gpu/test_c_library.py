@@ -49,7 +49,6 @@ def build(folder: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One H100 with MIG."""
     return build(tmp_path_factory.mktemp("whole"))
 
 
@@ -114,7 +113,6 @@ def _case_and_end(test: ET.Element) -> tuple[str, str]:
 def test_the_contract_holds_across_c(
     contract: Callable[[Path], Counter[tuple[str, str]]], whole: Path
 ) -> None:
-    """Every case of looking and of changing passes on the C library, and none is left out."""
     ends = contract(whole)
     assert {end for _, end in ends} == {"passed"}
     assert ends["library", "passed"] > 0
@@ -154,7 +152,6 @@ def test_check_finds_the_card(python: Python, whole: Path) -> None:
 
 
 def test_profiles_are_those_of_the_simulated_card(python: Python, whole: Path) -> None:
-    """Every figure, name and place of the structures arrives where it belongs."""
     words = ("-m", "nodeagent", "profiles", "-o", "json")
     (found,) = _answer(python(whole, *words))["gpus"]
     (simulated,) = _answer(python(whole, *words, "--simulate", "h100-80gb:1"))["gpus"]
@@ -200,7 +197,6 @@ asyncio.run(look())
 def test_a_process_on_the_gpu_is_seen_and_left_alone(
     python: Python, whole: Path, tmp_path: Path
 ) -> None:
-    """The process list is read as C wrote it, and apply does nothing to who is on it."""
     document = tmp_path / "plan.yaml"
     document.write_text(PLAN)
     pid = str(os.getpid())

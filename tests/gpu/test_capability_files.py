@@ -1,5 +1,3 @@
-"""Processes with a MIG device's capability file open are found, and doubt counts as use."""
-
 from __future__ import annotations
 
 import asyncio
@@ -78,7 +76,6 @@ def proc(tmp_path: Path) -> FakeProc:
 
 
 def device(instance: int, compute: int | None, *, minor: int | None = 0) -> MigDeviceRef:
-    """A device of GPU `minor`."""
     return MigDeviceRef("GPU-1", minor, instance, compute)
 
 
@@ -103,7 +100,6 @@ def opened(path: Path | str, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def test_who_has_a_devices_file_open_is_its_user(proc: FakeProc) -> None:
-    """With pid and name, and only for that device."""
     with opened(FIRST) as instance, opened(FIRST_0) as compute:
         reading = held(proc, instance, compute)
     assert reading.users(device(1, 0)).processes
@@ -154,7 +150,6 @@ def test_who_holds_only_the_gpu_instance_may_use_all_of_it(proc: FakeProc) -> No
 
 
 def test_a_whole_gpu_instance_is_used_by_everybody_in_it(proc: FakeProc) -> None:
-    """That is what is asked before it is destroyed."""
     proc.add(4711, FIRST, FIRST_0)
     proc.add(4712, FIRST, FIRST_1)
     users = proc.read().users(device(1, None)).processes
@@ -236,14 +231,12 @@ def test_without_capability_files_no_process_holds_one(tmp_path: Path) -> None:
 
 
 def test_a_gpu_whose_device_file_is_not_known_may_be_anyones(proc: FakeProc) -> None:
-    """It is unknown only while a process holds something."""
     assert not proc.read().users(device(1, 0, minor=None)).in_use
     proc.add(4711, OF_GPU_12)
     assert not proc.read().users(device(1, 0, minor=None)).known
 
 
 def test_a_process_that_ends_meanwhile_is_no_matter(proc: FakeProc) -> None:
-    """Its folder, or a file in it, is gone when looked into."""
     proc.add(4711)
     (proc.root / "4711/fd/0").unlink()
     (proc.root / "4712").mkdir()
@@ -266,7 +259,6 @@ def test_a_process_with_very_many_files_takes_no_memory_for_them(proc: FakeProc)
 
 @pytest.mark.full
 def test_ten_thousand_processes_take_under_a_second(tmp_path: Path) -> None:
-    """A busy node has many, and the look comes before every step that destroys."""
     proc = FakeProc(tmp_path)
     proc.add(9999, "socket:[12345]", "/dev/nvidia0")
     for pid in range(10_000, 20_000):
@@ -289,7 +281,6 @@ def test_a_process_seen_both_ways_appears_once() -> None:
 
 
 def test_one_unknown_source_makes_the_whole_unknown() -> None:
-    """And both reasons are reported, each once."""
     first = Usage(known=False, reason="refused")
     assert first.together(Usage()) == first
     assert Usage().together(first) == first
@@ -302,8 +293,6 @@ ANY_DEVICE = MigDeviceRef("GPU-1", 0, 1, 0)
 
 
 class Source:
-    """Counts the looks; each takes a while."""
-
     def __init__(self, seconds: float = 0.02) -> None:
         self.seconds = seconds
         self.begun: list[float] = []
@@ -315,7 +304,6 @@ class Source:
 
 
 async def test_many_who_ask_at_once_cost_one_look() -> None:
-    """Eight GPUs observed side by side need not search all processes eight times."""
     source = Source()
     reader = CapabilityUsers(source.read, deadline=30)
     await asyncio.gather(*(reader.ask() for _ in range(8)))
@@ -355,7 +343,6 @@ async def test_a_look_that_hangs_is_a_reading_in_which_nothing_is_known() -> Non
 
 
 async def test_cancelling_one_who_asks_leaves_the_others_their_answer() -> None:
-    """The look is shared, its cancellation is not."""
     reader = CapabilityUsers(Source().read, deadline=30)
     one, other = asyncio.create_task(reader.ask()), asyncio.create_task(reader.ask())
     await asyncio.sleep(0.005)

@@ -1,5 +1,3 @@
-"""What is read of one GPU: remembered within bounds, and named as users know it."""
-
 from __future__ import annotations
 
 from nodeagent.gpu.nvml import GpuInstanceHandle, InstanceInfo
@@ -19,7 +17,6 @@ def test_devices_that_have_another_uuid_each_time_are_not_remembered_for_ever() 
 
 
 def test_a_look_proves_something_for_a_moment_only() -> None:
-    """Afterwards users and ids are read again."""
     now = 100.0
     recent = Recent(lambda: now)
     recent.observed({"MIG-a": KnownDevice(1, 0, 1), "MIG-b": KnownDevice(2, 0, 1)})
@@ -81,7 +78,6 @@ def test_without_a_reported_name_it_is_made_by_the_common_rule() -> None:
 
 
 def test_a_reported_name_that_is_no_profile_name_is_replaced() -> None:
-    """The planner parses every name, so nonsense must not get through."""
     made = named("Graphics", kind=0, slices=1, memory=MIB << 10, card_memory=MIB << 13)
     assert made == "1g.1gb"
 

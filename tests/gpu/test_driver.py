@@ -1,5 +1,3 @@
-"""The driver as a whole starts, recovers and ends, and its steps come to their ends."""
-
 from __future__ import annotations
 
 import asyncio
@@ -31,7 +29,6 @@ from tests.machine_load import stretched
 async def test_a_driver_that_cannot_be_used_is_reported_at_the_start(
     node: SimulatedNode, code: str, words: str
 ) -> None:
-    """In one sentence, of one kind whatever the code."""
     node.inject("nvmlInitWithFlags", error=code)
     with pytest.raises(DriverUnavailable, match=words):
         async with Driver(observe_deadline=30, step_deadline=30):
@@ -55,7 +52,6 @@ async def test_a_driver_that_hangs_at_the_start_is_reported(node: SimulatedNode)
 async def test_who_leaves_a_driver_that_hangs_does_not_wait_for_it(
     node: SimulatedNode, function: str
 ) -> None:
-    """Ctrl-C during a look at it ends soon, however patient the deadlines are."""
     clock = asyncio.get_running_loop().time
 
     async def look() -> None:
@@ -80,7 +76,6 @@ async def test_who_leaves_a_driver_that_hangs_does_not_wait_for_it(
 async def test_entered_again_a_driver_that_hangs_is_known(
     node: SimulatedNode, function: str
 ) -> None:
-    """The call is not repeated in one more thread, and afterwards all is well."""
     driver = Driver(observe_deadline=QUICK, step_deadline=2)
 
     async def look() -> int:
@@ -116,7 +111,6 @@ async def test_a_version_that_is_not_reported_stops_nothing(node: SimulatedNode)
 
 
 async def test_nvml_is_shut_down_as_often_as_it_was_started(node: SimulatedNode) -> None:
-    """Also when the observation restarted it in between."""
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
         await driver.observe()
         node.inject("nvmlDeviceGetMigMode", error="UNKNOWN", times=4)
@@ -140,7 +134,6 @@ async def test_an_error_in_passing_costs_no_card_its_instances() -> None:
 async def test_a_driver_that_is_unloaded_and_loaded_again_is_found_again(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """In between the GPUs are unknown, with what was last known of them."""
     before = (await driver.observe()).gpus
     node.unload_driver()
     seen = (await driver.observe()).gpus
@@ -152,7 +145,6 @@ async def test_a_driver_that_is_unloaded_and_loaded_again_is_found_again(
 
 
 async def test_a_driver_that_never_listed_a_gpu_raises(node: SimulatedNode) -> None:
-    """There is nothing to show as unknown."""
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
         node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN", times=None)
         with pytest.raises(DriverError, match="nvmlDeviceGetCount"):
@@ -175,7 +167,6 @@ async def test_a_step_of_an_mps_daemon_is_refused(driver: Driver, node: Simulate
 
 
 def test_importing_the_driver_is_cheap() -> None:
-    """Commands that only plan pay for it too."""
     heavy = "psutil pydantic aiohttp structlog yaml concurrent.futures.thread"
     program = (
         f"import nodeagent.gpu.driver, sys; print([m for m in {heavy.split()} if m in sys.modules])"
@@ -198,7 +189,6 @@ async def test_a_step_needs_no_observation_before(node: SimulatedNode) -> None:
 async def test_a_step_that_is_cancelled_is_finished_first(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """SIGTERM in the middle of a creation leaves no half-made instance."""
     gpu = await laid_out(driver, 0)
     hang = node.inject("nvmlDeviceCreateGpuInstanceWithPlacement", hang=True)
     step = asyncio.create_task(driver.apply(create(gpu, "3g.40gb", 0)))
@@ -215,7 +205,6 @@ async def test_a_step_that_is_cancelled_is_finished_first(
 
 
 async def test_a_step_that_hangs_ends_at_its_deadline(hasty: Driver, node: SimulatedNode) -> None:
-    """And its GPU is unknown until the call returns; then what came of it is seen."""
     gpu = await laid_out(hasty, 0)
     node.inject("nvmlGpuInstanceCreateComputeInstance", hang=True)
     with pytest.raises(DeadlineExceeded, match=r"creating 3g\.40gb at 0:4 did not return"):

@@ -1,5 +1,3 @@
-"""How many driver calls a change takes: each may take long, and most can be spared."""
-
 from __future__ import annotations
 
 import asyncio
@@ -55,7 +53,6 @@ WARM = CHANGES | {
 
 
 async def recut(driver: Driver, layout: Multiset) -> None:
-    """Observe, plan, carry out."""
     observed = await driver.observe()
     made = plan(DesiredNode({observed.gpus[0].uuid: wanted(EMPTY, layout)}), observed)
     (outcome,) = (await execute(made, driver, parallel=1)).gpus
@@ -69,12 +66,10 @@ def calls(node: SimulatedNode) -> dict[str, int]:
 
 
 def total(found: dict[str, int], pattern: str = "*") -> int:
-    """Of the functions that match."""
     return sum(count for name, count in found.items() if fnmatchcase(name, pattern))
 
 
 async def test_a_running_agent_recuts_a_gpu_with_few_calls() -> None:
-    """Seven instances to four: fourteen changes, and at most 75 calls with them."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             for layout in (BEFORE, AFTER, BEFORE):
@@ -179,7 +174,6 @@ def identities(gpu: Gpu) -> list[tuple[object, ...]]:
 
 
 async def test_each_slice_takes_few_calls(rig: Rig) -> None:
-    """However many there are already; and it is read as the loop's next look reads it."""
     node, hardware, owners, uuid = rig
     for number, start in enumerate(reversed(range(7)), start=1):
         node.journal.clear()
@@ -235,7 +229,6 @@ async def test_each_slice_goes_in_few_calls(
 
 
 async def test_users_are_looked_for_right_before_a_slice_goes(rig: Rig) -> None:
-    """Only the handle of the compute instance comes between, and the layout is read after it."""
     node, _, owners, uuid = rig
     await owners.settle(Part(uuid, made(("1g.10gb", 0)), Expected.CREATION))
     node.journal.clear()

@@ -56,13 +56,11 @@ class Subject:
 
 
 def opened() -> CapabilityUsers:
-    """The machine's own capability files."""
     return CapabilityUsers(UsageProbe().read, deadline=60)
 
 
 @pytest.fixture(params=["simulator", pytest.param("library", marks=pytest.mark.nvml)])
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
-    """For looking only."""
     if request.param == "simulator":
         async with driving(SIMULATED) as (driver, node):
             await laid_out(driver, 0, at0="1g.10gb", at2="1g.20gb", at4="3g.40gb")
@@ -162,7 +160,6 @@ async def test_gpus_come_in_order_and_each_is_identified_or_explained(subject: S
 
 
 async def test_what_the_driver_reports_of_a_card_is_plausible(subject: Subject) -> None:
-    """Missing functions leave gaps, but nothing false."""
     for gpu in await subject.healthy():
         assert gpu.memory >= 0
         if gpu.pci_bus_id:
@@ -177,7 +174,6 @@ async def test_what_the_driver_reports_of_a_card_is_plausible(subject: Subject) 
 
 
 async def test_profiles_have_names_that_parse_and_places_that_fit(subject: Subject) -> None:
-    """Each name once; as many places as there can be instances, or more."""
     for gpu in await subject.healthy():
         assert len({profile.name for profile in gpu.profiles}) == len(gpu.profiles)
         assert len({profile.id for profile in gpu.profiles}) == len(gpu.profiles)
@@ -239,7 +235,6 @@ async def _memory_of_clients(driver: Driver, device: str) -> Mapping[int, int | 
 
 
 async def test_looking_twice_shows_the_same(subject: Subject) -> None:
-    """Of what does not change by itself; together or alone."""
     first = await subject.healthy()
     for before, now in zip(first, await subject.healthy(), strict=True):
         assert _fixed(before) == _fixed(now)
@@ -252,7 +247,6 @@ def _fixed(gpu: Gpu) -> object:
 
 
 async def test_a_gpu_that_does_not_exist_is_reported_as_such(subject: Subject) -> None:
-    """With a sentence."""
     with pytest.raises(DriverError, match="knows no GPU"):
         await subject.driver.observe_gpu("GPU-00000000-0000-0000-0000-000000000000")
 
@@ -285,7 +279,6 @@ async def test_a_taken_place_is_refused_and_nothing_changes(board: tuple[Driver,
 
 
 async def test_an_instance_can_be_divided_and_divided_anew(board: tuple[Driver, Gpu]) -> None:
-    """One part goes, another comes, the first stays what it was."""
     driver, gpu = board
     profile = next(profile for profile in gpu.profiles if profile.slices > 1)
     await driver.apply(create(gpu, profile.name, profile.placements[0].start, (1, 1)))
@@ -316,7 +309,6 @@ async def test_a_half_made_instance_is_seen_and_can_go(board: tuple[Driver, Gpu]
 async def test_a_step_for_an_instance_that_is_gone_changes_nothing(
     board: tuple[Driver, Gpu],
 ) -> None:
-    """Its id may belong to another instance by now."""
     driver, gpu = board
     small, other = gpu.profiles[0], gpu.profiles[1]
     await driver.apply(create(gpu, small.name, small.placements[0].start))
@@ -331,7 +323,6 @@ async def test_a_step_for_an_instance_that_is_gone_changes_nothing(
 
 
 async def test_mig_mode_can_go_off_and_on(board: tuple[Driver, Gpu]) -> None:
-    """Where it needs no reset."""
     driver, gpu = board
     if gpu.mode_change_needs_reset:
         pytest.skip(f"{gpu.name} changes MIG mode only with a reset")
@@ -358,7 +349,6 @@ async def test_compute_mode_can_be_set_and_set_back(undivided: tuple[Driver, Gpu
 async def test_each_mig_device_has_a_compute_mode_that_goes_with_it(
     board: tuple[Driver, Gpu],
 ) -> None:
-    """A device made anew has the default one; the GPU itself refuses."""
     driver, gpu = board
     profile = next(profile for profile in gpu.profiles if profile.slices > 1)
     start = profile.placements[0].start

@@ -1,5 +1,3 @@
-"""Events are heard once each, whatever becomes of the set that they come by."""
-
 from __future__ import annotations
 
 import asyncio
@@ -39,7 +37,6 @@ NO_ERROR = {"err_code": "0", "err_msg": "No Error"}
 
 @pytest.fixture
 async def listener(driver: Driver) -> EventListener:
-    """One that hears already."""
     await driver.observe()
     made = EventListener(driver, timing=SHORT)
     assert await made.listen() == ()
@@ -53,7 +50,6 @@ def xids(heard: tuple[Event, ...]) -> list[int]:
 
 
 async def test_xids(listener: EventListener, driver: Driver, node: SimulatedNode) -> None:
-    """Of a GPU and of an instance, each once, with the ids that the event carries."""
     gpu = await laid_out(driver, 1, at0="1g.10gb")
     await listener.listen()
     instance = gpu.instances[0].id
@@ -81,7 +77,6 @@ async def test_a_changed_layout(listener: EventListener, driver: Driver) -> None
 async def test_other_events_of_health(
     kind: GpuEventKind, listener: EventListener, node: SimulatedNode
 ) -> None:
-    """Every kind that health knows is heard."""
     node.report(0, getattr(pynvml, kind.value))
     (event,) = await listener.listen()
     assert isinstance(event, GpuEvent)
@@ -89,7 +84,6 @@ async def test_other_events_of_health(
 
 
 async def test_the_driver_taken_off_a_gpu(listener: EventListener, node: SimulatedNode) -> None:
-    """It is reported as an event of the system."""
     node.bind(1, bound=False)
     node.bind(1, bound=True)
     heard = (*await listener.listen(), *await listener.listen())
@@ -125,7 +119,6 @@ async def test_sets_that_cannot_be_made_leave_nothing(driver: Driver, node: Simu
 async def test_a_set_that_is_lost_is_made_anew(
     error: str, listener: EventListener, node: SimulatedNode
 ) -> None:
-    """The failure is reported, and the next call hears again."""
     node.inject("nvmlEventSetWait_v2", error=error)
     assert await listener.listen() == ()
     assert listener.failure is not None
@@ -151,7 +144,6 @@ async def test_what_came_before_a_failure_is_heard(
 async def test_a_lost_gpu_leaves_the_others_heard(
     listener: EventListener, node: SimulatedNode
 ) -> None:
-    """The set made after it is without the lost GPU."""
     node.lose(0)
     await listener.listen()
     await listener.listen()
@@ -264,7 +256,6 @@ async def _waits(driver: Driver, node: SimulatedNode) -> asyncio.Task[tuple[Even
 
 
 async def test_many_waits_end_with_what_happens(driver: Driver, node: SimulatedNode) -> None:
-    """What is heard in one of them is delivered at once, not after the last."""
     listening = await _waits(driver, node)
     node.xid(0, 79)
     assert xids(await listening) == [79]
@@ -288,7 +279,6 @@ async def test_many_waits_end_with_their_caller(driver: Driver, node: SimulatedN
 
 
 async def test_a_wait_that_hangs(listener: EventListener, node: SimulatedNode) -> None:
-    """It is reported after its deadline."""
     node.inject("nvmlEventSetWait_v2", hang=True)
     assert await listener.listen() == ()
     assert "did not return" in str(listener.failure)

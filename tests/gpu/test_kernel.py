@@ -1,5 +1,3 @@
-"""What the kernel reports besides the driver: the boot, and the GPUs on the PCI bus."""
-
 from __future__ import annotations
 
 import os
@@ -12,7 +10,6 @@ from nodeagent.gpu.kernel import boot_id, gpu_addresses, now
 
 
 def test_the_boot(tmp_path: Path) -> None:
-    """Its id is one word, the same each time, and uptime grows; without /proc it is an error."""
     assert boot_id() == boot_id() != ""
     first, second = now(), now()
     assert 0 < first.uptime <= second.uptime
@@ -33,7 +30,6 @@ def _device(bus: Path, address: str, vendor: str, kind: str, driver: str = "") -
 
 
 def test_only_nvidias_gpus_that_are_the_nodes(tmp_path: Path) -> None:
-    """Not their sound devices, NVSwitches, others' cards, nor one that a virtual machine has."""
     _device(tmp_path, "0000:27:00.0", "0x10de", "0x030200", "nvidia")
     _device(tmp_path, "0000:1a:00.0", "0x10de", "0x030000")
     _device(tmp_path, "0000:1a:00.1", "0x10de", "0x040300", "snd_hda_intel")

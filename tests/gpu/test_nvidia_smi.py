@@ -1,5 +1,3 @@
-"""nvidia-smi gets no more than it needs, ends in time, and its words are read back."""
-
 from __future__ import annotations
 
 import asyncio
@@ -26,7 +24,6 @@ print("oh", file=sys.stderr)
 
 
 async def run(program: list[str], words: list[str], *, deadline: float = 30) -> str:
-    """What it said."""
     return await run_nvidia_smi(
         program, words, deadline=deadline, failure="Sulks", remedy=lambda status: f"wait {status} s"
     )
@@ -35,7 +32,6 @@ async def run(program: list[str], words: list[str], *, deadline: float = 30) -> 
 async def test_it_gets_its_words_and_little_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is for the agent alone stays with it; where libraries are, is passed on."""
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "CUDA_VISIBLE_DEVICES", "SECRET"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
@@ -50,14 +46,12 @@ async def test_it_gets_its_words_and_little_of_the_environment(
 
 
 async def test_a_failure_has_its_words() -> None:
-    """And the remedy for its exit status."""
     with pytest.raises(DriverError, match="ended with 3: not today") as caught:
         await run(["sh"], ["-c", "echo not; echo today; exit 3"])
     assert (caught.value.name, caught.value.remedy) == ("Sulks", "wait 3 s")
 
 
 async def test_it_is_late_or_not_there() -> None:
-    """Both in a sentence."""
     with pytest.raises(DeadlineExceeded, match="did not end within"):
         await run(["sleep"], ["60"], deadline=0.1)
     with pytest.raises(DriverError, match="/nowhere/smi cannot be run: No such file"):
@@ -70,7 +64,6 @@ ADDRESS = "00000000:1A:00.0"
 
 
 def program(folder: Path, text: str) -> str:
-    """An executable shell script."""
     path = folder / "nvidia-smi"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -86,7 +79,6 @@ async def test_the_gpu_is_named_by_its_pci_address(tmp_path: Path) -> None:
 
 
 async def test_cancellation_leaves_no_process(tmp_path: Path) -> None:
-    """The guard of the test suite would find it."""
     task = asyncio.create_task(
         reset_gpu([program(tmp_path, "exec sleep 60")], ADDRESS, deadline=50)
     )
@@ -112,7 +104,6 @@ async def test_what_a_wrapper_started_is_ended_with_it(tmp_path: Path) -> None:
 
 
 def _words(cmdline: Path) -> str:
-    """Of a process; empty when it has ended."""
     try:
         return cmdline.read_text()
     except OSError:
@@ -147,7 +138,6 @@ Failed to retrieve compute policies for requested devices : Not Supported
 
 @pytest.mark.parametrize("wanted", TimeSlice)
 def test_every_value_is_understood(wanted: TimeSlice) -> None:
-    """As the program writes it, in whatever columns and capitals."""
     row = LISTED.replace("Default", f"{wanted.value.capitalize():<7}")
     assert listed_time_slice(row) is wanted
     assert listed_time_slice(row.replace(" ", "  ").upper()) is wanted
@@ -168,7 +158,6 @@ def test_every_value_is_understood(wanted: TimeSlice) -> None:
     ],
 )
 def test_anything_else_is_not_known(output: str) -> None:
-    """Rather nothing than something false."""
     assert listed_time_slice(output) is None
 
 
@@ -186,7 +175,6 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulate
 
 
 async def test_it_is_set_on_one_gpu_and_read_back(shared: SimulatedNode) -> None:
-    """By UUID; the other GPU keeps its own."""
     async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=SMI) as driver:
         first, second = (await driver.observe()).gpus
         assert await driver.time_slice(first.uuid) is TimeSlice.DEFAULT
@@ -198,7 +186,6 @@ async def test_it_is_set_on_one_gpu_and_read_back(shared: SimulatedNode) -> None
 async def test_a_gpu_without_time_slices_is_reported_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the program's words, with what to do."""
     monkeypatch.setenv("NODEAGENT_SIMULATED_STATE", str(tmp_path / "node.json"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     with simulated("t4", state=tmp_path / "node.json", switches=Switches(time_slices=False)):
@@ -214,7 +201,6 @@ async def test_a_gpu_without_time_slices_is_reported_as_such(
 
 
 async def test_what_is_asked_is_what_the_program_takes(node: SimulatedNode, tmp_path: Path) -> None:
-    """One GPU by UUID, long options, a number for the slice."""
     body = f"""echo "$@" >> {tmp_path}/said
     case $4 in --list) echo "| 0 Timeslice $(cat {tmp_path}/is || echo Default) |" ;;
     *) echo Short > {tmp_path}/is ;; esac"""
@@ -262,7 +248,6 @@ async def test_an_unprivileged_user_gets_root_as_the_remedy(
 async def test_cancellation_waits_for_the_end_of_the_change(
     node: SimulatedNode, tmp_path: Path
 ) -> None:
-    """So that the next look sees what is."""
     body = f"""case $4 in --list) echo "| 0 Timeslice $(cat {tmp_path}/is || echo Default) |" ;;
     *) touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done
     echo Long > {tmp_path}/is ;; esac"""

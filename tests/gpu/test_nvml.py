@@ -1,5 +1,3 @@
-"""The wrappers name things that exist, and every code of the driver has its kind and words."""
-
 from __future__ import annotations
 
 import ast
@@ -74,13 +72,11 @@ def test_every_c_function_that_is_used_exists_in_the_simulator() -> None:
 
 
 def test_only_two_modules_call_pynvml() -> None:
-    """Elsewhere in the package at most its constants are used."""
     calling = {f.name for f in PACKAGE.rglob("*.py") if "pynvml.nvml" in f.read_text()}
     assert calling == {"nvml.py", "event_listener.py"}
 
 
 def test_a_missing_library_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to do about it."""
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "CDLL", _no_library)
@@ -93,7 +89,6 @@ def _no_library(name: str) -> None:
 
 
 def test_a_function_that_the_driver_lacks_is_reported_as_such() -> None:
-    """Every time, and without a call into the library; nothing is remembered that may pass."""
     with simulated("t4:1", switches=Switches(missing_functions=("nvmlDeviceGetMigMode",))) as node:
         nvml.initialise()
         gpu = nvml.device_by_index(0)
@@ -114,7 +109,6 @@ OLD = (
 
 
 def test_older_drivers_are_asked_by_the_older_functions() -> None:
-    """They tell the same, but for the profile's name."""
     with simulated("h100-80gb:1", switches=Switches(missing_functions=OLD)) as node:
         nvml.initialise()
         gpu = nvml.device_by_index(0)
@@ -142,7 +136,6 @@ def test_pynvml_still_has_the_codes_that_were_written_for() -> None:
 
 
 def test_every_known_code_has_a_name_and_a_sentence() -> None:
-    """The name is the one pynvml's class has; the sentence is the code's own."""
     for code in KNOWN:
         found = explain(code)
         assert type(pynvml.NVMLError(code)).__name__ == f"NVMLError_{found.name}"
@@ -160,7 +153,6 @@ def test_an_unknown_code_is_reported_with_its_number() -> None:
 
 
 def test_codes_become_the_kind_of_error_that_the_layers_above_act_on() -> None:
-    """Lost, in use and unavailable are kinds of their own; the rest is a plain DriverError."""
     kinds: dict[int, type[DriverError]] = dict.fromkeys(KNOWN, DriverError)
     kinds |= dict.fromkeys((1, 9, 12, 18), DriverUnavailable)
     kinds |= {15: GpuLost, 16: GpuLost, 19: GpuInUse}
@@ -168,7 +160,6 @@ def test_codes_become_the_kind_of_error_that_the_layers_above_act_on() -> None:
 
 
 def test_a_code_says_more_where_the_call_is_known() -> None:
-    """The sentence fits the call, and the remedy helps."""
     for code, call, words in (
         (23, "nvmlDeviceCreateGpuInstanceWithPlacement", "no free room"),
         (19, "nvmlDeviceCreateGpuInstanceWithPlacement", "opened the GPU before it was divided"),

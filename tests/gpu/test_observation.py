@@ -1,5 +1,3 @@
-"""What is read off a GPU is all there is, true, and takes few driver calls."""
-
 from __future__ import annotations
 
 import time
@@ -22,7 +20,6 @@ GIB = 1 << 30
 
 
 async def first_gpu(boards: str, switches: Switches | None = None) -> Gpu:
-    """The first GPU of a fresh node."""
     async with driving(boards, switches=switches) as (driver, _):
         return (await driver.observe()).gpus[0]
 
@@ -31,7 +28,6 @@ async def first_gpu(boards: str, switches: Switches | None = None) -> Gpu:
 
 
 async def test_a_gpus_identity_is_read(driver: Driver) -> None:
-    """Name, address, ids, memory and what its generation can do."""
     node = await driver.observe()
     first, second = node.gpus
     assert node.driver_version.count(".") == 2
@@ -82,7 +78,6 @@ async def test_drivers_that_hide_profiles_while_mig_is_off_are_asked_again_when_
 
 
 async def test_split_instances_are_read_part_by_part(driver: Driver) -> None:
-    """Each part with its size, its name and its place in the GPU instance."""
     gpu = await laid_out(driver, 0)
     await driver.apply(create(gpu, "3g.40gb", 4, (2, 1)))
     await driver.apply(create(gpu, "4g.40gb", 0, (1, 1, 1)))
@@ -133,7 +128,6 @@ async def test_compute_instances_without_a_mig_device_are_seen_nevertheless() ->
 async def test_an_instance_that_goes_while_it_is_read_makes_it_read_again(
     driver: Driver, node: SimulatedNode, function: str, code: str
 ) -> None:
-    """Its handle is refused; the second reading is whole."""
     gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
     node.inject(function, error=code, skip=1)
     again = await driver.observe_gpu(gpu.uuid)
@@ -143,7 +137,6 @@ async def test_an_instance_that_goes_while_it_is_read_makes_it_read_again(
 async def test_instances_that_never_hold_still_are_reported_as_such(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """The GPU is then unknown, and nothing is done to it."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     node.inject("nvmlGpuInstanceGetInfo", error="NOT_FOUND", times=None)
     again = await driver.observe_gpu(gpu.uuid)
@@ -160,7 +153,6 @@ async def test_instances_that_never_hold_still_are_reported_as_such(
 async def test_processes_are_reported_with_their_device(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """Pid, command and memory; the other devices stay free."""
     gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
     uuid = gpu.instances[1].compute[0].uuid
     process = node.occupy(uuid, command="python", memory=GIB)
@@ -179,7 +171,6 @@ async def test_processes_are_reported_with_their_device(
 
 @pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
 async def test_every_kind_of_process_counts(driver: Driver, node: SimulatedNode, kind: str) -> None:
-    """MPS clients and graphics are in lists of their own."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     node.occupy(gpu.instances[0].compute[0].uuid, kind=kind)
     (user,) = (await driver.observe_gpu(gpu.uuid)).instances[0].compute[0].usage.processes
@@ -189,7 +180,6 @@ async def test_every_kind_of_process_counts(driver: Driver, node: SimulatedNode,
 async def test_processes_outside_any_instance_count_for_the_gpu(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """With MIG off all of them, with MIG on those without ids."""
     node.occupy(0)
     first, second = (await driver.observe()).gpus
     assert first.usage.in_use
@@ -204,7 +194,6 @@ async def test_processes_outside_any_instance_count_for_the_gpu(
 async def test_a_refused_list_of_the_gpu_leads_to_those_of_its_devices(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """Only who is on the GPU outside its instances stays unknown."""
     gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
     node.occupy(gpu.instances[1].compute[0].uuid)
     node.inject("nvmlDeviceGetComputeRunningProcesses_v3", error="NO_PERMISSION", times=1)
@@ -269,7 +258,6 @@ async def _seconds(driver: Driver) -> float:
 
 
 async def test_profiles_of_a_newer_driver_are_found() -> None:
-    """Kinds beyond those that pynvml counts: of GPU instances, and of compute instances in them."""
     changes = {"kind": 19, "compute": {"1": {"id": 10}}}
     async with driving(
         "h100-80gb", overrides={"h100-80gb": {"profiles": {"2g.20gb": changes}}}

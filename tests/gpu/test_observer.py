@@ -1,5 +1,3 @@
-"""One GPU's trouble stays its own, and users that only others know are in the picture."""
-
 from __future__ import annotations
 
 import asyncio
@@ -22,7 +20,6 @@ LOOKS = 100
 
 
 async def test_a_gpu_that_hangs_leaves_the_others(hasty: Driver, node: SimulatedNode) -> None:
-    """It is unknown with its last known picture; the other is observed and changed."""
     await laid_out(hasty, 1, at0="3g.40gb")
     before = (await hasty.observe()).gpus[1]
     node.inject("nvmlDeviceGetMigMode", gpu=1, hang=True)
@@ -65,7 +62,6 @@ async def test_all_gpus_hanging_is_reported_for_each(hasty: Driver, node: Simula
 
 
 async def test_a_lost_gpu_is_reported_as_lost(driver: Driver, node: SimulatedNode) -> None:
-    """With what was last known of it; steps are refused, the other GPU is well."""
     before = await laid_out(driver, 0, at0="3g.40gb")
     node.lose(0)
     first, second = (await driver.observe()).gpus
@@ -78,7 +74,6 @@ async def test_a_lost_gpu_is_reported_as_lost(driver: Driver, node: SimulatedNod
 
 
 async def test_a_gpu_whose_query_fails_is_unknown(driver: Driver, node: SimulatedNode) -> None:
-    """And well again when the query works again."""
     before = (await driver.observe()).gpus
     node.inject("nvmlDeviceGetMigMode", gpu=0, error="IRQ_ISSUE")
     first, second = (await driver.observe()).gpus
@@ -100,7 +95,6 @@ async def test_a_gpu_that_cannot_even_be_identified_is_shown(node: SimulatedNode
 
 
 async def test_a_gpu_that_is_not_there_is_reported(driver: Driver) -> None:
-    """For observing and for steps alike."""
     with pytest.raises(DriverError, match="the driver knows no GPU GPU-nowhere"):
         await driver.observe_gpu("GPU-nowhere")
     with pytest.raises(DriverError, match="the driver knows no GPU GPU-nowhere"):
@@ -123,7 +117,6 @@ async def test_gpus_are_observed_side_by_side(node: SimulatedNode) -> None:
 
 
 async def test_open_capability_files_are_in_the_picture(tmp_path: Path) -> None:
-    """They come from the machine's /proc and are mapped by the GPU's device file."""
     proc = tmp_path / "proc"
     fds = proc / "4711/fd"
     fds.mkdir(parents=True)
@@ -152,7 +145,6 @@ GIB = 1 << 30
 
 
 async def test_clients_of_a_gpu(driver: Driver, node: SimulatedNode) -> None:
-    """Other processes are none, nor are those of another GPU; unknown use is None."""
     gpu = (await driver.observe()).gpus[0]
     node.occupy(0, 4711, kind="mps", memory=GIB)
     node.occupy(0, 4712, kind="mps", memory=None)
@@ -162,7 +154,6 @@ async def test_clients_of_a_gpu(driver: Driver, node: SimulatedNode) -> None:
 
 
 async def test_clients_of_a_mig_device(driver: Driver, node: SimulatedNode) -> None:
-    """By its own UUID, and not its neighbour's."""
     gpu = await laid_out(driver, 1, at0="1g.10gb", at4="3g.40gb")
     first, second = (instance.compute[0].uuid for instance in gpu.instances)
     node.occupy(first, 4711, kind="mps", memory=GIB)

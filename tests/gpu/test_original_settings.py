@@ -1,5 +1,3 @@
-"""What devices were before is never lost by a crash, and forgotten as soon as it is so again."""
-
 from __future__ import annotations
 
 import json
@@ -27,7 +25,6 @@ DAEMON = DeviceDaemon(WANTED, "Ready")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """In a folder that is not there yet."""
     return tmp_path / "lib" / FILE_NAME
 
 
@@ -57,7 +54,6 @@ def test_the_next_process_knows_it(path: Path) -> None:
 
 
 def test_the_first_is_the_true_one(path: Path) -> None:
-    """A second change does not make the first one's result the earlier state."""
     remembered = OriginalSettings(path)
     remembered.remember(GPU, DEFAULT)
     remembered.remember(GPU, EXCLUSIVE)
@@ -68,7 +64,6 @@ def test_the_first_is_the_true_one(path: Path) -> None:
 
 
 def test_what_is_forgotten_is_gone(path: Path) -> None:
-    """One does not take the other along; then it may be remembered anew."""
     remembered = OriginalSettings(path)
     remembered.remember(GPU, DEFAULT)
     remembered.remember(GPU, TimeSlice.LONG)
@@ -92,7 +87,6 @@ def test_devices_that_went_are_pruned(path: Path) -> None:
 
 
 def test_threads_do_not_lose_each_others_words(path: Path) -> None:
-    """GPUs are changed side by side."""
     remembered = OriginalSettings(path)
     names = [f"GPU-{number}" for number in range(16)]
     threads = [threading.Thread(target=remembered.remember, args=(n, DEFAULT)) for n in names]
@@ -122,7 +116,6 @@ def hold(path: Path, content: bytes) -> None:
     ],
 )
 def test_a_damaged_file_is_set_aside(path: Path, content: bytes) -> None:
-    """It counts as empty; looking alone leaves it where it is."""
     path.parent.mkdir()
     hold(path, content)
     whole = path.read_bytes()
@@ -139,7 +132,6 @@ def test_a_damaged_file_is_set_aside(path: Path, content: bytes) -> None:
 
 
 def test_what_cannot_be_written_is_not_remembered(tmp_path: Path) -> None:
-    """So the change is not made; looking at the node goes on."""
     (tmp_path / "lib").write_text("no folder")
     remembered = OriginalSettings(tmp_path / "lib" / FILE_NAME)
     assert remembered.file.problem is not None  # not a directory
@@ -156,7 +148,6 @@ def test_what_cannot_be_written_is_not_remembered(tmp_path: Path) -> None:
 
 
 def gpu(mode: ComputeMode | None, time_slice: TimeSlice | None = None) -> Gpu:
-    """Without MPS."""
     return Gpu(0, GPU, compute_mode=mode, time_slice=time_slice)
 
 
@@ -178,7 +169,6 @@ def test_a_mode_that_is_as_before_is_forgotten(path: Path, seen: Gpu, kept: bool
 
 
 def test_a_time_slice_that_is_as_before_is_forgotten(path: Path) -> None:
-    """Not while it is another, or is not known."""
     OriginalSettings(path).remember(GPU, TimeSlice.DEFAULT)
     remembered = OriginalSettings(path)
     for seen in (None, TimeSlice.LONG):
@@ -209,7 +199,6 @@ def test_a_change_that_is_about_to_come_is_not_settled(path: Path) -> None:
 
 @pytest.mark.parametrize("crash", ["before the change", "before the way back", "after it"])
 async def test_a_crash_at_any_point_leaves_what_is_needed(path: Path, crash: str) -> None:
-    """The next process restores what there was, and only once."""
     with simulated("h100-80gb:1") as node:
         first = Driver(observe_deadline=30, step_deadline=30, original=OriginalSettings(path))
         async with first as driver:

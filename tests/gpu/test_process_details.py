@@ -1,5 +1,3 @@
-"""Whose the users of GPUs are, and what an interpreter among them runs."""
-
 from __future__ import annotations
 
 import os
@@ -50,12 +48,10 @@ def _gpu(user: User, on_gpu: User | None = None) -> Gpu:
     ],
 )
 def test_the_script_of_a_command_line(words: list[str], script: str) -> None:
-    """As the interpreter reads its arguments."""
     assert script_in(words) == script
 
 
 def test_of_a_process_that_is_there(tmp_path: Path) -> None:
-    """Its user and its script, printable and bounded; of other programs no script."""
     path = tmp_path / f"a\x1b[31m{'b' * 100}.py"
     path.write_text("import sys; print('ready', flush=True); sys.stdin.read()")
     command = [sys.executable, str(path)]
@@ -84,7 +80,6 @@ async def test_users_get_their_details() -> None:
 
 
 async def test_a_process_that_holds_up_the_look_delays_nothing() -> None:
-    """What is not read in time is left out, and those that follow do not wait for it."""
     going_on = threading.Event()
 
     def read(_: User) -> Details:

@@ -1,5 +1,3 @@
-"""NUMA nodes and NVLinks: read seldom, and never at the cost of anything else."""
-
 from __future__ import annotations
 
 import asyncio
@@ -41,7 +39,6 @@ async def reading(
 
 
 async def gpus_of(boards: str, **options: Any) -> tuple[Gpu, ...]:
-    """The GPUs at the first look."""
     async with reading(boards, **options) as (driver, _):
         return (await driver.observe()).gpus
 
@@ -50,14 +47,12 @@ async def gpus_of(boards: str, **options: Any) -> tuple[Gpu, ...]:
 
 
 async def test_gpus_behind_switches() -> None:
-    """All links lead to them; the halves of the node are on two NUMA nodes."""
     gpus = await gpus_of("h100-80gb:4")
     assert [gpu.nvlink for gpu in gpus] == [SWITCHED] * 4
     assert [gpu.numa_node for gpu in gpus] == [0, 0, 1, 1]
 
 
 async def test_gpus_linked_in_pairs_know_each_other() -> None:
-    """By UUID; a card without one beside it has links that lead nowhere."""
     bridge = {"h100-nvl": {"nvlinks": 12, "nvlink_peer": "pair"}}
     first, second, alone = await gpus_of("h100-nvl:3", overrides=bridge)
     assert first.nvlink == NvLinks(12, 12, ((second.uuid, 12),))
@@ -70,7 +65,6 @@ async def test_gpus_linked_in_pairs_know_each_other() -> None:
     [("nvmlDeviceGetNvLinkRemoteDeviceType", "other"), ("nvmlDeviceGetNvLinkState", "")],
 )
 async def test_an_old_driver_reports_less(function: str, peer: str) -> None:
-    """Links that lead somewhere, or nothing of links."""
     switches = Switches(missing_functions=(function,))
     (gpu,) = await gpus_of("h100-80gb", switches=switches)
     assert gpu.nvlink == (NvLinks(18, 18, ((peer, 18),)) if peer else None)
@@ -97,7 +91,6 @@ async def test_the_kernel_reports_the_numa_node_where_the_driver_does_not(
 
 
 async def test_it_is_read_once() -> None:
-    """Later looks show it without asking, one GPU's alone as well."""
     async with reading("h100-80gb:2") as (driver, node):
         first = await driver.observe()
         node.journal.clear()
@@ -117,7 +110,6 @@ async def test_it_is_read_again_when_mig_mode_changed() -> None:
 
 
 async def test_it_is_read_again_when_nvml_was_started_again() -> None:
-    """What was known is shown until then."""
     async with reading("h100-80gb:2") as (driver, node):
         before = await driver.observe()
         node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN")
@@ -131,7 +123,6 @@ async def test_it_is_read_again_when_nvml_was_started_again() -> None:
 
 
 async def test_a_failure_is_tried_again_a_few_times() -> None:
-    """The GPU is well all the time, the other one is read, and at last it is left alone."""
     async with reading("h100-80gb:2") as (driver, node):
         node.inject("nvmlDeviceGetNvLinkState", gpu=0, error="UNKNOWN", times=None)
         for _ in range(5):
@@ -142,7 +133,6 @@ async def test_a_failure_is_tried_again_a_few_times() -> None:
 
 
 async def test_slow_calls_hold_a_look_up_for_a_moment_together() -> None:
-    """No plan waits for them, however many links there are."""
     async with reading("h100-80gb:8", patience=QUICK) as (driver, node):
         node.inject(LINKS, delay=QUICK / 3, times=None)
         assert all(answers(gpu) for gpu in (await driver.observe()).gpus)
@@ -150,7 +140,6 @@ async def test_slow_calls_hold_a_look_up_for_a_moment_together() -> None:
 
 
 async def test_a_call_that_hangs_holds_up_one_look_for_a_moment() -> None:
-    """Then it is not waited for any more, until it returns; what it learned is used."""
     async with reading("h100-80gb:1", patience=QUICK) as (driver, node):
         node.inject("nvmlDeviceGetNvLinkState", hang=True)
         (gpu,) = (await driver.observe()).gpus

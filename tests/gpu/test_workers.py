@@ -1,5 +1,3 @@
-"""Calls that may hang run in threads of their own, with deadlines, and no caller waits for them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -20,7 +18,6 @@ from tests.machine_load import stretched
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    """The worker of one GPU."""
     worker = Worker("GPU 3")
     yield worker
     worker.close()
@@ -73,7 +70,6 @@ async def test_where_no_thread_can_be_started(
 async def test_a_call_that_hangs_ends_at_the_deadline_and_later_ones_at_once(
     worker: Worker, held: threading.Event
 ) -> None:
-    """The sentence names the GPU and what it was doing; the loop stays free meanwhile."""
     with pytest.raises(DeadlineExceeded, match=r"GPU 3: observing it did not return within 0.3 s"):
         await worker.call(held.wait, what="observing it", deadline=0.3)
     began = time.monotonic()
@@ -84,7 +80,6 @@ async def test_a_call_that_hangs_ends_at_the_deadline_and_later_ones_at_once(
 
 
 async def test_a_stuck_worker_recovers_by_itself(worker: Worker, held: threading.Event) -> None:
-    """Once the call returns after all, the thread is as good as new."""
     with pytest.raises(DeadlineExceeded):
         await worker.call(held.wait, what="observing it", deadline=0.01)
     held.set()
@@ -97,8 +92,6 @@ async def test_a_stuck_worker_recovers_by_itself(worker: Worker, held: threading
 async def test_a_late_failure_disturbs_no_caller(
     worker: Worker, held: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No caller waits for the result of an overdue call any more."""
-
     def fail() -> None:
         held.wait()
         raise ValueError("late")
@@ -132,7 +125,6 @@ async def test_calls_of_one_worker_run_one_after_the_other(worker: Worker) -> No
 async def test_waiting_for_ones_turn_has_a_deadline_too(
     worker: Worker, held: threading.Event
 ) -> None:
-    """A long step on the same GPU does not hold up an observation for ever."""
     step = asyncio.create_task(worker.call(held.wait, what="creating it", deadline=60))
     await asyncio.sleep(0.01)
     with pytest.raises(DeadlineExceeded, match=r"could not begin within 0.05 s"):
@@ -167,7 +159,6 @@ async def test_cancelling_a_changing_call_waits_for_its_end(
 async def test_cancelling_a_changing_call_waits_no_longer_than_its_deadline(
     worker: Worker, held: threading.Event
 ) -> None:
-    """A hang must not keep the agent from ending."""
     call = asyncio.create_task(worker.call(held.wait, what="creating", deadline=0.3, changing=True))
     await asyncio.sleep(0)  # the thread has its work
     call.cancel()
@@ -179,7 +170,6 @@ async def test_cancelling_a_changing_call_waits_no_longer_than_its_deadline(
 async def test_cancelling_a_reading_call_takes_effect_at_once(
     worker: Worker, held: threading.Event
 ) -> None:
-    """And the next call waits until the thread is back."""
     call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=60))
     await asyncio.sleep(0.01)
     call.cancel()
@@ -195,7 +185,6 @@ async def test_cancelling_a_reading_call_takes_effect_at_once(
 async def test_a_forsaken_call_that_hangs_is_found_out_by_the_next(
     worker: Worker, held: threading.Event
 ) -> None:
-    """The deadline of the next call is then that of the one before it."""
     call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=60))
     await asyncio.sleep(0.01)
     call.cancel()
@@ -207,7 +196,6 @@ async def test_a_forsaken_call_that_hangs_is_found_out_by_the_next(
 
 
 def test_the_interpreter_ends_without_a_thread_that_is_stuck() -> None:
-    """Nor does the end of the event loop wait for it."""
     program = """
 import asyncio, time
 from nodeagent.errors import DeadlineExceeded, DriverError
@@ -326,8 +314,6 @@ async def _hang_twice(limit: float, moment: float) -> tuple[str, str]:
 async def test_slowness_has_an_end_too_and_is_no_hang(
     worker: Worker, held: threading.Event
 ) -> None:
-    """The caller gets DeadlineExceeded after some deadlines; the thread does not count as stuck."""
-
     def slow() -> None:
         while not held.is_set():
             ask(current(), 0.01, 1)
@@ -348,7 +334,6 @@ async def test_slowness_has_an_end_too_and_is_no_hang(
 
 
 async def test_the_exclusive_holder_meets_no_other() -> None:
-    """Holders that are inside are out before, and those that come later wait until after."""
     lock, seen = ReadWriteLock(), list[str]()
 
     async def together(name: str, seconds: float) -> None:

@@ -127,7 +127,6 @@ def flag(known: str) -> Callable[[], Awaitable[str]]:
 
 
 def seen(spec: DaemonSpec) -> dict[str, Any]:
-    """What the daemon was given."""
     noted: dict[str, Any] = json.loads((Path(spec.log_directory) / "seen").read_text())
     return noted
 
@@ -161,7 +160,6 @@ def start_server(programs: Programs, spec: DaemonSpec) -> Iterator[StartServer]:
 
 
 def wait_for(path: Path, seconds: float = 60.0) -> Path:
-    """Once it exists."""
     until = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < until, f"{path} does not come"
@@ -178,7 +176,6 @@ def rig() -> Iterator[FleetRig]:
 
 @pytest.fixture
 async def fleet(rig: FleetRig) -> AsyncIterator[Fleet]:
-    """A fleet with one daemon that is Ready."""
     async with rig.fleet() as made:
         await made.start(GPU, wanted())
         yield made
@@ -186,6 +183,5 @@ async def fleet(rig: FleetRig) -> AsyncIterator[Fleet]:
 
 @pytest.fixture
 def client(rig: FleetRig, fleet: Fleet) -> Iterator[SimulatedClient]:
-    """A client that its server has taken."""
     with rig.served() as made:
         yield made

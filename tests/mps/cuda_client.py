@@ -75,13 +75,11 @@ class Cuda:
         return {"version": version.value, "total": total.value}
 
     def allocate(self, size: int) -> dict[str, Any]:
-        """Bytes on the device."""
         address = _ADDRESS()
         self("cuMemAlloc_v2", byref(address), size)
         return {"address": address.value}
 
     def free(self, address: int) -> dict[str, Any]:
-        """What was allocated."""
         self("cuMemFree_v2", address)
         return {}
 

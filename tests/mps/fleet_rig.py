@@ -158,7 +158,6 @@ class FleetRig:
         report: Callable[[str, Report], None],
         served: float = SERVED,
     ) -> MpsContext:
-        """What a fleet needs."""
         if self.impatient:
             policy = replace(policy, answer_deadline=IMPATIENT)
         return MpsContext(
@@ -178,7 +177,6 @@ class FleetRig:
         self.changes += 1
 
     def said(self, subject: ReportSubject, device: str = GPU) -> list[str]:
-        """What was reported of it."""
         return [r.message for d, r in self.reports if (d, r.subject) == (device, subject)]
 
     async def reported(
@@ -203,7 +201,6 @@ class FleetRig:
         return self.pipes(device).with_name("log") / "daemon.log"
 
     def knobs(self, device: str | None = GPU) -> Knobs:
-        """Of one daemon, or of all."""
         return Knobs(self.bin, self.pipes(device) if device else None)
 
     def client(
@@ -215,7 +212,6 @@ class FleetRig:
 
     @contextmanager
     def served(self, device: str = GPU, *, uid: int = US) -> Iterator[SimulatedClient]:
-        """A client that its server has taken."""
         with self.client(device, uid=uid) as client:
             client.wait_until_accepted()
             yield client
@@ -256,12 +252,10 @@ def _reap_daemons() -> None:
 
 
 def status(fleet: Fleet, device: str = GPU) -> MpsDaemon:
-    """Of one daemon."""
     return next(state for state in fleet.statuses() if state.device == device)
 
 
 async def ready(fleet: Fleet, device: str = GPU, *, within: float = 60.0) -> MpsDaemon:
-    """Once it is."""
     await until(lambda: status(fleet, device).is_ready, within)
     return status(fleet, device)
 
@@ -274,7 +268,6 @@ async def limits(fleet: Fleet, device: str = GPU) -> tuple[str, float]:
 
 
 async def until(so: Callable[[], bool], within: float = 60.0) -> None:
-    """Wait for what others do."""
     end = time.monotonic() + stretched(within)
     while not so():
         assert time.monotonic() < end, "it did not happen"
@@ -282,5 +275,4 @@ async def until(so: Callable[[], bool], within: float = 60.0) -> None:
 
 
 def quick(**changes: float) -> MpsSettings:
-    """The policy with other times."""
     return replace(POLICY, **changes)  # type: ignore[arg-type]  # counts are given as they are

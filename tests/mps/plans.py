@@ -25,7 +25,6 @@ def wanted(*shares: Share, enforce: str = "report", uid: int = 1000) -> WantedMp
 
 
 def spec_of(plan: WantedMps, device: str = GPU, *, pipe: str = "/run/x/pipe") -> DaemonSpec:
-    """The daemon for it."""
     return DaemonSpec(device, plan, pipe)
 
 
@@ -45,7 +44,6 @@ def with_limits(spec: DaemonSpec, memory: int | None, threads: float) -> DaemonS
 
 
 def with_account(spec: DaemonSpec, **changes: Any) -> DaemonSpec:
-    """The same daemon as another user."""
     account = replace(spec.wanted.account, **changes)
     return replace(spec, wanted=replace(spec.wanted, account=account))
 
@@ -65,5 +63,4 @@ def facts(
 
 
 def memory_of(client: MpsClient) -> MpsMemory:
-    """What it uses and may use."""
     return client.memory or MpsMemory()

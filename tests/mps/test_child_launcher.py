@@ -1,5 +1,3 @@
-"""Daemons as children: what they are given, how their end is seen, how they are found again."""
-
 from __future__ import annotations
 
 import asyncio
@@ -43,7 +41,6 @@ def _same(one: Path, other: Path) -> bool:
 async def test_nothing_of_ours_reaches_a_daemon(
     spec: DaemonSpec, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its environment is all explicit; no socket of systemd's, no open file, no terminal."""
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setenv("LD_PRELOAD", "")
     inherited = os.dup(0)
@@ -69,7 +66,6 @@ async def test_nothing_of_ours_reaches_a_daemon(
 
 @as_root
 async def test_run_as_the_plans_user(open_folder: Path, programs: Programs) -> None:
-    """User, group and further groups, none of root's."""
     spec = with_account(spec_for(open_folder, 1000, 100), groups=(44, 109))
     async with running(spec, programs) as process:
         found = seen(spec)
@@ -82,7 +78,6 @@ async def test_run_as_the_plans_user(open_folder: Path, programs: Programs) -> N
 async def test_servers_may_open_many_files(
     spec: DaemonSpec, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even where this process may not; its own limit stays."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
     try:
@@ -95,7 +90,6 @@ async def test_servers_may_open_many_files(
 
 
 async def test_its_end_is_seen_at_once(spec: DaemonSpec, programs: Programs) -> None:
-    """By all who wait, with the signal by name."""
     async with running(spec, programs) as process:
         waits = [asyncio.create_task(process.wait()) for _ in range(2)]
         gone = asyncio.create_task(process.wait())
@@ -142,7 +136,6 @@ async def test_others_go_first_when_memory_runs_out(spec: DaemonSpec, programs: 
 
 
 async def test_a_start_that_is_given_up(spec: DaemonSpec, programs: Programs) -> None:
-    """Whenever that is, no daemon is left that the agent does not know of."""
     for rounds in range(6):
         start = asyncio.create_task(ChildLauncher(programs).launch(spec))
         for _ in range(rounds):
@@ -208,7 +201,6 @@ async def test_a_private_shm(open_folder: Path, programs: Programs) -> None:
 
 @may_mount
 async def test_a_private_shm_that_cannot_be(spec: DaemonSpec, programs: Programs) -> None:
-    """It is reported as why the start failed; no daemon runs with the host's instead."""
     private = replace(spec, private_shm=True)
     await asyncio.to_thread(Path(private.shm).rmdir)
     with pytest.raises(StartError, match=r"/dev/shm of its own: .*/shm cannot be mounted.*No such"):
@@ -220,7 +212,6 @@ async def test_a_private_shm_that_cannot_be(spec: DaemonSpec, programs: Programs
 
 
 async def test_adopted_by_another_agent(spec: DaemonSpec, programs: Programs) -> None:
-    """The first looks no more, the second sees it end; nothing was started anew."""
     process = await ChildLauncher(programs).launch(spec)
     await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
     noted = process.identity
@@ -237,7 +228,6 @@ async def test_adopted_by_another_agent(spec: DaemonSpec, programs: Programs) ->
 
 
 async def test_what_is_not_adopted(spec: DaemonSpec, programs: Programs) -> None:
-    """Any other process, which is left alone."""
     async with running(spec, programs) as process:
         noted = process.identity
         wrong = [

@@ -1,5 +1,3 @@
-"""What a process says of itself is read, however much and whatever it is."""
-
 from __future__ import annotations
 
 import asyncio
@@ -24,7 +22,6 @@ STRANGE = Path(__file__).parents[1] / "processes/strange_process.py"
 
 @contextmanager
 def process(environment: dict[bytes, bytes], *script: str) -> Iterator[int]:
-    """A real one, that has started."""
     with subprocess.Popen(
         [sys.executable, *(script or ("-ISc", "print(flush=True); input()"))],
         env=environment,
@@ -38,19 +35,16 @@ def process(environment: dict[bytes, bytes], *script: str) -> Iterator[int]:
 
 
 def read(*pids: int) -> tuple[ClientFacts, ...]:
-    """As they are now."""
     return asyncio.run(read_clients(pids))
 
 
 def facts(environment: dict[bytes, bytes], *script: str) -> ClientFacts:
-    """Of such a process."""
     with process(environment, *script) as pid:
         [found] = read(pid)
         return found
 
 
 def test_a_real_process() -> None:
-    """Its variables of MPS, and no others; gone once it has ended."""
     given = {
         PIPES: b"/run/x/pipe",
         b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": b"0=1G",
@@ -66,7 +60,6 @@ def test_a_real_process() -> None:
 
 
 def test_a_hostile_name() -> None:
-    """Brackets, line ends and escapes in it change neither the fields nor a terminal."""
     name = "a) Z (\n\x1b[2J"
     with process({PIPES: b"x"}, str(STRANGE), name, "0", str(os.geteuid())) as pid:
         [found] = read(pid)
@@ -75,7 +68,6 @@ def test_a_hostile_name() -> None:
 
 
 def test_a_hostile_environment() -> None:
-    """Invalid UTF-8, line ends, no values, and very long ones, of which little is kept."""
     found = facts(
         {
             PIPES: b"/run/x/pipe",
@@ -104,7 +96,6 @@ def test_a_program_that_lost_its_environment() -> None:
 
 @as_root
 async def test_a_client_whose_memory_is_locked() -> None:
-    """It holds up nothing else; what the kernel knows of it is read all the same."""
     given = {PIPES: b"/run/x/pipe"}
     with locked_process(uid=1000, environment={}) as locked, process(given) as pid:
         for _ in range(2):
@@ -124,5 +115,4 @@ async def test_a_client_whose_memory_is_locked() -> None:
     ],
 )
 def test_containers(cgroup: str, container: str) -> None:
-    """Of whatever runtime, by the id that its tools show."""
     assert container_in(cgroup) == container

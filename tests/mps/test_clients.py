@@ -1,5 +1,3 @@
-"""Each client gets the share that is its own, and what is wrong with it is said in plain words."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -35,12 +33,10 @@ def of_slot(number: int, plan: WantedMps = PLAN) -> dict[str, str]:
 
 
 def states_of(clients: Sequence[ClientFacts], plan: WantedMps, device: str) -> list[MpsClient]:
-    """Each client as every surface shows it."""
     return [found.state for found in assess(clients, plan, device)]
 
 
 def only(client: ClientFacts, plan: WantedMps = PLAN) -> MpsClient:
-    """What a client is on its own."""
     [state] = states_of([client], plan, GPU)
     return state
 
@@ -65,7 +61,6 @@ def kinds(*clients: ClientFacts, plan: WantedMps = PLAN) -> dict[int, list[str]]
 def test_each_slots_environment(
     number: int, share: str, slot: str, memory: int, threads: float
 ) -> None:
-    """Makes a client of just that slot, with its limits, and nothing is wrong with it."""
     assert only(facts(environment=of_slot(number), memory_used=5, container="ab")) == mps_client(
         pid=100,
         command="python",
@@ -80,7 +75,6 @@ def test_each_slots_environment(
 
 
 def test_by_its_limits() -> None:
-    """Who names no slot has the share whose limits it has exactly."""
     environment = of_slot(0)
     del environment["NODEAGENT_MPS_SLOT"]
     state = only(facts(environment=environment))
@@ -109,7 +103,6 @@ def test_a_share_for_all(environment: Mapping[str, str]) -> None:
 
 
 def test_no_share() -> None:
-    """Its limits are reported, and which share they are of: none."""
     environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
     state = only(facts(environment=environment))
     assert state.share == ""
@@ -122,7 +115,6 @@ def test_no_share() -> None:
 
 @pytest.mark.parametrize("named", [f"{GPU}/small-9", f"{MIG}/small-0", "small-0", "", "a\n\x1b[2J"])
 def test_a_slot_that_there_is_not(named: str) -> None:
-    """Forged, or of an earlier plan: it is named, and the limits decide."""
     found = kinds(facts(environment=of_slot(0) | {"NODEAGENT_MPS_SLOT": named}))
     assert found == {100: ["unknownSlot"]}
     state = only(facts(environment=of_slot(0) | {"NODEAGENT_MPS_SLOT": named}))
@@ -142,7 +134,6 @@ def test_two_shares_with_the_same_limits() -> None:
 
 
 def test_an_environment_that_cannot_be_read() -> None:
-    """Is no offence to be ended for; only what the daemon grants is known."""
     state = only(facts(environment=None))
     assert (state.share, memory_of(state).limit, state.threads) == ("", 40 * GIB, 40.0)
     assert kinds(facts(environment=None)) == {100: ["unreadable"]}
@@ -154,7 +145,6 @@ def test_an_environment_that_cannot_be_read() -> None:
 
 
 def test_a_limit_that_is_not_set() -> None:
-    """Who names a slot but not its limits may use what the daemon grants, and that is said."""
     environment = of_slot(0)
     del environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
     environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=1.5G"
@@ -172,7 +162,6 @@ def test_a_limit_that_is_not_set() -> None:
 
 
 def test_no_limit_of_memory_beside_a_share_without_one() -> None:
-    """The daemon grants all of it then, which is more than the client's own share allows."""
     plan = wanted(Share("small", 2, 8192, None), Share("all", 1, None, None))
     environment = of_slot(0, plan)
     del environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
@@ -192,7 +181,6 @@ def test_the_last_page(used: int | None, over: bool) -> None:
 
 
 def test_more_than_the_count() -> None:
-    """Those who came last are over, and distinguished by when they started, not by pid."""
     free = of_slot(0)
     del free["NODEAGENT_MPS_SLOT"]
     clients = [facts(pid, environment=free, start_time=1000 - pid) for pid in (1, 2, 3, 4)]
@@ -202,7 +190,6 @@ def test_more_than_the_count() -> None:
 
 
 def test_two_in_one_slot() -> None:
-    """The later one is named, with whom it has found there; the count alone is enforced."""
     clients = [facts(1, environment=of_slot(0)), facts(2, environment=of_slot(0))]
     assert kinds(*clients) == {2: ["slotTaken"]}
     assert states_of(clients, PLAN, GPU)[1].findings == (
@@ -212,7 +199,6 @@ def test_two_in_one_slot() -> None:
 
 
 def test_a_client_that_forks_pushes_out_no_other() -> None:
-    """Four in the first slot; the other slot's client comes last, and stays."""
     first = [facts(pid, environment=of_slot(0)) for pid in (1, 2, 3, 4)]
     last = facts(5, environment=of_slot(1))
     assert kinds(*first, last) == {
@@ -223,7 +209,6 @@ def test_a_client_that_forks_pushes_out_no_other() -> None:
 
 
 def test_who_names_no_slot_gives_way() -> None:
-    """To who has one."""
     free = of_slot(0)
     del free["NODEAGENT_MPS_SLOT"]
     clients = [
@@ -256,9 +241,6 @@ _ENVIRONMENTS = st.one_of(
 def test_any_clients(
     clients: list[tuple[dict[str, str] | None, int, int | None]],
 ) -> None:
-    """Each client is reported once, in order; within its share's count none is over it, and beyond
-    it exactly as many as are too many.
-    """
     every = [
         facts(pid, environment=environment, start_time=start, memory_used=used)
         for pid, (environment, start, used) in enumerate(clients, 1)
@@ -292,7 +274,6 @@ def test_any_clients(
     ],
 )
 def test_documented_forms(text: str, limit: int) -> None:
-    """By ordinal or by UUID, several devices in one."""
     assert own_memory_limit(text, GPU) == limit
 
 
@@ -321,13 +302,11 @@ def test_documented_forms(text: str, limit: int) -> None:
     ],
 )
 def test_what_is_no_certain_limit(text: str) -> None:
-    """It counts as no limit, so a client that relies on it is found."""
     assert own_memory_limit(text, GPU) is None
 
 
 @pytest.mark.parametrize("text", ["0=1G,0=4G", f"{GPU}=4G,0=1G"])
 def test_two_for_one_device(text: str) -> None:
-    """The looser is taken."""
     assert own_memory_limit(text, GPU) == 4 * GIB
 
 
@@ -354,7 +333,6 @@ def test_what_is_no_percentage(text: str) -> None:
 
 @given(st.text(), st.text())
 def test_whatever_a_client_says(memory: str, threads: str) -> None:
-    """It never has more than the daemon grants, and a number is always made of it."""
     plan = wanted()
     environment = {
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory,
@@ -367,7 +345,6 @@ def test_whatever_a_client_says(memory: str, threads: str) -> None:
 
 
 def test_the_tighter_holds() -> None:
-    """Of its own and the daemon's; without either there is none."""
     environment = {
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=80G",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5",

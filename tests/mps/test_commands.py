@@ -1,5 +1,3 @@
-"""What can be said to a daemon, and what its replies mean."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -53,7 +51,6 @@ EVERYTHING: list[tuple[ControlCommand[Any], str]] = [
 
 @pytest.mark.parametrize(("command", "line"), EVERYTHING)
 def test_every_form(command: ControlCommand[Any], line: str) -> None:
-    """The one line of each command."""
     assert command.line == line
 
 
@@ -67,7 +64,6 @@ DANGEROUS = [
 
 @pytest.mark.parametrize("value", DANGEROUS)
 def test_no_dangerous_memory_can_be_said(value: Any) -> None:
-    """Each is refused before there is a line."""
     with pytest.raises(ValueError, match="expected a whole number from 1 to"):
         set_memory_limit(value)
 
@@ -83,7 +79,6 @@ def test_no_dangerous_percentage_can_be_said(value: Any) -> None:
 
 @pytest.mark.parametrize("pid", ["7", "7 8", "7\nquit", 0, -1, 1.0, True, None, 2**22 + 1])
 def test_no_text_passes_for_a_pid(pid: Any) -> None:
-    """Pids are numbers, and those of processes."""
     with pytest.raises(ValueError, match="expected a whole number from 1 to"):
         get_server_status(pid)
 
@@ -103,14 +98,12 @@ def test_no_text_passes_for_a_pid(pid: Any) -> None:
     ],
 )
 def test_every_command_checks_what_it_says(make: Callable[[], object]) -> None:
-    """All its numbers, in the same way."""
     with pytest.raises(ValueError, match="expected a"):
         make()
 
 
 @given(mebibytes=st.integers(1, MAX_LIMIT), hundredths=st.integers(10, 10_000))
 def test_every_line_is_one_line_of_safe_forms(mebibytes: int, hundredths: int) -> None:
-    """Whatever the numbers: plain digits, unit M, at most two decimals."""
     memory = set_memory_limit(mebibytes).line
     assert memory == f"set_default_device_pinned_mem_limit 0 {mebibytes:d}M"
     threads = set_threads(hundredths / 100).line.split()[1]
@@ -146,7 +139,6 @@ def test_every_line_is_one_line_of_safe_forms(mebibytes: int, hundredths: int) -
     ],
 )
 def test_values(command: ControlCommand[Any], reply: str, value: object) -> None:
-    """Each reply as the value it stands for."""
     assert command.read(reply.splitlines()) == value
 
 
@@ -173,7 +165,6 @@ def test_values(command: ControlCommand[Any], reply: str, value: object) -> None
     ],
 )
 def test_refusals(command: ControlCommand[Any], reply: str, kind: type[UnexpectedReply]) -> None:
-    """What is no answer is an error that shows the question and what was said."""
     with pytest.raises(UnexpectedReply) as caught:
         command.read(reply.splitlines())
     assert type(caught.value) is kind
@@ -206,7 +197,6 @@ def test_the_floor_rule(printed: str, mebibytes: int, agrees: bool) -> None:
 
 @given(st.text(max_size=60))
 def test_no_reply_crashes_the_reading(text: str) -> None:
-    """Whatever it says, it is a value or an UnexpectedReply."""
     for command in (
         get_client_list(7),
         get_server_list(),

@@ -1,5 +1,3 @@
-"""One conversation at a time with a daemon, and what its answers come to."""
-
 from __future__ import annotations
 
 import asyncio
@@ -110,8 +108,6 @@ sys.exit(1)  # which the daemon passes on at times: nobody asks for it
 
 
 class FrontEnd:
-    """The program and its folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.program = folder / "nvidia-cuda-mps-control"
@@ -119,20 +115,16 @@ class FrontEnd:
         self.program.chmod(0o755)
 
     def will(self, *words: str) -> None:
-        """How the next calls go."""
         (self._folder / "behave").write_text(" ".join(words))
 
     def noted(self, name: str) -> list[str]:
-        """The lines it left under a name."""
         path = self._folder / name
         return path.read_text().splitlines() if path.exists() else []
 
     def reconnect(self) -> None:
-        """A killed one leaves the daemon free."""
         (self._folder / "connected").rmdir()
 
     def wait_for(self, name: str) -> list[str]:
-        """The same, once there are any."""
         until = time.monotonic() + stretched(30)
         while not self.noted(name):
             assert time.monotonic() < until, f"nothing noted under {name}"
@@ -140,7 +132,6 @@ class FrontEnd:
         return self.noted(name)
 
     def client(self, *, deadline: float = 60.0) -> ControlClient:
-        """Something to ask it with."""
         return ControlClient(
             Programs(control=(str(self.program),), path="/usr/bin:/usr/sbin"),
             pipe_directory="/run/x/pipe",
@@ -172,7 +163,6 @@ async def test_many_callers_of_a_daemon_that_others_ask_too(front_end: FrontEnd)
 
 
 async def test_a_batch(front_end: FrontEnd) -> None:
-    """One connection for all of it; a reply that is wrong is an error in its own place."""
     client = front_end.client()
     pids, wrong, threads = await client.ask_each(
         get_client_list(1), terminate_client(7, 8), set_threads(5)
@@ -186,7 +176,6 @@ async def test_a_batch(front_end: FrontEnd) -> None:
 
 
 async def test_a_truly_empty_reply(front_end: FrontEnd) -> None:
-    """Only the complaint about the nonsense word came: there is nothing, and it was asked once."""
     client = front_end.client()
     assert await client.ask(get_memory_limit()) is None
     await client.ask(set_memory_limit(1))
@@ -194,7 +183,6 @@ async def test_a_truly_empty_reply(front_end: FrontEnd) -> None:
 
 
 async def test_busy_for_good(front_end: FrontEnd) -> None:
-    """Asked again until the deadline, and then said to be busy, not dead."""
     front_end.will(*["busy", "empty", "emptyError"] * 300)
     client = front_end.client(deadline=2.0)
     with pytest.raises(DaemonBusy, match="held the MPS daemon for 2 s"):
@@ -203,7 +191,6 @@ async def test_busy_for_good(front_end: FrontEnd) -> None:
 
 
 async def test_dead(front_end: FrontEnd) -> None:
-    """Known at once, without another try."""
     front_end.will("dead")
     with pytest.raises(DaemonDead):
         await front_end.client().ask(get_server_list())
@@ -211,7 +198,6 @@ async def test_dead(front_end: FrontEnd) -> None:
 
 
 async def test_hung(front_end: FrontEnd) -> None:
-    """At the deadline the front-end is killed; the next question is asked as if nothing was."""
     client = front_end.client()
     for deadline in (0.3, 3, 30):  # a busy machine may start it late
         front_end.will("hang")
@@ -228,7 +214,6 @@ async def test_hung(front_end: FrontEnd) -> None:
 
 
 async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
-    """Half a reply is none."""
     front_end.will("break")
     client = front_end.client()
     with pytest.raises(FrontEndFailed, match="broke: "):
@@ -245,7 +230,6 @@ async def test_a_daemon_that_never_stops_talking(front_end: FrontEnd) -> None:
 
 
 async def test_not_let_in(front_end: FrontEnd) -> None:
-    """The reader learns as whom to run."""
     front_end.will("stranger")
     client = front_end.client()
     with pytest.raises(FrontEndFailed, match="run as root or as the daemon's user"):
@@ -253,7 +237,6 @@ async def test_not_let_in(front_end: FrontEnd) -> None:
 
 
 async def test_no_program() -> None:
-    """The path is a setting, so it may be wrong."""
     client = ControlClient(
         Programs(control=("/nowhere/control",)),
         pipe_directory="/p",
@@ -268,7 +251,6 @@ async def test_no_program() -> None:
 
 
 async def test_cancellation_leaves_no_process(front_end: FrontEnd) -> None:
-    """When the caller leaves the front-end is gone, and the next caller has its turn."""
     front_end.will("hang")
     client = front_end.client()
     first = asyncio.create_task(client.ask(get_server_list()))
@@ -283,7 +265,6 @@ async def test_cancellation_leaves_no_process(front_end: FrontEnd) -> None:
 
 
 async def test_quit(front_end: FrontEnd) -> None:
-    """It is sent once, with its seconds; what is gone already is no error of another kind."""
     client = front_end.client()
     await client.ask(quit_daemon(5), deadline=60)
     front_end.will("dead")
@@ -295,7 +276,6 @@ async def test_quit(front_end: FrontEnd) -> None:
 async def test_nothing_of_ours_reaches_the_program(
     front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither variables nor open files."""
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     inherited = fcntl.fcntl(0, fcntl.F_DUPFD, 200)  # a number that the program does not come to
@@ -348,26 +328,22 @@ SEEN = Seen((SERVER,), MemoryLimit(1, "G"), 33.3)
     ],
 )
 def test_differences(seen: Seen, words: tuple[str, ...]) -> None:
-    """Each named with both values; the floor of the getter is no difference."""
     assert differences(seen, SPEC) == words
 
 
 def test_no_limit_wanted() -> None:
-    """Then there must be none."""
     free = with_limits(SPEC, None, 33.33)
     assert differences(replace(SEEN, servers=(), memory_limit=None), free) == ()
     assert differences(replace(SEEN, servers=()), free) == ("memory limit is 1G, wanted none",)
 
 
 async def daemon(rig: FleetRig, fleet: Fleet) -> None:
-    """One that is Ready, with a server."""
     await fleet.start(GPU, wanted())
     with rig.served():
         await until(lambda: bool(status(fleet).clients))
 
 
 async def test_a_server_that_the_caller_did_not_know(rig: FleetRig) -> None:
-    """Is asked too, and one that is gone is left out."""
     async with rig.fleet() as fleet:
         await daemon(rig, fleet)
         [running] = fleet.running()
@@ -379,7 +355,6 @@ async def test_a_server_that_the_caller_did_not_know(rig: FleetRig) -> None:
 
 
 async def test_a_version_without_statuses() -> None:
-    """That is noticed, and does no harm."""
     with FleetRig("535") as rig:
         async with rig.fleet() as fleet:
             await daemon(rig, fleet)

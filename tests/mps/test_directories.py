@@ -1,5 +1,3 @@
-"""Directories and sockets of a daemon: made right, or refused; put out of the way and back."""
-
 from __future__ import annotations
 
 import os
@@ -41,13 +39,11 @@ def run_dir() -> Iterator[Path]:
 
 
 def mode(path: str | Path) -> str:
-    """Permissions and owner."""
     found = Path(path).stat()
     return f"{stat.S_IMODE(found.st_mode):o} {found.st_uid}:{found.st_gid}"
 
 
 def beside(pipe: str, name: str) -> Path:
-    """Another directory of the same device."""
     return Path(pipe).with_name(name)
 
 
@@ -72,7 +68,6 @@ def test_an_agent_that_was_killed_while_it_made_them(run_dir: Path, name: str) -
 
 @as_root
 def test_made_for_their_user(run_dir: Path) -> None:
-    """All users may pass, the daemon's may write, whatever this process' umask is."""
     umask = os.umask(0o077)
     try:
         found = make_directories(run_dir, GPU, uid=OTHER, gid=100, shm=True)
@@ -87,7 +82,6 @@ def test_made_for_their_user(run_dir: Path) -> None:
 
 
 def test_a_volume_that_everyone_can_write(run_dir: Path) -> None:
-    """Is refused for any owner; the remedy, a new directory in it, is accepted."""
     run_dir.mkdir()
     run_dir.chmod(0o2777)
     with pytest.raises(PathRefused, match=r"can be written by others \(mode 2777\)"):
@@ -99,7 +93,6 @@ def test_a_volume_that_everyone_can_write(run_dir: Path) -> None:
 
 
 def test_made_again(run_dir: Path) -> None:
-    """What is there stays, with what is in it; modes that changed are put right."""
     found = make_directories(run_dir, GPU, uid=ME, gid=MINE)
     (beside(found, "log") / "control.log").write_text("kept")
     Path(found).chmod(0o777)
@@ -126,7 +119,6 @@ def test_made_again(run_dir: Path) -> None:
     ],
 )
 def test_no_place_for_sockets(run_dir_text: str, device: str, reason: str) -> None:
-    """Refused before anything is made, with what is wrong and what to do."""
     with pytest.raises(PathRefused, match=reason) as caught:
         make_directories(Path(run_dir_text), device, uid=ME, gid=MINE)
     assert caught.value.remedy
@@ -144,7 +136,6 @@ def test_the_longest_path() -> None:
 
 @pytest.mark.parametrize("place", ["", "mps", f"mps/{GPU}", f"mps/{GPU}/pipe", f"mps/{GPU}/shm"])
 def test_a_link_in_the_way(run_dir: Path, place: str) -> None:
-    """On every level; the path is in the message."""
     (run_dir / place).parent.mkdir(parents=True, exist_ok=True)
     (run_dir / place).symlink_to("/tmp")
     with pytest.raises(PathRefused, match="is a symlink") as caught:
@@ -183,7 +174,6 @@ def test_a_parent_that_the_user_may_not_pass(run_dir: Path) -> None:
 
 @pytest.mark.skipif(ME == 0, reason="root may give directories to anyone")
 def test_without_the_right_to_give(run_dir: Path) -> None:
-    """Nothing half-made is left."""
     with pytest.raises(PathRefused, match="run as root"):
         make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     assert not (run_dir / "mps" / GPU / "pipe").exists()
@@ -248,7 +238,6 @@ def test_removed_while_another_thread_removes(run_dir: Path) -> None:
 
 @as_root
 def test_removed_whatever_its_user_put_there(run_dir: Path) -> None:
-    """However deep, whatever it is called, and while more is put there; nothing outside goes."""
     outside = run_dir.parent / "outside"
     outside.mkdir()
     (outside / "file").touch()
@@ -291,7 +280,6 @@ NAMES = ("control", "control_privileged")
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A pipe directory."""
     made = tmp_path / "pipe"
     made.mkdir()
     return made
@@ -308,7 +296,6 @@ def listening(pipe: Path) -> Iterator[socket.socket]:
 
 
 def reachable(path: Path) -> bool:
-    """Whether a client could connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         return client.connect_ex(str(path)) == 0
 
@@ -326,7 +313,6 @@ def test_half_of_it(pipe: Path, listening: socket.socket, moved: str) -> None:
 
 
 def test_a_later_daemon_keeps_its_sockets(pipe: Path, listening: socket.socket) -> None:
-    """Those of the one before are dropped."""
     door = DaemonSockets(str(pipe))
     door.keep(hidden=True)
     for name in NAMES:
@@ -337,7 +323,6 @@ def test_a_later_daemon_keeps_its_sockets(pipe: Path, listening: socket.socket) 
 
 
 def test_without_a_place_to_go_back_to(pipe: Path, listening: socket.socket) -> None:
-    """The pipe directory was removed meanwhile; and a dead daemon's sockets go, all of them."""
     door = DaemonSockets(str(pipe))
     door.keep(hidden=True)
     pipe.rmdir()

@@ -1,5 +1,3 @@
-"""Daemons as plans want them: started, changed, closed to clients, stopped, observed."""
-
 from __future__ import annotations
 
 import asyncio
@@ -42,7 +40,6 @@ from tests.mps.fleet_rig import (
     ["550", "615", *(pytest.param(old, marks=pytest.mark.full) for old in ("535", "555", "580"))],
 )
 async def test_start_and_stop(version: str) -> None:
-    """Ready means that the limits are in force, as the plan's user; stopped, nothing is left."""
     with FleetRig(version) as rig:
         async with rig.fleet() as fleet:
             await fleet.start(GPU, wanted(1500, 33.33))
@@ -81,7 +78,6 @@ async def test_a_full_disk_is_no_failure_of_the_daemon_s(
 
 
 async def test_other_limits_without_another_process(rig: FleetRig, fleet: Fleet) -> None:
-    """Also for a server that is there already: its later clients get them."""
     before = status(fleet).pid
     with rig.client() as early, rig.client() as late:
         early.wait_until_accepted()
@@ -95,7 +91,6 @@ async def test_other_limits_without_another_process(rig: FleetRig, fleet: Fleet)
 
 @as_root
 async def test_another_user_takes_another_process(rig: FleetRig, fleet: Fleet) -> None:
-    """The old one ends first, its directories go, and the new one's are the new user's."""
     before = status(fleet).pid
     await fleet.start(GPU, wanted(uid=1234))
     [daemon] = rig.processes(CONTROL)
@@ -112,7 +107,6 @@ async def test_another_user_takes_another_process(rig: FleetRig, fleet: Fleet) -
 async def test_stop_is_refused_while_clients_are_there(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
-    """They are named, while they are there; all is as it was, for new clients too."""
     with pytest.raises(StillInUse, match=rf"has clients: pid {client.pid} \(") as caught:
         await fleet.stop(GPU)
     assert isinstance(caught.value, StillInUse)
@@ -137,7 +131,6 @@ async def test_other_shares_are_a_change_though_the_daemon_has_nothing_to_do(rig
 
 
 async def test_keep_only(rig: FleetRig) -> None:
-    """A daemon of a device that is no more is ended, even while in use; the other is left alone."""
     async with rig.fleet() as fleet:
         await asyncio.gather(fleet.start(GPU, wanted()), fleet.start(OTHER_GPU, wanted()))
         kept = status(fleet, OTHER_GPU).pid
@@ -155,9 +148,6 @@ async def test_keep_only(rig: FleetRig) -> None:
 async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
-    """A new client finds no MPS, a connected one works on, and so does the daemon; when the
-    device is well again, it is as before. Others are not concerned.
-    """
     await fleet.start(OTHER_GPU, wanted())
     before = status(fleet).pid
     fleet.cordon({GPU: "uncorrected memory errors"})
@@ -180,7 +170,6 @@ async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
 
 
 async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
-    """Ready only when it was asked; what is gone or was drained is reported as that."""
     assert await survey(rig.run_dir, programs=rig.programs) == {}
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
@@ -204,9 +193,6 @@ async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
 async def test_a_client_of_another_user(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
-    """A real one that hangs in its first call is named while it hangs; that it waits, and that it
-    no longer does, is a change that those who show the daemon hear of.
-    """
     await until(lambda: bool(status(fleet).clients))
     with rig.client(uid=1234) as stranger:
         words = await rig.reported(ReportSubject.FOREIGN_USER_WAITING)

@@ -1,5 +1,3 @@
-"""Agents die and others come: daemons and clients go on, whatever moment it was."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,7 +27,6 @@ from tests.mps.fleet_rig import (
 
 
 async def test_an_agent_that_died_before_it_wrote_down_which(rig: FleetRig) -> None:
-    """The one daemon of that directory is it, if all the rest agrees."""
     pid = await rig.left_daemon()
     [record] = read_records(rig.run_dir)
     assert isinstance(record, Record)
@@ -39,7 +36,6 @@ async def test_an_agent_that_died_before_it_wrote_down_which(rig: FleetRig) -> N
 
 
 async def test_a_plan_that_changed_while_no_agent_was_there(rig: FleetRig) -> None:
-    """What the process runs as and what is wanted are distinguished: limits are set on it."""
     pid = await rig.left_daemon(wanted(4096))
     [record] = read_records(rig.run_dir)
     assert isinstance(record, Record)
@@ -66,7 +62,6 @@ async def test_sockets_that_were_hidden_come_back(rig: FleetRig) -> None:
 
 @as_root
 async def test_who_waits_is_known_to_the_next_agent(rig: FleetRig) -> None:
-    """From the log that is there already."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
     with rig.served(), rig.client(uid=1234) as stranger:
@@ -77,7 +72,6 @@ async def test_who_waits_is_known_to_the_next_agent(rig: FleetRig) -> None:
 
 
 async def test_an_agent_that_leaves_while_it_starts_one(rig: FleetRig) -> None:
-    """However far that was, the next agent has exactly one daemon."""
     for delay in (0.0, 0.02, 0.06):
         async with rig.fleet() as fleet:
             starting = asyncio.create_task(fleet.start(GPU, wanted()))

@@ -1,5 +1,3 @@
-"""Daemons that are drained and restarted on request."""
-
 from __future__ import annotations
 
 import asyncio
@@ -32,9 +30,6 @@ from tests.mps.fleet_rig import (
 
 
 async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
-    """New clients find no MPS, the old one works on; when it has gone the daemon is down, and
-    stays so until it is wanted.
-    """
     draining = asyncio.create_task(fleet.drain(GPU, seconds=60.0))
     await until(
         lambda: status(fleet).state == "Draining" and not (rig.pipes() / "control").exists()
@@ -57,7 +52,6 @@ async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> No
 async def test_drain_that_is_not_done_in_time(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
-    """The clients that are left are reported, and new ones are let in again."""
     await until(lambda: bool(status(fleet).clients))
     before = status(fleet).pid
     assert await fleet.drain(GPU, seconds=0.4) == (client.pid,)
@@ -68,7 +62,6 @@ async def test_drain_that_is_not_done_in_time(
 
 
 async def test_drain_by_force(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
-    """At the end of the time the client is taken off the device in the safe way."""
     await until(lambda: bool(status(fleet).clients))
     assert await fleet.drain(GPU, seconds=0.2, force=True) == ()
     with pytest.raises(ClientError) as caught:
@@ -80,7 +73,6 @@ async def test_drain_by_force(rig: FleetRig, fleet: Fleet, client: SimulatedClie
 async def test_drain_whose_caller_no_longer_waits(
     rig: FleetRig, fleet: Fleet, client: SimulatedClient
 ) -> None:
-    """It is given up."""
     draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
     await until(lambda: status(fleet).state == "Draining")
     draining.cancel()
@@ -112,7 +104,6 @@ async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> No
 
 
 async def test_drained_is_not_said_beside_another_daemon(rig: FleetRig, fleet: Fleet) -> None:
-    """That one has its own clients, so it is named; once it has ended, the device is drained."""
     with called_like(CONTROL, rig.pipes(), "-f", uid=US if IS_ROOT else None) as other:
         with pytest.raises(NodeagentError, match=rf"another MPS daemon \(pid {other}, "):
             await fleet.drain(GPU, seconds=30.0)
@@ -143,7 +134,6 @@ async def test_drained_stays_down_for_the_next_agents(rig: FleetRig) -> None:
 
 
 async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fleet) -> None:
-    """Then no client is known to be the last: the reason is reported once, and nothing is ended."""
     before = status(fleet).pid
     rig.back().write_text("in the way")
     with pytest.raises(StillInUse, match="not known: its sockets cannot be moved"):
@@ -161,7 +151,6 @@ async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fl
 
 
 async def test_restart_of_a_daemon_whose_device_goes(rig: FleetRig) -> None:
-    """It ends with an error, and holds up the end of the daemon no longer."""
     async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
         await fleet.start(GPU, wanted())
         restarting = asyncio.create_task(fleet.restart(GPU))
@@ -175,7 +164,6 @@ async def test_restart_of_a_daemon_whose_device_goes(rig: FleetRig) -> None:
 
 
 async def test_requests_for_unknown_devices(rig: FleetRig, fleet: Fleet) -> None:
-    """The error says which devices there are."""
     with pytest.raises(UnknownDevice, match=GPU):
         await fleet.restart(OTHER_GPU)
     with pytest.raises(UnknownDevice, match="no MPS daemon"):

@@ -1,5 +1,3 @@
-"""A fleet with daemons, servers, sockets or logs that fail, or that a tenant meddles with."""
-
 from __future__ import annotations
 
 import asyncio
@@ -49,7 +47,6 @@ def rig() -> Iterator[FleetRig]:
 
 
 def prepared(rig: FleetRig, knob: str, value: object = True) -> None:
-    """Turned before the daemon is there."""
     rig.knobs().turn(knob, value)
 
 
@@ -57,7 +54,6 @@ def prepared(rig: FleetRig, knob: str, value: object = True) -> None:
 
 
 async def test_die(rig: FleetRig, fleet: Fleet) -> None:
-    """Its end is reported with its signal; it is back with its limits, and its orphan is ended."""
     with rig.served():
         [orphan] = rig.servers()
         await until(lambda: bool(status(fleet).clients))
@@ -69,7 +65,6 @@ async def test_die(rig: FleetRig, fleet: Fleet) -> None:
 
 
 async def test_hang(rig: FleetRig, fleet: Fleet) -> None:
-    """Found by its silence, and replaced, although it ignores signals."""
     before = status(fleet).pid
     rig.knobs().turn("deaf")
     rig.knobs().turn("hang")
@@ -92,7 +87,6 @@ async def test_hang_while_it_is_drained(rig: FleetRig) -> None:
 
 
 async def test_busy(rig: FleetRig, fleet: Fleet) -> None:
-    """A front-end left open is reported once, with what to do, and ends no daemon."""
     before = status(fleet).pid
     rig.knobs().turn("busy", "error")
     words = await rig.reported(ReportSubject.SILENT)
@@ -118,7 +112,6 @@ async def test_slow_sockets(rig: FleetRig) -> None:
 
 
 async def test_ignore_settings(rig: FleetRig) -> None:
-    """A daemon that only says that it took them is never Ready."""
     prepared(rig, "ignore_settings")
     async with rig.fleet() as fleet:
         with pytest.raises(NotReady, match=r"thread percentage is 100\.0, wanted 50"):
@@ -129,7 +122,6 @@ async def test_ignore_settings(rig: FleetRig) -> None:
 
 @as_root
 async def test_a_fault_of_our_own(rig: FleetRig) -> None:
-    """An unforeseen error is reported as any failed start is, and the start is tried again."""
     rig.programs = replace(rig.programs, path="/usr/bin\0")
     async with rig.fleet() as fleet:
         with pytest.raises(NotReady, match="a fault in the agent itself: ValueError: embedded nul"):
@@ -142,7 +134,6 @@ async def test_a_fault_of_our_own(rig: FleetRig) -> None:
 
 
 async def test_lose_pipes(rig: FleetRig, fleet: Fleet) -> None:
-    """No client can find it any more, so it is replaced, and can be found again."""
     before = status(fleet).pid
     rig.knobs().turn("lose_pipes")
     if IS_ROOT:  # its user cannot remove them any more
@@ -176,7 +167,6 @@ async def test_a_link_in_place_of_its_socket(rig: FleetRig, fleet: Fleet) -> Non
 
 @as_root
 async def test_what_is_among_the_sockets_before_a_start(rig: FleetRig) -> None:
-    """Whatever it is and whose, it keeps no daemon from starting, and what it leads to stays."""
     outside = rig.folder / "outside"
     outside.write_text("kept")
     async with rig.fleet() as fleet:
@@ -192,7 +182,6 @@ async def test_what_is_among_the_sockets_before_a_start(rig: FleetRig) -> None:
 
 
 async def test_another_process_in_its_place(rig: FleetRig, fleet: Fleet) -> None:
-    """Is not believed, whatever it would say: it is named, and so is the real daemon."""
     first = status(fleet).pid
     for name in ("control", "control_privileged"):
         (rig.pipes() / name).unlink()
@@ -210,7 +199,6 @@ async def test_another_process_in_its_place(rig: FleetRig, fleet: Fleet) -> None
 
 @as_root
 async def test_the_pipe_directory_of_a_daemon_that_answers(rig: FleetRig, fleet: Fleet) -> None:
-    """Is root's, and its user's again when another daemon is to start there."""
     assert rig.pipes().stat().st_uid == 0
     assert {entry.stat().st_uid for entry in rig.pipes().iterdir()} == {US}
     with rig.served():
@@ -301,7 +289,6 @@ async def test_a_server_that_fails(rig: FleetRig, fleet: Fleet) -> None:
 
 @as_root
 async def test_server_uid(rig: FleetRig) -> None:
-    """A server of another user than the plan's is named with both."""
     prepared(rig, "server_uid", 1234)
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(uid=0))
@@ -337,7 +324,6 @@ async def test_server_busy(rig: FleetRig, fleet: Fleet) -> None:
 
 
 async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
-    """The culprit is named; when all its clients are gone it is Ready by itself."""
     with rig.served() as client, rig.served() as victim:
         await until(lambda: len(status(fleet).clients) == 2)
         client.fault()
@@ -351,7 +337,6 @@ async def test_fault(rig: FleetRig, fleet: Fleet) -> None:
 
 
 async def test_terminate_code(rig: FleetRig, fleet: Fleet) -> None:
-    """A client that cannot be taken off the device does not hold up a drain by force."""
     with rig.served():
         await until(lambda: bool(status(fleet).clients))
         rig.knobs().turn("terminate_code", -1)

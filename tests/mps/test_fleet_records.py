@@ -1,5 +1,3 @@
-"""Agents come to records that cannot be used, or to none: daemons and clients go on."""
-
 from __future__ import annotations
 
 import json
@@ -67,7 +65,6 @@ async def test_a_record_that_cannot_be_used(rig: FleetRig, there: bool) -> None:
 
 
 def daemon_clients(fleet: Fleet) -> tuple[tuple[int, int], ...]:
-    """As its daemon names them."""
     return tuple(
         (server.pid, client.pid)
         for state in fleet.statuses()
@@ -77,7 +74,6 @@ def daemon_clients(fleet: Fleet) -> tuple[tuple[int, int], ...]:
 
 
 async def test_a_record_that_cannot_be_used_and_no_plan_for_it(rig: FleetRig) -> None:
-    """Its daemon has no client, so it goes like any other; nothing of it is left."""
     pid = await _spoilt(rig)
     async with rig.fleet() as fleet:
         await fleet.stop(GPU)
@@ -88,7 +84,6 @@ async def test_a_record_that_cannot_be_used_and_no_plan_for_it(rig: FleetRig) ->
 
 
 async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) -> None:
-    """The server that it left is ended, and the device is free for any plan."""
     pid = await _spoilt(rig)
     with rig.served():
         [orphan] = rig.servers()
@@ -103,7 +98,6 @@ async def test_a_record_that_cannot_be_used_beside_a_dead_daemon(rig: FleetRig) 
 
 @as_root
 async def test_who_only_looks_like_the_daemon(rig: FleetRig) -> None:
-    """Is not taken for it: another user's process of that name, with that directory."""
     pid = await _spoilt(rig)
     with called_like(CONTROL, rig.pipes(), "-f", uid=4242) as like:
         async with rig.fleet() as fleet:
@@ -190,14 +184,12 @@ ONE = Record(
 
 
 def folder(run_dir: Path) -> Path:
-    """Of the device's."""
     made = run_dir / "mps" / "GPU-1"
     made.mkdir(parents=True, exist_ok=True)
     return made
 
 
 def test_where_there_is_none(tmp_path: Path) -> None:
-    """No folder at all; a device's without a record is reported, what is no device's is not."""
     assert list(read_records(tmp_path)) == []
     folder(tmp_path)
     (tmp_path / "mps/notes").mkdir()
@@ -220,7 +212,6 @@ def changed(tmp_path: Path, **changes: Any) -> Path:
 
 
 def unusable(tmp_path: Path) -> str:
-    """The error of the one record."""
     [error] = read_records(tmp_path)
     assert isinstance(error, RecordUnusable)
     assert error.device == "GPU-1"
@@ -262,6 +253,5 @@ def test_what_is_believed(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_believed(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Each is reported with the path."""
     path = changed(tmp_path, **changes)
     assert f"{path} cannot be used" in unusable(tmp_path)

@@ -1,5 +1,3 @@
-"""The daemon's log: read once and in order, bounded, and never a burden; what of it counts."""
-
 from __future__ import annotations
 
 import asyncio
@@ -35,7 +33,6 @@ from tests.mps.plans import daemon_spec
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A log with two lines."""
     log = tmp_path / "daemon.log"
     log.write_text("one\ntwo\n")
     return log
@@ -43,7 +40,6 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def opened(path: Path, *, tail: int = 0) -> Iterator[DaemonLog]:
-    """The log, closed in the end."""
     log = DaemonLog(str(path.parent), tail=tail)
     try:
         yield log
@@ -52,13 +48,11 @@ def opened(path: Path, *, tail: int = 0) -> Iterator[DaemonLog]:
 
 
 def append(path: Path, text: str) -> None:
-    """As a daemon does."""
     with path.open("a") as file:
         file.write(text)
 
 
 def test_new_lines(path: Path) -> None:
-    """Each once, whole, in order; the earlier ones only when asked for."""
     with opened(path) as log:
         assert log.new_lines() == []
         append(path, "three\nfo")
@@ -72,7 +66,6 @@ def test_new_lines(path: Path) -> None:
 
 
 def test_truncated_by_another_program(path: Path) -> None:
-    """It is read from its beginning again."""
     with opened(path) as log:
         os.truncate(path, 0)
         append(path, "x\n")
@@ -98,7 +91,6 @@ def test_bounded(path: Path) -> None:
 
 
 def test_a_link_in_place_of_what_is_kept(path: Path, tmp_path: Path) -> None:
-    """Is replaced, not written through."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path.with_name("daemon.log.1").symlink_to(victim)
@@ -112,7 +104,6 @@ def test_a_link_in_place_of_what_is_kept(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["symlink", "hard link", "fifo", "directory", "missing"])
 def test_what_is_no_log_of_ours(path: Path, tmp_path: Path, kind: str) -> None:
-    """Is not read, and not waited for."""
     path.unlink()
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -144,7 +135,6 @@ def test_a_file_system_over_its_directory_is_not_waited_for(path: Path) -> None:
 
 
 def test_last_lines(path: Path) -> None:
-    """They are for people: printable, without what no reader needs."""
     append(
         path, "[t Control 1] NEW UI\n[t Control 1] Cmd:ps\n[t Control 1] UI closed\n\n\x1b[31mred\n"
     )
@@ -182,7 +172,6 @@ OTHER = "[2026-09-01 12:00:00.000 Other 4712] "
     ],
 )
 def test_what_counts(line: str, fact: Fact) -> None:
-    """In the wordings of several versions."""
     assert list(facts([line])) == [fact]
 
 
@@ -203,17 +192,14 @@ def test_what_counts(line: str, fact: Fact) -> None:
     ],
 )
 def test_what_our_own_questions_leave(text: str) -> None:
-    """Nothing of it counts, whatever others put into it."""
     assert list(facts([f"{CONTROL}{text}"])) == []
 
 
 def test_only_lines_of_the_log_count() -> None:
-    """A program's own words, without the log's prefix, mean nothing."""
     assert list(facts(["NEW CLIENT 99 from user 1001: pending", "x] NEW SERVER 50: Ready"])) == []
 
 
 def test_lines_of_interest_to_a_person() -> None:
-    """Our questions and their answers are left out; a server's words between them are not."""
     lines = [
         f"{CONTROL}Starting control daemon using socket /x/control",
         f"{CONTROL}Accepting connection...",
@@ -244,7 +230,6 @@ while True:
 
 
 async def test_writers_without_end(tmp_path: Path) -> None:
-    """Everything else goes on, and when they have ended nothing is forgotten."""
     paths = [tmp_path / "one", tmp_path / "other"]
     notified = 0
 
@@ -283,7 +268,6 @@ async def test_writers_without_end(tmp_path: Path) -> None:
 
 
 def test_who_does_not_wait() -> None:
-    """A process that is not there, and one that is not that user's."""
     blocked = BlockedClients(os.geteuid())
     for pid in (2**22 - 1, os.getpid()):
         blocked.connected(ClientConnected(pid, 1234, pending=True), 0.0)
@@ -301,7 +285,6 @@ FLOODS: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood(tmp_path: Path, kind: str) -> None:
-    """The loop is never held for long, few events come of it, and later lines are read."""
     log = tmp_path / "log/daemon.log"
     log.parent.mkdir()
     log.write_bytes(b"")

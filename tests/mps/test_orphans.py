@@ -1,5 +1,3 @@
-"""What a dead daemon left is ended, and nothing else is."""
-
 from __future__ import annotations
 
 import asyncio
@@ -45,7 +43,6 @@ from tests.simulation.mps.rig import gone
 async def test_orphans_are_ended_by_their_pipe_directory(
     spec: DaemonSpec, start_server: StartServer
 ) -> None:
-    """Asked as their daemon would, at once; those of another daemon go on."""
     mine = [start_server() for _ in range(2)]
     other = start_server(pipe_directory="/elsewhere/pipe")
     # They are this test's children, so no other process can have reaped them meanwhile.
@@ -76,7 +73,6 @@ def test_a_lost_daemon_has_the_name_of_a_device(open_folder: Path, programs: Pro
 
 
 async def test_an_orphan_that_does_not_listen(spec: DaemonSpec, start_server: StartServer) -> None:
-    """Is killed when its time is over."""
     server = start_server("deaf")
     began = time.monotonic()
     [ended] = await end_orphans(spec, grace=0.2)
@@ -163,7 +159,6 @@ async def test_an_orphan_that_cannot_be_killed(rig: FleetRig) -> None:
 
 
 async def test_too_many_open_files(spec: DaemonSpec, start_server: StartServer) -> None:
-    """Who cannot be looked at has not ended."""
     for _ in range(2):
         start_server()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -182,7 +177,6 @@ async def test_too_many_open_files(spec: DaemonSpec, start_server: StartServer) 
 async def test_a_living_daemon_is_no_orphans_parent(
     spec: DaemonSpec, programs: Programs, start_server: StartServer
 ) -> None:
-    """Its server has clients; it is named instead, with what to do."""
     server = start_server()
     process = await ChildLauncher(programs).launch(spec)
     try:
@@ -270,7 +264,6 @@ async def test_a_process_that_may_be_of_mps_and_whose_memory_is_locked(rig: Flee
 @pytest.mark.full
 @as_root
 async def test_a_daemon_that_hangs_beside_what_may_be_its_server(rig: FleetRig) -> None:
-    """It is not held to be without clients."""
     rig.impatient = True
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())

@@ -1,5 +1,3 @@
-"""What the installed MPS can do, detected by what it does; nothing of the trials stays."""
-
 from __future__ import annotations
 
 import asyncio
@@ -66,7 +64,6 @@ def _processes_below(folder: Path) -> list[str]:
 async def test_each_version(
     open_folder: Path, scratch: Path, version: str, expected: Probe
 ) -> None:
-    """Every version is recognised; servers for all users only root can find out about."""
     install(open_folder / "bin", version=version)
     found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
     assert found == (expected if BY_ROOT else replace(expected, multi_user_flag=None))
@@ -90,7 +87,6 @@ async def test_the_real_program(scratch: Path) -> None:
 
 @pytest.mark.skipif(not BY_ROOT, reason="a server for all users is for root alone")
 async def test_the_short_form_of_the_flag(open_folder: Path, scratch: Path) -> None:
-    """It is used where the long one is not understood."""
     install(open_folder / "bin", version="580")
     control = open_folder / "bin" / CONTROL
     without = open_folder / "without"
@@ -105,7 +101,6 @@ async def test_the_short_form_of_the_flag(open_folder: Path, scratch: Path) -> N
 
 
 async def test_no_program(open_folder: Path, scratch: Path) -> None:
-    """Said with what to do; nothing else is guessed."""
     found = await probe(programs_in(open_folder), scratch=scratch, deadline=60)
     [problem] = found.problems
     assert "cannot be run: No such file" in problem.message
@@ -114,7 +109,6 @@ async def test_no_program(open_folder: Path, scratch: Path) -> None:
 
 
 async def test_a_daemon_that_does_not_start(open_folder: Path, scratch: Path) -> None:
-    """With the last of what it said."""
     install(open_folder / "bin")
     Knobs(open_folder / "bin").turn("start_error", "it has its reasons")
     found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
@@ -123,7 +117,6 @@ async def test_a_daemon_that_does_not_start(open_folder: Path, scratch: Path) ->
 
 
 async def test_a_daemon_that_does_not_answer(open_folder: Path, scratch: Path) -> None:
-    """The deadline holds, and it is not left behind."""
     install(open_folder / "bin")
     Knobs(open_folder / "bin").turn("hang")
     found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=0.6)
@@ -159,7 +152,6 @@ async def test_no_server_on_the_path(open_folder: Path, scratch: Path) -> None:
 
 
 async def test_given_up(open_folder: Path, scratch: Path) -> None:
-    """At any moment; the fixture looks for what is left."""
     install(open_folder / "bin")
     for pause in (0, 0.01, 0.05, 0.1, 0.12, 0.14, 0.16, 0.18):  # a whole one takes about 0.2 s
         probing = asyncio.create_task(
@@ -194,7 +186,6 @@ with scratch_in(Path(sys.argv[1])) as folder:
 
 
 def test_each_has_its_own(open_folder: Path) -> None:
-    """Closed to other users; one in use is left alone by the next, however old it is."""
     with scratch_in(open_folder) as first:
         os.utime(first, (0, 0))
         with scratch_in(open_folder) as second:
@@ -236,7 +227,6 @@ def test_what_is_above_it(open_folder: Path) -> None:
 
 
 def test_what_a_killed_one_left(open_folder: Path, programs: Programs) -> None:
-    """The next ends the daemons that run there, and removes it; others' things stay."""
     kept = open_folder / "other"
     kept.mkdir()
     left = subprocess.run(

@@ -1,5 +1,3 @@
-"""Env files and CDI devices for clients, safe to be read by programs of root's."""
-
 from __future__ import annotations
 
 import json
@@ -40,7 +38,6 @@ from tests.mps.plans import GPU, MIG, spec_of, wanted
 
 @pytest.mark.parametrize("device", [GPU, MIG])
 def test_a_shell_reads_what_was_meant(tmp_path: Path, device: str) -> None:
-    """`set -a; . file` exports just these, whatever the limits are."""
     plan = wanted(Share("small", 2, 8192, 33.33), Share("all", 1, None, None))
     for slot in plan.sharing.slots:
         environment = client_environment(spec_of(plan, device), slot)
@@ -79,7 +76,6 @@ def test_what_is_plain_needs_no_quotes(value: str) -> None:
     ],
 )
 def test_values_that_some_reader_would_take_otherwise(value: str) -> None:
-    """Are refused, and shown without doing anything to a terminal."""
     with pytest.raises(NotPlain) as caught:
         env_file({"CUDA_MPS_PIPE_DIRECTORY": value})
     assert "CUDA_MPS_PIPE_DIRECTORY would be" in caught.value.message
@@ -89,20 +85,17 @@ def test_values_that_some_reader_would_take_otherwise(value: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a", "A=B", "A\n", "1A"])
 def test_names_that_are_none(name: str) -> None:
-    """Are refused."""
     with pytest.raises(NotPlain, match="is no name of a variable"):
         env_file({name: "x"})
 
 
 @pytest.mark.parametrize("slot", ["", "..", "../../etc/passwd", "a/b", "a\n", "-a", "a" * 101])
 def test_slots_that_make_no_file(slot: str) -> None:
-    """No path can be made of a share's name."""
     with pytest.raises(NotPlain, match="makes no file name"):
         file_name(slot)
 
 
 def test_the_page_for_users() -> None:
-    """The pod in it has the variables that a slot's file has, with values of the same form."""
     page = Path(__file__).parents[2] / "docs/mps-clients.md"
     written = re.findall(r"\{name: ([A-Z_]+), value: \"?([^\"}]+)\"?\}", page.read_text())
     slot = wanted().sharing.slots[0]
@@ -119,7 +112,6 @@ SCHEMA = Path(__file__).parents[1] / "data/cdi"
 
 @pytest.fixture(scope="session")
 def validator() -> Draft7Validator:
-    """Of the CDI project's own schema."""
     schema, definitions = (
         json.loads((SCHEMA / name).read_text()) for name in ("schema.json", "defs.json")
     )
@@ -142,7 +134,6 @@ def document() -> dict[str, Any]:
 
 
 def test_it_is_valid(validator: Draft7Validator) -> None:
-    """Against the schema; and names keep to the specification's grammar, and are all different."""
     found = document()
     validator.validate(found)
     assert (found["cdiVersion"], found["kind"]) == ("0.6.0", "nodeagent.io/mps")
@@ -153,9 +144,6 @@ def test_it_is_valid(validator: Draft7Validator) -> None:
 
 
 def test_what_a_container_gets() -> None:
-    """The environment of its slot, the pipe directory to connect but not to change, memory to
-    share with the server, and no more.
-    """
     plan = wanted()
     [slot, *_] = plan.sharing.slots
     spec = replace(spec_of(plan, pipe="/run/x/pipe"), private_shm=True)
@@ -190,8 +178,6 @@ def test_what_a_container_gets() -> None:
 
 
 class Node:
-    """A node's directories."""
-
     def __init__(self, folder: Path) -> None:
         self.run, self.cdi = folder / "run", folder / "cdi"
         self.publisher = Publisher(run_dir=self.run, cdi_dir=self.cdi)
@@ -210,7 +196,6 @@ class Node:
         return {str(p.relative_to(self.run / "mps")): p.read_text() for p in sorted(paths)}
 
     def devices(self) -> list[str]:
-        """The names of the CDI devices."""
         path = self.cdi / "nodeagent.io-mps.json"
         document: Mapping[str, Any] = json.loads(path.read_text())
         return [device["name"] for device in document["devices"]]
@@ -223,12 +208,10 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """One without any files yet."""
     return Node(tmp_path)
 
 
 def test_every_slot(node: Node) -> None:
-    """An env file and a CDI device for each, on a GPU and on a MIG device."""
     shared = node.shared(gpu=wanted(), mig=wanted(Share("clients", None, 4096, None)))
     assert node.publisher.publish(shared) == ()
     files = node.files()
@@ -264,9 +247,6 @@ def test_only_what_changed_is_written(node: Node) -> None:
 
 
 def test_what_is_no_more_is_removed(node: Node) -> None:
-    """Slots, then devices, then all: no file of ours is left, and nothing of anybody else's is
-    touched.
-    """
     node.publisher.publish(node.shared(gpu=wanted(), mig=wanted()))
     (node.cdi / "nvidia.yaml").write_text("somebody else's")
     (node.run / "mps" / GPU / "record.json").write_text("{}")
@@ -284,7 +264,6 @@ def test_what_is_no_more_is_removed(node: Node) -> None:
 
 
 def test_nothing_shared_makes_nothing(node: Node) -> None:
-    """A node without MPS gets no directories."""
     assert node.publisher.publish([]) == ()
     assert not node.run.exists()
     assert not node.cdi.exists()
@@ -294,7 +273,6 @@ def test_nothing_shared_makes_nothing(node: Node) -> None:
 
 
 def test_nothing_to_publish_needs_no_safe_place(node: Node, tmp_path: Path) -> None:
-    """Directories that everyone can write are refused only once files shall go there."""
     tmp_path.chmod(0o2777)
     publisher = Publisher(run_dir=tmp_path, cdi_dir=tmp_path)
     assert publisher.publish([]) == ()
@@ -303,7 +281,6 @@ def test_nothing_to_publish_needs_no_safe_place(node: Node, tmp_path: Path) -> N
 
 
 def test_a_symlinked_file(node: Node, tmp_path: Path) -> None:
-    """In either directory: named, left, and what it leads to is left too."""
     victim = tmp_path / "victim"
     victim.write_text("x")
     (node.run / "mps" / GPU / "env").mkdir(parents=True)
@@ -323,7 +300,6 @@ def test_a_symlinked_file(node: Node, tmp_path: Path) -> None:
 
 
 def test_what_else_is_in_the_env_directory(node: Node) -> None:
-    """Is named and left."""
     node.publisher.publish(node.shared(gpu=wanted()))
     (node.run / "mps" / GPU / "env/notes.txt").write_text("x")
     [problem] = node.publisher.publish(node.shared(gpu=wanted()))
@@ -341,7 +317,6 @@ def test_what_else_is_in_the_env_directory(node: Node) -> None:
     ],
 )
 def test_hostile_shares(node: Node, share: Share) -> None:
-    """They reach no file, whichever check passed them; the device's files and entry are removed."""
     node.publisher.publish(node.shared(gpu=wanted(), mig=wanted()))
     [problem] = node.publisher.publish(node.shared(gpu=wanted(share), mig=wanted()))
     assert problem.gpu == GPU
@@ -359,7 +334,6 @@ def test_hostile_shares(node: Node, share: Share) -> None:
     ],
 )
 def test_hostile_devices_and_directories(node: Node, device: str, pipe: str) -> None:
-    """The same."""
     plan = wanted()
     [problem] = node.publisher.publish([spec_of(plan, device, pipe=pipe)])
     assert "\n" not in problem.message

@@ -46,8 +46,6 @@ HOST_PROCESSES = "pid:[4026531836]"  # the first pid namespace, in whose numbers
 
 
 class CudaClient:
-    """The program as a process."""
-
     def __init__(self, environment: Mapping[str, str]) -> None:
         libraries = os.environ.get("LD_LIBRARY_PATH")
         kept = {"LD_LIBRARY_PATH": libraries} if libraries else {}
@@ -64,14 +62,12 @@ class CudaClient:
         return self._process.pid
 
     def ask(self, line: str) -> dict[str, Any]:
-        """What comes of it."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """The next line that it says."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         while b"\n" not in self._answers:
@@ -96,7 +92,6 @@ class CudaClient:
 
 @contextmanager
 def cuda_client(environment: Mapping[str, str]) -> Iterator[CudaClient]:
-    """One that ends with the block."""
     client = CudaClient(environment)
     try:
         yield client
@@ -156,7 +151,6 @@ int cuGetErrorName(int code, const char **name) {
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to make a library with")
 def test_the_client_program_calls_as_cuda_declares(tmp_path: Path) -> None:
-    """Arguments arrive whole, results come back whole, and errors have their names."""
     source = tmp_path / "cuda.c"
     source.write_text(LIBRARY)
     library = tmp_path / "libcuda.so.1"

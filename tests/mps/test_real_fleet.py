@@ -1,5 +1,3 @@
-"""A fleet over whatever nvidia-cuda-mps-control is on PATH."""
-
 from __future__ import annotations
 
 import asyncio
@@ -53,7 +51,6 @@ def reachable(path: Path) -> bool:
 
 
 async def test_start_change_and_stop(rig: FleetRig) -> None:
-    """Limits are in force, as the plan's user; nothing is left in the end."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(1500, 33.33))
         assert await limits(fleet) == ("1G", 33.3)
@@ -67,7 +64,6 @@ async def test_start_change_and_stop(rig: FleetRig) -> None:
 
 
 async def test_killed_and_stopped_by_a_signal(rig: FleetRig) -> None:
-    """Back with its limits, after the one as after the other; the orphan is ended."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -89,7 +85,6 @@ async def _replaced(fleet: Fleet, pid: int) -> None:
 
 
 async def test_adopted(rig: FleetRig) -> None:
-    """The same process for ten agents."""
     pid = await rig.left_daemon()
     for _ in range(10):
         async with rig.fleet() as fleet:
@@ -99,7 +94,6 @@ async def test_adopted(rig: FleetRig) -> None:
 
 
 async def test_drained_through_the_back_door(rig: FleetRig) -> None:
-    """No client can connect while it drains, but we can ask; given up, all is as it was."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         [running] = fleet.running()
@@ -119,7 +113,6 @@ async def test_drained_through_the_back_door(rig: FleetRig) -> None:
 
 
 async def test_stop_with_a_server_that_reports_nothing(rig: FleetRig) -> None:
-    """Not known is in use; a drain by force ends it all the same."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         [running] = fleet.running()

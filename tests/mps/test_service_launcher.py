@@ -1,5 +1,3 @@
-"""Daemons as services: what systemd is asked for, what it says when it goes wrong, how they end."""
-
 from __future__ import annotations
 
 import asyncio
@@ -157,18 +155,15 @@ class SystemdPrograms:
             (folder / name).chmod(0o755)
 
     def calls(self) -> list[list[str]]:
-        """What was called, with its arguments."""
         lines = (self.folder / "calls").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
     def turn(self, unit: str, **state: Any) -> None:
-        """Make a unit as it is not."""
         known = {"LoadState": "loaded", "MainPID": 0, "Result": "success"}
         codes = {"ExecMainCode": 1, "ExecMainStatus": 0}
         (self.folder / f"{unit}.json").write_text(json.dumps({**known, **codes, **state}))
 
     def units(self) -> list[str]:
-        """Those that are loaded."""
         return [path.stem for path in self.folder.glob("*.service.json")]
 
 
@@ -200,7 +195,6 @@ async def service(
 async def test_run_as_the_plans_user(
     open_folder: Path, programs: Programs, systemd: SystemdPrograms
 ) -> None:
-    """User, groups, environment and log as a child's; the pid is the daemon's own."""
     spec = with_account(spec_for(open_folder, 1000, 100), groups=(44, 109))
     async with service(spec, replace(programs, library_path="/opt/cuda")) as process:
         assert process.identity == mps_process(process.pid)
@@ -223,7 +217,6 @@ async def test_run_as_the_plans_user(
 async def test_what_systemd_is_asked_for(
     spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
 ) -> None:
-    """Its own slice, limits that servers need, servers left alone, and this /dev/shm."""
     async with service(replace(with_account(spec, any_user=True), private_shm=True), programs):
         [call] = [call for call in systemd.calls() if call[0] == "systemd-run"]
     assert {
@@ -242,7 +235,6 @@ async def test_what_systemd_is_asked_for(
 async def test_through_the_hosts_systemd(
     spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms, host: bool
 ) -> None:
-    """Every call, or none, goes into the mount namespace of the host."""
     async with service(spec, programs, host=host):
         calls = systemd.calls()  # not of its end, which may be given up between the two
     entered = [call for call in calls if call[0] == "nsenter"]
@@ -265,7 +257,6 @@ async def test_how_it_ended(
     number: signal.Signals,
     how: str,
 ) -> None:
-    """As systemd knows, its parent; nothing of the unit is left, so it can be started anew."""
     for _ in range(2):
         async with service(spec, programs) as process:
             os.kill(process.pid, number)
@@ -286,7 +277,6 @@ async def test_systemd_does_not_answer_once_it_runs(
 async def test_one_that_ends_at_once(
     spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
 ) -> None:
-    """Seen as its end, or, where it is quicker, as a start that failed; with its status."""
     (Path(spec.log_directory) / "end").touch()
     launcher = ServiceLauncher(programs, host=False, deadline=60)
     try:
@@ -297,7 +287,6 @@ async def test_one_that_ends_at_once(
 
 
 async def test_no_program(spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms) -> None:
-    """systemd gives a number alone; its meaning is said, and the unit does not stay."""
     missing = replace(programs, control=("/nowhere/control",))
     launcher = ServiceLauncher(missing, host=False, deadline=60)
     with pytest.raises(StartError, match=r"Job for .* failed .*\(the program cannot be run\)"):
@@ -327,7 +316,6 @@ async def test_a_unit_that_runs_already(
 async def test_systemd_does_not_answer(
     spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
 ) -> None:
-    """The deadline ends it, and what may come late is taken back."""
     (systemd.folder / "hang").touch()
     launcher = ServiceLauncher(programs, host=False, deadline=0.5)
     with pytest.raises(StartError, match=r"has not started .* within 0\.5 s"):
@@ -340,7 +328,6 @@ async def test_systemd_does_not_answer(
 async def test_no_systemd(
     spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms, host: bool
 ) -> None:
-    """The words of who did not find it, and what to do: in a pod, hostPID may be missing."""
     program, complaint, remedy = {
         False: ("systemctl", "System has not been booted with systemd", "mps.launch to child"),
         True: ("nsenter", "nsenter: failed to execute systemctl: No such file", "hostPID"),

@@ -1,5 +1,3 @@
-"""From settings to the parts that run MPS: users, places, and how daemons are started."""
-
 from __future__ import annotations
 
 import grp
@@ -52,15 +50,11 @@ def test_a_run_dir_too_deep_for_sockets(tmp_path: Path, room: bool) -> None:
 
 @pytest.mark.parametrize("launch", ["child", "systemd", "hostSystemd"])
 def test_a_way_to_start_that_is_set_is_taken(launch: str) -> None:
-    """Whatever the machine is like."""
     settings = load_settings(None, {"NODEAGENT_MPS_LAUNCH": launch}, {}).mps
     assert launch_of(settings, simulated=False) == launch
 
 
 def test_the_way_to_start_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is set: children on simulated nodes and in pods, and each device's own /dev/shm
-    in pods alone.
-    """
     settings = load_settings(None, {}, {}).mps
     monkeypatch.delenv(POD, raising=False)
     assert launch_of(settings, simulated=True) == "child"
@@ -130,7 +124,6 @@ def document(*users: str | None) -> PlanDocument:
 
 
 def test_a_uid_without_an_entry() -> None:
-    """It has its own number as group, and no further ones."""
     found = accounts_for(document(str(UNKNOWN_UID)), "1000")
     assert found[str(UNKNOWN_UID)] == Account(UNKNOWN_UID, UNKNOWN_UID)
     assert "1000" in found
@@ -148,7 +141,6 @@ def test_a_uid_with_an_entry() -> None:
 
 @pytest.mark.parametrize("where", [0, 1])
 def test_names(where: int) -> None:
-    """Wherever the plan names them."""
     me = pwd.getpwuid(os.geteuid())
     users: list[str | None] = [None, None]
     users[where] = me.pw_name
@@ -173,7 +165,6 @@ def test_names(where: int) -> None:
     ],
 )
 def test_who_is_unknown(user: str) -> None:
-    """Is left out, and nothing is guessed."""
     assert user not in accounts_for(document(user), "1000")
 
 
@@ -182,7 +173,6 @@ def test_who_is_unknown(user: str) -> None:
 
 @pytest.mark.parametrize("patient", ["quit_deadline", "kill_deadline", "answer_deadline", "grace"])
 def test_no_patience_is_cut_short(patient: str) -> None:
-    """With more time for daemons to end, the agent waits for that, and is not replaced."""
     settings = MpsSettings(**{patient: 1000.0})  # type: ignore[arg-type]  # all of these are durations
     assert longest_step(settings) > 1000.0
     assert longest_step(MpsSettings()) >= START_TIMEOUT

@@ -1,5 +1,3 @@
-"""What each client may have: exact, never more than there is, never rounded up."""
-
 from __future__ import annotations
 
 import json
@@ -40,17 +38,14 @@ PATH = "gpus[0].mps"
 def kind(
     name: str, count: int, memory: int | None = None, threads: float | None = None
 ) -> ShareEntry:
-    """A share as the document gives it."""
     return ShareEntry(name, count, memory, threads, f"{PATH}.shares.{name}")
 
 
 def shares(*entries: ShareEntry) -> Shares:
-    """All of them."""
     return Shares(entries, f"{PATH}.shares")
 
 
 def replicas(count: int) -> Replicas:
-    """So many equal ones."""
     return Replicas(count, f"{PATH}.replicas")
 
 
@@ -63,7 +58,6 @@ def sharing(entry: MpsEntry, memory: int = H100) -> Sharing:
 
 
 def problems(entry: MpsEntry, memory: int = H100) -> tuple[Problem, ...]:
-    """What is wrong with the entry."""
     on = OnGpu(Gpu(0, GPU), Host(), [])
     assert share_out(on, entry, memory) is None
     assert all(p.gpu == GPU and p.remedy for p in on.problems)
@@ -74,7 +68,6 @@ SPEC = with_limits(daemon_spec("/run/x/pipe", GPU), 40960, 40.0)
 
 
 def test_named_shares() -> None:
-    """Each client has a slot of its own; the daemon's defaults are the ceiling over all."""
     found = sharing(
         MpsEntry(PATH, shares(kind("small", 4, 8 * GIB, 15.0), kind("large", 1, 40 * GIB, 40.0)))
     )
@@ -84,7 +77,6 @@ def test_named_shares() -> None:
 
 
 def test_replicas() -> None:
-    """Three equal shares: a third of the MiB and of the threads, cut down."""
     found = sharing(MpsEntry(PATH, replicas(3), enforce="terminate"))
     assert found.shares == (Share("replica", 3, 27186, 33.33, f"{PATH}.replicas"),)
     assert found.enforce == "terminate"
@@ -93,7 +85,6 @@ def test_replicas() -> None:
 
 @given(count=st.integers(1, 128), memory=st.integers(128 * MIB, 300 * GIB))
 def test_equal_shares_never_exceed_the_device(count: int, memory: int) -> None:
-    """Whatever the numbers, all replicas together fit, and less than a MiB each is left over."""
     [share] = sharing(MpsEntry(PATH, replicas(count)), memory).shares
     assert share.memory is not None
     assert share.threads is not None
@@ -112,14 +103,12 @@ def test_less_than_a_mib(memory: int) -> None:
 
 @pytest.mark.parametrize("threads", [0.05, -1.0, 100.01, float("nan")])
 def test_threads_out_of_range(threads: float) -> None:
-    """More than all threads, or so few that the daemon reads back none."""
     [problem] = problems(MpsEntry(PATH, shares(kind("a", 1, None, threads))))
     assert problem.path == f"{PATH}.shares.a.threads"
     assert problem.remedy == "write a number from 0.1 to 100"
 
 
 def test_threads_with_too_many_decimals() -> None:
-    """They could not be read back."""
     [problem] = problems(MpsEntry(PATH, shares(kind("a", 3, None, 33.333))))
     assert "33.333" in problem.message
     assert problem.remedy == "write 33.33"
@@ -127,7 +116,6 @@ def test_threads_with_too_many_decimals() -> None:
 
 @pytest.mark.parametrize("oversubscribe", [False, True])
 def test_one_share_above_the_device(oversubscribe: bool) -> None:
-    """No client can have more than there is, oversubscribed or not."""
     found = problems(MpsEntry(PATH, shares(kind("a", 1, 96 * GIB)), oversubscribe=oversubscribe))
     assert found[0].code is Code.DOES_NOT_FIT
     assert found[0].message == "found 96Gi, but the device has 81559Mi"
@@ -135,7 +123,6 @@ def test_one_share_above_the_device(oversubscribe: bool) -> None:
 
 
 def test_sums_above_the_device() -> None:
-    """Memory and threads are added up, shown, and may exceed only when the plan says so."""
     entry = MpsEntry(PATH, shares(kind("s", 4, 16 * GIB, 20.0), kind("l", 1, 40 * GIB, 33.5)))
     memory, threads = problems(entry)
     assert memory.path == threads.path == f"{PATH}.shares"
@@ -145,7 +132,6 @@ def test_sums_above_the_device() -> None:
 
 
 def test_sums_are_exact() -> None:
-    """Ten times ten percent is all, and so is a device's memory to the last MiB."""
     found = sharing(MpsEntry(PATH, shares(kind("a", 1000, MIB, 0.1))), 1000 * MIB)
     assert found.shares[0].count == 1000
 
@@ -158,13 +144,11 @@ def test_too_many_replicas(count: int, memory: int) -> None:
 
 
 def test_a_device_of_unknown_memory() -> None:
-    """No share can be proven to fit, so none is given."""
     [problem] = problems(MpsEntry(PATH, replicas(1)), 0)
     assert problem.code is Code.GPU_UNKNOWN
 
 
 def slot(memory: int | None, threads: float | None) -> Slot:
-    """The second place of some share."""
     return Share("small", 4, memory, threads, "").slots[1]
 
 
@@ -203,9 +187,6 @@ def test_what_a_client_gets() -> None:
     ],
 )
 def test_from_the_document_to_what_is_said(written: object, mebibytes: int | None) -> None:
-    """What is written dangerously is refused, or said to the daemon, and given to clients, in whole
-    MiB of ordinal 0.
-    """
     document = {
         "version": "v1",
         "gpus": [{"devices": [0], "mps": {"clients": {"memory": written}}}],
@@ -242,7 +223,6 @@ def test_from_the_document_to_what_is_said(written: object, mebibytes: int | Non
     ],
 )
 def test_limits_that_a_driver_misreads_reach_no_client(memory: object, threads: object) -> None:
-    """Whatever made a share with such limits, no environment is made of them."""
     share = slot(memory, threads)  # type: ignore[arg-type]  # wrong types are among what is tried
     with pytest.raises(ValueError, match="expected"):
         client_environment(SPEC, share)
@@ -261,6 +241,5 @@ def test_limits_that_a_driver_misreads_reach_no_client(memory: object, threads: 
     ],
 )
 def test_what_needs_another_process(other: DaemonSpec, restart: bool) -> None:
-    """Limits can be set anew while it runs; taken away, or anything else, they cannot."""
     assert SPEC.needs_restart_for(other) is restart
     assert other.needs_restart_for(SPEC) is (restart and other.limits.memory is not None)

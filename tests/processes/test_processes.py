@@ -1,5 +1,3 @@
-"""Processes of the machine, looked at as they really are, and waited for."""
-
 from __future__ import annotations
 
 import asyncio
@@ -95,7 +93,6 @@ def test_an_identity_is_the_kernels_and_stays(name: str) -> None:
 
 @as_root
 def test_the_users_of_a_process() -> None:
-    """Real, effective and saved, of the process with that identity."""
     code = "import os; os.setresuid(4001, 4002, 4003); print('ready', flush=True); os.read(0, 1)"
     with running(sys.executable, "-c", code) as process:
         found = inspect(process.pid)
@@ -106,7 +103,6 @@ def test_the_users_of_a_process() -> None:
 @as_root
 @pytest.mark.parametrize("name", ["Uid:\t0\t0\t0", "\rUid:\t0\t0\t0"])
 def test_a_name_forges_no_user(name: str) -> None:
-    """The name comes first in /proc/PID/status, and only its line feeds are escaped."""
     with strange(name, uid=TENANT) as process:
         found = inspect(process.pid)
     assert isinstance(found, Process)
@@ -114,7 +110,6 @@ def test_a_name_forges_no_user(name: str) -> None:
 
 
 def test_a_zombie_is_gone() -> None:
-    """It holds no resources, although its pid is still in use."""
     with subprocess.Popen(["true"], stdout=subprocess.PIPE) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert Path(f"/proc/{process.pid}").exists()
@@ -123,7 +118,6 @@ def test_a_zombie_is_gone() -> None:
 
 
 def test_a_pid_that_is_used_again_is_another_process() -> None:
-    """An identity with another start is gone, although its pid is taken."""
     own = ProcessIdentity(os.getpid(), ticks(os.getpid()))
     assert not is_gone(own)
     assert is_gone(ProcessIdentity(own.pid, own.create_time - 1))
@@ -131,7 +125,6 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 22, 1 << 40])
 def test_what_is_no_pid_is_no_process(pid: int) -> None:
-    """Nothing is asked of a group of processes, and nothing overflows."""
     assert (inspect(pid), command_of(pid), environment_of(pid, "A"), name_of(pid)) == (
         None,
         None,
@@ -169,7 +162,6 @@ def test_the_environment_of_anothers_process_is_unknown_to_a_tenant() -> None:
 
 
 def test_the_first_of_several_variables_counts() -> None:
-    """As for the program itself: getenv() finds the first. Others than those asked are left."""
     code = (
         "import ctypes, os, sys\n"
         "texts = lambda *all: (ctypes.c_char_p * (len(all) + 1))(*all, None)\n"
@@ -206,7 +198,6 @@ def test_a_gigabyte_of_environment_is_not_read() -> None:
 
 
 def test_commands_do_not_pay_for_it() -> None:
-    """psutil is only imported where a process is read."""
     code = "import sys, nodeagent.processes; print('psutil' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "False\n"
@@ -214,7 +205,6 @@ def test_commands_do_not_pay_for_it() -> None:
 
 @as_root
 def test_groups() -> None:
-    """The effective one, and the others in order."""
     with subprocess.Popen(["sleep", "60"], group=7, extra_groups=[30, 7, 5]) as process:
         assert groups_of(process.pid) == (7, (5, 7, 30))
         process.kill()
@@ -240,12 +230,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def open_files() -> set[str]:
-    """The descriptors of this process."""
     return {entry.name for entry in DESCRIPTORS.iterdir()}
 
 
 async def test_a_process_no_longer_watched_wakes_nothing() -> None:
-    """The end of one still watched does at once, though their descriptors have the same number."""
     woken = asyncio.Event()
     watch = ProcessWatch(woken.set, fallback=3600)
     with sleeper() as former, sleeper() as process:
@@ -264,7 +252,6 @@ async def test_a_process_no_longer_watched_wakes_nothing() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("pid", [0, NO_SUCH_PID, 2**32 - 1])
 async def test_looks_again_where_the_kernel_cannot_tell(pid: int) -> None:
-    """Users without a watchable process are looked at again, ever less often."""
     times: list[float] = []
     clock = asyncio.get_running_loop().time
 

@@ -32,7 +32,6 @@ def node_with(
 
 
 def gpu(index: int = 0) -> Any:
-    """The handle of a GPU."""
     return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
@@ -103,7 +102,6 @@ def placements(device: Any, profile_id: int) -> list[tuple[int, int]]:
 
 
 def place_of(instance: Any) -> tuple[int, str]:
-    """Id and `start:size` of a GPU instance."""
     info = pynvml.nvmlGpuInstanceGetInfo(instance)
     return info.id, f"{info.placement.start}:{info.placement.size}"
 
@@ -134,11 +132,9 @@ def instances(device: Any, name: str) -> list[Any]:
 
 
 def free(device: Any, name: str) -> int:
-    """How many more of a profile fit."""
     left = pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, profile(device, name).id)
     return int(left)
 
 
 def c_uint_reference() -> Any:
-    """Somewhere to write an unsigned int to."""
     return byref(c_uint())

@@ -1,5 +1,3 @@
-"""What the simulator refuses because a C library would crash on it or misread it."""
-
 from __future__ import annotations
 
 import ctypes
@@ -29,7 +27,6 @@ def test_a_placement_by_value_is_a_misuse() -> None:
 
 
 def test_another_structure_is_a_misuse() -> None:
-    """Two structures with the same members are still not the same type."""
     other = pynvml.c_nvmlComputeInstancePlacement_t(4, 4)
     with calls.node_with():
         device = calls.gpu()
@@ -97,7 +94,6 @@ def test_an_array_that_is_too_small_is_a_misuse() -> None:
 
 
 def test_the_room_for_processes_is_what_the_caller_says() -> None:
-    """Saying more than the array has is a misuse."""
     with calls.node_with() as node:
         node.occupy(0)
         infos = (pynvml.c_nvmlProcessInfo_v3_t * 1)()
@@ -109,7 +105,6 @@ def test_the_room_for_processes_is_what_the_caller_says() -> None:
 
 @pytest.mark.parametrize("form", ["array", "reference", "pointer"])
 def test_arrays_in_all_their_forms_are_fine(form: str) -> None:
-    """The array, a reference to it and a pointer to its first element are the same to C."""
     places, count = (Placement * 2)(), c_uint()
     given = {
         "array": places,
@@ -137,7 +132,6 @@ def test_an_array_of_something_else_is_a_misuse() -> None:
     ],
 )
 def test_a_wrong_version_is_a_version_mismatch(function: str, info: Any) -> None:
-    """The library checks a structure's own version before it writes to it."""
     info.version = 1
     with calls.node_with():
         kind = (0,) if "Profile" in function else ()
@@ -146,7 +140,6 @@ def test_a_wrong_version_is_a_version_mismatch(function: str, info: Any) -> None
 
 
 def test_a_result_of_the_wrong_type_is_a_misuse() -> None:
-    """An int where the library writes an unsigned int by reference."""
     with calls.node_with():
         device = calls.gpu()
         with pytest.raises(SimulatorMisuse, match="reference to c_int"):
@@ -171,7 +164,6 @@ def test_what_is_no_c_int_is_a_misuse(number: object) -> None:
 
 
 def test_a_buffer_is_as_long_as_the_caller_says() -> None:
-    """Too short a buffer is INSUFFICIENT_SIZE; a lie about its length is a misuse."""
     with calls.node_with():
         device, name = calls.gpu(), _library("nvmlDeviceGetName")
         short = ctypes.create_string_buffer(8)

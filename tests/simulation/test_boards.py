@@ -1,5 +1,3 @@
-"""The board files: every one loads, and its figures fit together."""
-
 from __future__ import annotations
 
 import pytest
@@ -14,7 +12,6 @@ REQUIRED = {
 
 
 def test_the_boards_that_must_be_there() -> None:
-    """Every card that the documents promise has a file."""
     assert set(board_names()) >= REQUIRED
 
 
@@ -68,7 +65,6 @@ def test_every_field_says_where_it_comes_from(name: str) -> None:
 
 
 def test_boards_are_read_from_text() -> None:
-    """One name for each GPU, in order; one GPU where no number is given."""
     assert parse_boards("a100-40gb:2,t4:1") == ("a100-40gb", "a100-40gb", "t4")
     assert parse_boards(" H100-80GB ") == ("h100-80gb",)
 
@@ -89,7 +85,6 @@ def test_boards_are_read_from_text() -> None:
     ],
 )
 def test_bad_boards_are_refused_with_a_remedy(text: str, complaint: str) -> None:
-    """The nearest spelling is named, and the limits."""
     with pytest.raises(UsageError, match=complaint):
         parse_boards(text)
 
@@ -124,6 +119,5 @@ def test_any_figure_can_be_overridden() -> None:
     ],
 )
 def test_wrong_overrides_are_refused(changes: dict[str, object], complaint: str) -> None:
-    """The path, what was found and the nearest name are reported."""
     with pytest.raises(UsageError, match=complaint):
         load_board("b200", {"b200": changes})

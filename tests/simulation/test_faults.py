@@ -1,5 +1,3 @@
-"""Faults of the simulated driver: errors, delays, hangs."""
-
 from __future__ import annotations
 
 import threading
@@ -17,7 +15,6 @@ COUNT = "nvmlDeviceGetCount_v2"
 
 
 def _outcomes(number: int, call: Any = pynvml.nvmlDeviceGetCount) -> list[int]:
-    """The NVML codes of so many calls."""
     codes = []
     for _ in range(number):
         try:
@@ -29,7 +26,6 @@ def _outcomes(number: int, call: Any = pynvml.nvmlDeviceGetCount) -> list[int]:
 
 
 def test_latency_of_every_call_or_of_some() -> None:
-    """Given for the whole library, or by function with `*` for the others."""
     with simulated("t4", latency={"nvmlInitWithFlags": 0.1, "nvmlShutdown": 0.0, "*": 60.0}):
         before = time.monotonic()
         pynvml.nvmlInit()
@@ -49,7 +45,6 @@ def test_latency_of_every_call_or_of_some() -> None:
 
 
 def test_closing_the_node_frees_what_hangs() -> None:
-    """No thread is left behind when a test ends; its call is UNINITIALIZED."""
     codes: list[int] = []
     with simulated("t4") as node:
         pynvml.nvmlInit()
@@ -63,7 +58,6 @@ def test_closing_the_node_frees_what_hangs() -> None:
 
 
 def test_errors_are_given_by_name_or_number() -> None:
-    """In the spellings that people use."""
     with calls.node_with() as node:
         for error in ("IN_USE", "inUse", "NVML_ERROR_IN_USE", "19", 19):
             node.inject(COUNT, error=error)
@@ -71,7 +65,6 @@ def test_errors_are_given_by_name_or_number() -> None:
 
 
 def test_faults_that_mean_nothing_are_refused() -> None:
-    """An unknown error, no effect at all, a GPU that is not there."""
     with calls.node_with() as node:
         with pytest.raises(UsageError, match="no error 'BROKEN'"):
             node.inject(COUNT, error="BROKEN")
@@ -86,7 +79,6 @@ def test_faults_that_mean_nothing_are_refused() -> None:
 
 
 def test_the_journal_records_calls_and_counts() -> None:
-    """Names, plain arguments and results, in order; counts survive the list's limit."""
     with calls.node_with() as node:
         device = calls.gpu()
         node.journal.clear()

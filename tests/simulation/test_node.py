@@ -1,5 +1,3 @@
-"""What commands and tests do to a simulated node."""
-
 from __future__ import annotations
 
 import subprocess
@@ -28,13 +26,11 @@ def test_a_device_is_named_in_many_ways() -> None:
 
 @pytest.mark.parametrize("text", ["2", "-1", "GPU-x", "MIG-x", "1/7/0", "", "0/0/0", "²"])
 def test_a_device_that_is_not_there(text: str) -> None:
-    """Is refused with what could be named."""
     with calls.node_with("h100-80gb:2") as node, pytest.raises(UsageError, match="has no"):
         node.occupy(text)
 
 
 def test_occupying_is_checked() -> None:
-    """The kind, the pid, the room, and that no process is there twice."""
     with calls.node_with("t4") as node:
         node.occupy(0, 4711)
         for wrong, complaint in (
@@ -51,7 +47,6 @@ def test_occupying_is_checked() -> None:
 
 
 def test_a_real_process_frees_the_device_by_ending() -> None:
-    """Without anybody telling; its command and memory were shown until then."""
     with calls.node_with("t4") as node:
         program = [sys.executable, "-c", "input()"]
         with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
@@ -65,7 +60,6 @@ def test_a_real_process_frees_the_device_by_ending() -> None:
 
 
 def test_a_reboot_of_hopper_takes_everything() -> None:
-    """Mode, instances and processes are gone; the GPU is the same one."""
     with calls.node_with() as node:
         uuid = pynvml.nvmlDeviceGetUUID(calls.gpu())
         device = calls.create_device(calls.gpu(), "1g")
@@ -79,7 +73,6 @@ def test_a_reboot_of_hopper_takes_everything() -> None:
 
 
 def test_a_reboot_of_ampere_keeps_the_mode() -> None:
-    """What was pending is current then; instances are gone."""
     with calls.node_with("a100-80gb:2") as node:
         calls.create(calls.gpu(0), "1g")
         pynvml.nvmlDeviceSetMigMode(calls.gpu(1), 0)
@@ -90,7 +83,6 @@ def test_a_reboot_of_ampere_keeps_the_mode() -> None:
 
 
 def test_many_threads_at_once() -> None:
-    """Eight threads that create and destroy on eight GPUs leave exactly what they made."""
     with calls.node_with("h100-80gb:8") as node:
 
         def work(index: int) -> None:

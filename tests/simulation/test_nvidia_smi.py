@@ -1,5 +1,3 @@
-"""The stand-in for nvidia-smi."""
-
 from __future__ import annotations
 
 import os
@@ -15,7 +13,6 @@ from tests.simulation import calls
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Where the node is kept."""
     return tmp_path / "node.json"
 
 
@@ -35,7 +32,6 @@ def _smi(state: Path | None, *arguments: str) -> tuple[int, str]:
 
 
 def test_a_gpu_in_use_is_not_reset(state: Path) -> None:
-    """It fails as the real program does, and nothing has changed."""
     with SimulatedNode("a30", state=state) as node:
         node.cards[0].set_mig_mode(enabled=True)
         node.occupy(0)
@@ -48,7 +44,6 @@ def test_a_gpu_in_use_is_not_reset(state: Path) -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_process_with_nvml_open_is_in_the_way(state: Path, strict: bool) -> None:
-    """The real program refuses then; a switch turns that off."""
     switches = Switches(reset_needs_nvml_closed=strict)
     with calls.node_with("a30", state=state, switches=switches, mig=False):
         assert _smi(state, "--gpu-reset", "-i", "0")[0] == (255 if strict else 0)
@@ -60,13 +55,11 @@ def test_a_process_with_nvml_open_is_in_the_way(state: Path, strict: bool) -> No
     [((), 2), (("-i", "0"), 2), (("--gpu-reset", "--force"), 2), (("-r", "-i", "5"), 6)],
 )
 def test_what_it_does_not_do(state: Path, arguments: tuple[str, ...], code: int) -> None:
-    """Bad usage is 2, a GPU that is not there 6."""
     SimulatedNode("a30", state=state).close()
     assert _smi(state, *arguments)[0] == code
 
 
 def test_a_lost_gpu_and_a_guest_cannot_be_reset(state: Path) -> None:
-    """Only a reboot helps there."""
     with SimulatedNode("a30", state=state, switches=Switches(passthrough=True)) as node:
         assert _smi(state, "-r")[0] == 3
         node.lose(0)

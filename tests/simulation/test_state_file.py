@@ -1,5 +1,3 @@
-"""The state file: a node that survives the process and is shared between processes."""
-
 from __future__ import annotations
 
 import json
@@ -52,7 +50,6 @@ class Elsewhere:
         self._process.__exit__(None, None, None)
 
     def does(self, expression: str) -> str:
-        """What the expression gives over there."""
         assert self._process.stdin
         assert self._process.stdout
         print(expression, file=self._process.stdin, flush=True)
@@ -65,7 +62,6 @@ class Elsewhere:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Where the node is kept."""
     return tmp_path / "node.json"
 
 
@@ -76,7 +72,6 @@ def _layout() -> list[tuple[int, str]]:
 
 
 def test_a_node_survives(state: Path) -> None:
-    """Instances, mode, processes, faults and settings are there in the next process."""
     with calls.node_with("h100-80gb", state=state, mirrored=True) as node:
         pynvml.nvmlDeviceSetMigMode(calls.gpu(), 1)
         device = calls.create_device(calls.gpu(), "3g", 4)
@@ -91,7 +86,6 @@ def test_a_node_survives(state: Path) -> None:
 
 
 def test_the_boards_must_be_those_of_the_file(state: Path) -> None:
-    """The same boards or none; others are an error that names both."""
     for boards in ("h100-80gb:2,t4", None, "h100-80gb:1,h100-80gb,t4"):
         with simulated(boards, state=state) as node:
             assert len(node.cards) == 3
@@ -103,7 +97,6 @@ def test_the_boards_must_be_those_of_the_file(state: Path) -> None:
 
 
 def test_two_processes_share_a_node(state: Path) -> None:
-    """Each sees at its next call what the other did, and neither can do what the other did."""
     with simulated("h100-80gb", state=state), Elsewhere(state) as other:
         pynvml.nvmlInit()
         assert other.does("pynvml.nvmlDeviceSetMigMode(device, 1)") == "0"
@@ -118,7 +111,6 @@ def test_two_processes_share_a_node(state: Path) -> None:
 
 
 def test_handles_notice_what_others_destroyed(state: Path) -> None:
-    """An instance that another process destroyed and made again is another instance."""
     with calls.node_with("h100-80gb", state=state), Elsewhere(state) as other:
         instance = calls.create(calls.gpu(), "7g")
         there = "pynvml.nvmlDeviceGetGpuInstanceById(device, 0)"
@@ -130,7 +122,6 @@ def test_handles_notice_what_others_destroyed(state: Path) -> None:
 
 
 def test_processes_and_faults_reach_the_other_process(state: Path) -> None:
-    """So that commands work against a running agent."""
     with calls.node_with("t4", state=state), Elsewhere(state) as other:
         other.does("node.occupy(0, 4711)")
         found = pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu())
@@ -156,7 +147,6 @@ def test_events_of_other_processes_arrive(state: Path) -> None:
 
 
 def test_a_killed_process_leaves_a_whole_file(state: Path) -> None:
-    """However hard a process that keeps changing the node ends, the next one can go on."""
     SimulatedNode("h100-80gb", state=state).close()
     for _ in range(3):
         with Elsewhere(state) as other:
@@ -178,7 +168,6 @@ def test_a_killed_process_leaves_a_whole_file(state: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_state_is_refused(state: Path, content: str) -> None:
-    """In one sentence that names the file and what to do, and it is not touched."""
     state.write_text(content)
     with pytest.raises(NodeagentError, match="is not the state of a simulated node") as caught:
         SimulatedNode("t4", state=state)
@@ -209,7 +198,6 @@ def _damage(content: dict[str, Any], path: str, value: object) -> str:
     ],
 )
 def test_damaged_content_is_refused(state: Path, path: str, value: object) -> None:
-    """Whatever is wrong inside, it is one sentence and not a traceback."""
     with simulated("h100-80gb", state=state) as node:
         node.cards[0].set_mig_mode(enabled=True)
         node.reset(0)

@@ -110,7 +110,6 @@ def is_reachable(point: str, mount_id: str) -> bool:
 
 
 def main() -> None:
-    """Become the unit's command."""
     path, stage, plan, *before = sys.argv[1:]
     unit = values_of(*path.split(":"))
     furnish(stage, plan)

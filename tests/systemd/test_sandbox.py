@@ -1,5 +1,3 @@
-"""The units' commands run for real, with a driver's library, in what systemd puts around them."""
-
 from __future__ import annotations
 
 import json
@@ -128,7 +126,6 @@ def check(unit: str, trace: Path) -> None:
 
 
 def test_a_plan_with_mps_is_restored_at_boot(stage: Path, tmp_path: Path) -> None:
-    """The oneshot may write all that it writes: also what the GPU was like before."""
     with running(RESTORE, stage, tmp_path / "trace") as process:
         said, _ = process.communicate(timeout=stretched(30))
     assert process.returncode == 0, said
@@ -138,7 +135,6 @@ def test_a_plan_with_mps_is_restored_at_boot(stage: Path, tmp_path: Path) -> Non
 
 
 def test_the_agent_may_write_what_it_writes(stage: Path, tmp_path: Path) -> None:
-    """Until it is in sync, and to its end; but not below /etc/nodeagent."""
     listen = f"{own_host()}:9417"
     with running(AGENT, stage, tmp_path / "trace", NODEAGENT_API_LISTEN=listen) as process:
         until(lambda: _phase(listen) == "InSync" or process.poll() is not None)

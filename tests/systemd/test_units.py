@@ -1,5 +1,3 @@
-"""The systemd units say what they should, to systemd's own satisfaction."""
-
 from __future__ import annotations
 
 import re
@@ -89,7 +87,6 @@ def test_the_unit_is_little_exposed(unit: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", [AGENT, RESTORE])
 def test_the_command_exists(unit: str) -> None:
-    """The program's own parser accepts the command line of the unit."""
     program, *arguments = _one(unit, "ExecStart").split()
     assert program == PROGRAM
     assert parse(arguments).command == {AGENT: "run", RESTORE: "apply"}[unit]
@@ -119,7 +116,6 @@ def test_mps_outlives_the_unit(unit: str) -> None:
 
 @pytest.mark.parametrize("unit", [AGENT, RESTORE])
 def test_what_is_written_can_be_written(unit: str) -> None:
-    """The directories of the settings' defaults are there, and not read-only."""
     settings = load_settings(None, {}, {})
     made = {f"/run/{name}" for name in _one(unit, "RuntimeDirectory").split()}
     assert {str(settings.run.dir), str(settings.cdi.dir).removeprefix("/var")} <= made
@@ -131,7 +127,6 @@ def test_a_wrong_setting_is_no_reason_to_start_again() -> None:
 
 
 def test_the_layout_is_restored_before_gpus_are_handed_out() -> None:
-    """The oneshot runs before all that can hand out GPUs, and after what it needs itself."""
     assert _one(RESTORE, "Type") == "oneshot"
     before = {name for line in _read(RESTORE)["Before"] for name in line.split()}
     assert before >= {"containerd.service", "docker.service", "crio.service", "kubelet.service"}
@@ -142,7 +137,6 @@ def test_the_layout_is_restored_before_gpus_are_handed_out() -> None:
 
 
 def test_a_boot_is_never_held_up() -> None:
-    """The oneshot has a time limit, is skipped without a plan, and nothing requires it."""
     assert 0 < float(_one(RESTORE, "TimeoutStartSec")) <= 300
     assert _one(RESTORE, "ConditionPathExists") == "/etc/nodeagent/plan.yaml"
     for unit in (AGENT, RESTORE):
@@ -158,7 +152,6 @@ def test_nothing_waits_for_the_kubelet_before_it_is_started() -> None:
 
 
 def test_both_units_are_hardened_alike() -> None:
-    """The oneshot has every protection of the agent, and no network besides."""
     protections = {
         key: values
         for key, values in _read(AGENT).items()

@@ -54,7 +54,6 @@ class Gpus:
         return GpuInstance(number, 19, profile, Placement(start, size), devices)
 
     def gpu(self, *instances: GpuInstance, index: int = 0) -> Gpu:
-        """MIG on, with these instances."""
         return Gpu(
             index=index,
             uuid=f"GPU-{index}",
@@ -69,11 +68,9 @@ class Gpus:
         )
 
     def off(self, *, pending: bool = False) -> Gpu:
-        """MIG off, perhaps on after a reset."""
         return replace(self.gpu(), mig=MigMode(current=False, pending=pending))
 
 
 @pytest.fixture
 def gpus() -> Gpus:
-    """A maker of GPUs."""
     return Gpus()

@@ -1,5 +1,3 @@
-"""Claims as people see them in a terminal."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -58,12 +56,10 @@ WAITING: dict[str, Any] = {
 
 
 def text(lines: Iterable[Line]) -> str:
-    """As a terminal without colours has it."""
     return plain_text(lines)
 
 
 def test_each_device_is_a_row() -> None:
-    """The claim stands before the first of its devices; what is in the way stands below."""
     assert (
         text(claims_page([READY, WAITING], NOW))
         == """\
@@ -80,7 +76,6 @@ team/second   Waiting    -  -            -  -          -      0000-2222
 
 
 def test_the_example_in_the_pages_is_what_is_printed() -> None:
-    """docs/dra.md shows a claim that waits for what another one has."""
     trainer = {
         **READY,
         "uid": "00000000-0000-4000-8000-000000000006",
@@ -109,12 +104,10 @@ def test_the_example_in_the_pages_is_what_is_printed() -> None:
 
 
 def test_without_claims() -> None:
-    """A sentence in the place of an empty table."""
     assert text(claims_page([], NOW)) == "No claim uses this node.\n"
 
 
 def test_why_less_is_offered_stands_below() -> None:
-    """With the remedy; once, where a claim has it among its problems."""
     reasons = [
         {"gpu": "GPU-0", "message": "MIG mode of GPU 0 is off", "remedy": "reset it"},
         {"gpu": "GPU-1", "message": "the disk is full"},
@@ -131,7 +124,6 @@ def test_why_less_is_offered_stands_below() -> None:
 
 
 def test_why_less_is_offered_stands_at_the_gpu() -> None:
-    """On the page of one GPU, unless it is among the problems below."""
     why = {"gpu": "GPU-0", "message": "MIG mode is off", "remedy": "reset it"}
     gpu = {"index": 0, "uuid": "GPU-0", "instances": [], "users": []}
     status = {"gpus": [gpu], "lessOffered": [why]}
@@ -141,7 +133,6 @@ def test_why_less_is_offered_stands_at_the_gpu() -> None:
 
 
 def test_a_claim_is_a_line_at_its_device() -> None:
-    """On a page of GPUs; one without a device stands by itself, with the first that is wrong."""
     assert text(claim_lines([READY, WAITING], "GPU-0")) == (
         "1g.10gb at 4: claim team/trainer Ready, pod trainer-0\n"
     )
@@ -153,7 +144,6 @@ def test_a_claim_is_a_line_at_its_device() -> None:
 
 
 def test_a_record_that_cannot_be_read_has_only_its_uid() -> None:
-    """Or not even that."""
     broken = {"phase": "Unreadable", "uid": "0000-3333", "pods": [], "devices": [], "problems": []}
     assert "0000-3333  Unreadable" in text(claims_page([broken], NOW))
     assert text(claims_without_device([{**broken, "uid": ""}])) == "claim - Unreadable\n"
@@ -172,12 +162,10 @@ def test_a_record_that_cannot_be_read_has_only_its_uid() -> None:
     ],
 )
 def test_ages(seconds: int, words: str) -> None:
-    """In one unit, with two digits where there are as many."""
     since = (NOW - timedelta(seconds=seconds)).isoformat()
     assert age_words(since, NOW) == words
 
 
 @pytest.mark.parametrize("since", ["", "soon", "2030-01-02T03:04:05"])
 def test_an_age_that_is_not_known(since: str) -> None:
-    """Also of an agent that says it in another way."""
     assert age_words(since, NOW) == "-"

@@ -1,5 +1,3 @@
-"""MPS on a terminal: daemons, clients, and what is wrong, from the agent's JSON."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -54,7 +52,6 @@ ANSWER = {"node": "node-a", "daemons": [READY, FAILED]}
 
 
 def test_the_daemons() -> None:
-    """A row each; below, why one is not Ready, what is wrong with a client, and who waits."""
     assert (
         plain_text(daemons_page(ANSWER))
         == """\
@@ -71,7 +68,6 @@ GPU 1 3g.40gb at 4  Failed    -  -            5        0  -                     
 
 
 def test_the_clients() -> None:
-    """A row each with limits and use; one without a share is seen at once."""
     assert (
         plain_text(clients_page(ANSWER))
         == """\
@@ -86,7 +82,6 @@ GPU 0   4713  -        -     none         -      -        -  -
 
 
 def test_trouble_of_a_daemon_that_is_ready() -> None:
-    """Said once, also where it is why it is not Ready."""
     trouble = "its last server (816) ended: status 1"
     ready = {"device": "GPU-0", "gpu": 0, "state": "Ready", "trouble": trouble}
     assert f"\n! GPU 0: {trouble}\n" in plain_text(daemons_page({"daemons": [ready]}))
@@ -95,7 +90,6 @@ def test_trouble_of_a_daemon_that_is_ready() -> None:
 
 
 def test_a_client_that_was_not_looked_at_yet() -> None:
-    """The page does not say that it has no share."""
     page = plain_text(
         clients_page({"daemons": [{**READY, "clients": [{"pid": 7}], "waiting": []}]})
     )
@@ -103,13 +97,11 @@ def test_a_client_that_was_not_looked_at_yet() -> None:
 
 
 def test_a_later_agent_may_say_less_or_more() -> None:
-    """Absent keys and unknown states are shown as that."""
     page = plain_text(daemons_page({"daemons": [{"device": "GPU-9", "state": "Dreaming"}]}))
     assert page.splitlines()[1].split() == ["GPU-9", "Dreaming", "-", "-", "-", "0", "-", "GPU-9"]
 
 
 def test_shares_in_words() -> None:
-    """Without a count any number may come; what is not limited is all there is."""
     shares = {"small": {"count": 4, "memory": GIB, "threads": 15}, "rest": {"threads": 33.3}}
     words = "small 4 x 1 GiB 15 %, rest each all memory 33.3 %"
     assert shares_words({"shares": shares}) == words
@@ -119,7 +111,6 @@ def test_shares_in_words() -> None:
 
 
 def test_one_daemon_within_a_page() -> None:
-    """Its state, shares and clients below the name of its device."""
     assert (
         plain_text(daemon_lines(READY, "the GPU"))
         == """\
@@ -161,7 +152,6 @@ def test_the_status_has_daemons_by_their_gpus() -> None:
 
 
 def test_modes_are_shown_where_they_are_not_the_usual_ones() -> None:
-    """Who wonders why a program is kept out sees the compute mode."""
     usual = {"index": 0, "free": {}, "computeMode": "default", "timeSlice": "default"}
     other = {"index": 1, "free": {}, "computeMode": "exclusiveProcess", "timeSlice": "long"}
     shown = [
@@ -176,7 +166,6 @@ def test_modes_are_shown_where_they_are_not_the_usual_ones() -> None:
 
 
 def test_what_python_runs_tells_clients_apart() -> None:
-    """In the table and in a line."""
     client = {"pid": 4712, "command": "python3", "script": "train.py", "share": "small"}
     daemon = {**READY, "clients": [client], "waiting": []}
     assert "  4712  python3 train.py  " in plain_text(clients_page({"daemons": [daemon]}))

@@ -1,5 +1,3 @@
-"""Lines and pictures, and pages of plans beyond what is recorded of every board and state."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -35,12 +33,10 @@ if TYPE_CHECKING:
 
 
 def test_ascii_replaces_what_a_terminal_may_not_know() -> None:
-    """Boxes survive where only ASCII does."""
     assert plain_text(in_ascii([line("┌─┬─┐│└┴┘…█·")])) == "+-+-+|+++~#.\n"
 
 
 def test_painted_text_says_the_same_as_plain_text() -> None:
-    """Colours add codes and change no character, and end where their piece of text does."""
     lines = [line(Span("end it ", Tone.BAD), Span("", Tone.DIM), "y"), line(Span("x", Tone.GOES))]
     assert painted(lines) == "\x1b[1;31mend it \x1b[0my\n\x1b[9;31mx\x1b[0m\n"
 

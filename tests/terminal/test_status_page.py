@@ -1,5 +1,3 @@
-"""What `nodeagent status` says first, and that a large node fits on one screen."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -69,12 +67,10 @@ def _rows(cluster: dict[str, Any] | None) -> list[str]:
     ],
 )
 def test_the_cluster_is_shown(cluster: dict[str, Any] | None, shown: list[str]) -> None:
-    """The page has its state, the time, the problem and the remedy; nothing without a cluster."""
     assert _rows(cluster) == shown
 
 
 def test_a_configuration_is_named() -> None:
-    """Of a plan that was chosen by name the name is more telling than the digest."""
     status = {"phase": "InSync", "digest": "sha256:0123456789abcdef", "source": "mig-config"}
     shown = plain_text(status_page({**status, "configuration": "all-balanced"}, 100, 40))
     assert "plan sha256:0123456789ab (all-balanced) from mig-config" in shown
@@ -105,7 +101,6 @@ def test_the_headline_comes_first(severity: str, tone: Tone, phase: Tone) -> Non
 
 
 def test_one_command_explains_all_that_is_wrong() -> None:
-    """The headline's code first, each once, at the end; nothing where all is well."""
     problems = [{"code": code, "message": "so"} for code in ("NotOffered", "InUse", "NotOffered")]
     headline = {"severity": "warning", "text": "so", "code": "InUse"}
     causes = {"inUse": "degraded", "xidReset": "unhealthy", "xidNote": "healthy"}
@@ -119,7 +114,6 @@ def test_one_command_explains_all_that_is_wrong() -> None:
 
 
 def test_why_less_is_offered_needs_a_hand() -> None:
-    """With the remedy."""
     reason = {"gpu": "GPU-0", "message": "MIG mode of GPU 0 is off", "remedy": "reset it"}
     assert plain_text(status_page({"lessOffered": [reason]}, 100, 40)).endswith(
         "! less is offered to claims: MIG mode of GPU 0 is off\n  reset it\n"
@@ -127,7 +121,6 @@ def test_why_less_is_offered_needs_a_hand() -> None:
 
 
 def test_what_the_headline_says_is_not_said_again() -> None:
-    """Neither as a problem nor by the phase; what the problem knows beyond it stands below."""
     problem = {
         "gpu": "GPU-0",
         "path": "gpus[0].mig",
@@ -227,7 +220,6 @@ async def test_eight_gpus_with_56_slices_fit_on_a_screen(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("users", [1, 3])
 def test_a_gpu_without_mig_has_its_memory_and_users(users: int) -> None:
-    """In its row, and each user in a line."""
     gpu = {
         "index": 0,
         "uuid": "GPU-0",
@@ -244,7 +236,6 @@ def test_a_gpu_without_mig_has_its_memory_and_users(users: int) -> None:
 
 
 def test_what_python_runs_tells_its_processes_apart() -> None:
-    """The script or module stands by the name; in the row it stands for the process."""
     user = {"pid": 4711, "command": "python3", "script": "train.py", "user": 1000}
     gpu = {"index": 0, "uuid": "GPU-0", "free": {}, "users": [user]}
     page = plain_text(status_page({"phase": "NoPlan", "gpus": [gpu]}, 80, 40))

@@ -22,7 +22,6 @@ _ENVIRONMENT = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
 
 
 def main() -> int:
-    """Play them all."""
     options = parser(f"python -m {PLAYER}", __doc__).parse_args()
     if options.faults:
         return faults.play_all(PLAYER, options.seeds, options.workers, faults.REAL_FAULTS)

@@ -60,7 +60,6 @@ class Cluster:
         return result
 
     async def start(self) -> None:
-        """In its event loop."""
         folder, enter = self._folder, self._stack.enter_async_context
         self._api = await enter(ApiServer())
         self._api.tokens[TOKEN] = "agent"
@@ -77,7 +76,6 @@ class Cluster:
         self._work = asyncio.create_task(self._workloads.run())
 
     async def stop(self) -> None:
-        """In its event loop."""
         self._work.cancel()
         await asyncio.gather(self._work, return_exceptions=True)
         self._api.faults.clear()
@@ -87,13 +85,11 @@ class Cluster:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of the agent."""
         config = str(self._folder / "kubeconfig")
         return ("--kubeconfig", config, "--node-name", NAME, "--source", "annotation")
 
     @property
     def settings(self) -> dict[str, str]:
-        """Of the agent, as variables."""
         return {
             "NODEAGENT_KUBERNETES_USE": "",
             "NODEAGENT_KUBELET_USE": "always",
@@ -135,7 +131,6 @@ class Cluster:
                 self._do(self._listing.hold)
 
     def recover(self) -> None:
-        """All of it works again."""
         self._do(self._api.faults.clear)
         self._await(self._api.stop())
         self._await(self._api.start())
@@ -153,7 +148,6 @@ class Cluster:
         await self._kubelet.restart()
 
     def add_pod(self, profile: int) -> None:
-        """One that asks for a device."""
         self._pods += 1
         name = f"pod-{self._pods}"
         resource = f"{PREFIX}{_ASKED[(profile + 4 * self._pods) % len(_ASKED)]}"
@@ -162,12 +156,10 @@ class Cluster:
         self._do(lambda: self._api.add_pod(name, phase="Pending", spec=spec))
 
     def delete_pod(self, number: int) -> None:
-        """One that is there, or will be."""
         if pods := self._do(self._staying):
             self._do(lambda: self._api.delete_pod(pods[number % len(pods)]))
 
     def delete_pods(self) -> None:
-        """All of them."""
         for name in self._do(self._staying):
             self._do(partial(self._api.delete_pod, name))
 
@@ -229,7 +221,6 @@ class Cluster:
                 yield f"{name} does not run"
 
     def pods_and_claims(self) -> list[str]:
-        """The names of those that are there."""
         if self._work.done():
             self._work.result()
         names = (one["metadata"]["name"] for kind in _GOING for one in self._api.store.all(kind))
@@ -272,7 +263,6 @@ class ThreadedCluster(Cluster):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_SOON)
 
     def close(self) -> None:
-        """Nothing of it is needed any more."""
         self._await(self.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

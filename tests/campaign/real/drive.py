@@ -56,12 +56,10 @@ _CHANGE = 0.01  # seconds for which each change before a kill counts
 
 
 def never() -> bool:
-    """A step takes as long as it says."""
     return False
 
 
 def play(episode: Episode) -> Outcome:
-    """Play it to its first violation."""
     outcome = Outcome(episode)
     folder = Path(tempfile.mkdtemp(prefix="day-", dir="/tmp"))  # sockets' paths are short
     folder.chmod(0o755)  # daemons run as another user
@@ -99,7 +97,6 @@ class Player:
         self._records_spoiled = False
 
     def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
-        """Do it, at once."""
         machine, node = self._machine, self._node
         match action:
             case Plan() | BadPlan():
@@ -162,7 +159,6 @@ class Player:
                 assert_never(action)
 
     def is_settled(self) -> bool:
-        """All is as planned."""
         return not self._machine.judge.missing(self._plan)
 
     def end(self) -> float:

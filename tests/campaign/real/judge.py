@@ -100,11 +100,9 @@ class Judge:
         self._in_sync = self._doubt = None
 
     def _now(self) -> datetime:
-        """As the agent's clock has it."""
         return datetime.now(UTC) + timedelta(seconds=self._clock.jump)
 
     def wants(self, plan: Plan) -> None:
-        """From now on this plan may be in force."""
         self._plans[_digest(plan)] = plan
 
     # --- what is so -------------------------------------------------------------------------------
@@ -141,7 +139,6 @@ class Judge:
     # --- whether it is right ----------------------------------------------------------------------
 
     def look(self, users: Iterable[User], clients: Iterable[Client]) -> None:
-        """At everything, now."""
         self.read_log()
         self._look_at_users(users)
         self._look_at_clients(clients)
@@ -149,7 +146,6 @@ class Judge:
         self.ask()
 
     def ask(self) -> None:
-        """The agent how its node is."""
         self._compare(self._status() if self._home.agent else {})
 
     def look_at_rest(self, plan: Plan) -> None:
@@ -199,7 +195,6 @@ class Judge:
                     self.violate(invariants.IN_USE, f"process {pid} on GPU {user.gpu}")
 
     def _look_at_clients(self, clients: Iterable[Client]) -> None:
-        """Their daemons are never stopped."""
         served = [client for client in clients if client.daemon is not None]
         daemons = processes.daemons(self._home.folder) if served else {}
         for one in served:
@@ -303,5 +298,4 @@ class Judge:
 
 
 def _digest(plan: Plan) -> str:
-    """What the agent calls it."""
     return f"sha256:{hashlib.sha256(plan.text.encode()).hexdigest()}"

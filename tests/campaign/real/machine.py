@@ -80,7 +80,6 @@ class Machine:
                 self.node.inject(function, delay=_LATENCY, times=None)
 
     def close(self) -> None:
-        """Nothing of it is needed any more."""
         if self.home.agent is not None:
             self.home.stop(signal.SIGKILL)
         self.end_users()
@@ -93,12 +92,10 @@ class Machine:
     # --- the agent's lives ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """As after a boot, or by systemd."""
         if self.home.agent is None:
             self.home.start(*(self.cluster.arguments if self.cluster else ()))
 
     def kill(self) -> None:
-        """kill -9, now."""
         if self.home.agent is not None:
             self._count_interruption()
             self.home.stop(signal.SIGKILL)
@@ -106,7 +103,6 @@ class Machine:
                 log.write(b"\n")  # a line that it was about to write ends here
 
     def stop(self) -> None:
-        """SIGTERM, and wait for its end."""
         agent = self.home.agent
         if agent is None:
             return
@@ -125,7 +121,6 @@ class Machine:
         self.interrupted += self.judge.phase == WORKING
 
     def pause(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
         if self.home.agent is not None:
             self.home.agent.send_signal(signal.SIGSTOP)
             time.sleep(seconds)
@@ -201,7 +196,6 @@ class Machine:
         return True
 
     def _daemon(self, device: str) -> int | None:
-        """The pid of the device's only one."""
         pids = processes.daemons(self.home.folder).get(device, [])
         return pids[0] if len(pids) == 1 else None
 
@@ -210,7 +204,6 @@ class Machine:
         self.clients = [replace(client, daemon=None) for client in self.clients]
 
     def leave(self, number: int) -> None:
-        """One of them ends."""
         if number < len(self.clients):
             self.clients.pop(number).program.close()
         elif self.users:
@@ -225,7 +218,6 @@ class Machine:
             _end(user)
 
     def look(self) -> None:
-        """Judge what the agent says and did."""
         agent = self.home.agent
         ours = [agent, *(one.process for one in self.users), *(c.program for c in self.clients)]
         processes.reap_orphans([one.pid for one in ours if one])

@@ -31,7 +31,6 @@ class WallClock:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Of the agent, as variables."""
         library = clock_library()
         return {"LD_PRELOAD": str(library), "CAMPAIGN_CLOCK": str(self._file)} if library else {}
 
@@ -47,7 +46,6 @@ class WallClock:
 
 @cache
 def clock_library() -> Path | None:
-    """None where there is no C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None

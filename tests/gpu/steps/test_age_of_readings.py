@@ -1,5 +1,3 @@
-"""Users read before a long wait for the GPU's thread prove nothing after it."""
-
 from __future__ import annotations
 
 import asyncio
@@ -22,8 +20,6 @@ DESTROYS = "nvml*InstanceDestroy"
 
 
 class Snapshot:
-    """What was allocated at one moment."""
-
     def __init__(self, allocated: frozenset[str]) -> None:
         self._allocated = allocated
 
@@ -36,8 +32,6 @@ class Snapshot:
 
 
 class Kubelet(UsageSource):
-    """Gives devices to pods."""
-
     def __init__(self) -> None:
         super().__init__()
         self.allocated: set[str] = set()
@@ -142,7 +136,6 @@ async def test_a_device_allocated_while_another_source_is_slow_is_kept() -> None
 async def test_a_step_whose_turn_always_comes_too_late_is_refused(
     deadline: int, readings: int
 ) -> None:
-    """After a few readings within its deadline, with nothing changed."""
     kubelet, clock = Kubelet(), count(0.0, FRESH + 1)
     with simulated("h100-80gb:1") as node:
         async with Driver(observe_deadline=30, step_deadline=30) as plain:

@@ -1,5 +1,3 @@
-"""Instances are created as asked, read back, and taken away again when they cannot be whole."""
-
 from __future__ import annotations
 
 import pynvml
@@ -26,7 +24,6 @@ from tests.gpu.steps_of import add_compute, create, destroy, laid_out, layout
 async def test_what_cannot_be_finished_is_taken_away_again(
     driver: Driver, node: SimulatedNode, function: str, code: str
 ) -> None:
-    """Also the parts that were made before the one that failed."""
     gpu = await laid_out(driver, 0, at4="1g.10gb")
     # What is read back is read up to three times.
     skip, times = (1, 3) if function.endswith("_v2") else (0, 1)
@@ -41,7 +38,6 @@ async def test_what_cannot_be_finished_is_taken_away_again(
 async def test_a_create_that_fails_although_it_was_done_is_taken_away_too(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """The compute instance is there, its handle is not."""
     gpu = await laid_out(driver, 0)
     node.inject("nvmlGpuInstanceCreateComputeInstance", error="UNKNOWN", applied=True)
     with pytest.raises(DriverError):
@@ -69,7 +65,6 @@ async def test_another_part_than_was_asked_for_is_taken_away(
 
 
 async def test_what_cannot_be_taken_away_is_reported(driver: Driver, node: SimulatedNode) -> None:
-    """The half-made instance is in the sentence and in the next observation."""
     gpu = await laid_out(driver, 0)
     node.inject("nvmlGpuInstanceCreateComputeInstance", error="INSUFFICIENT_RESOURCES")
     node.inject("nvmlGpuInstanceDestroy", error="UNKNOWN")
@@ -98,7 +93,6 @@ async def test_a_part_is_added_only_to_the_instance_that_is_meant(
 async def test_a_profile_that_the_card_does_not_have_is_never_tried(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """The plan was made for another card."""
     gpu = await laid_out(driver, 0)
     step = replace(create(gpu, "3g.40gb", 0), profile_id=14)
     with pytest.raises(DriverError, match=r"no profile 3g.40gb with id 14"):
@@ -114,7 +108,6 @@ TWO = ComputeInstanceProfile(1, 2, 1, 32)
 
 
 def instance_profile(slices: int) -> GpuInstanceProfile:
-    """A profile of that many slices."""
     return GpuInstanceProfile(9, 2, f"{slices}g.40gb", slices, 1, 60, 2, ())
 
 
@@ -130,6 +123,5 @@ def test_who_asks_for_a_part_gets_the_one_of_which_the_most_fit() -> None:
 
 
 def test_a_size_that_is_not_offered_is_refused_with_those_that_are() -> None:
-    """In the words of the user."""
     with pytest.raises(DriverError, match=r"2 slices was asked for in 1g\.40gb, which offers 1"):
         compute_profile_for(instance_profile(1), [PLAIN, DOUBLE], 2)

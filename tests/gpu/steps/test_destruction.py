@@ -1,5 +1,3 @@
-"""Only what is meant is destroyed, and never while anybody uses it or may use it."""
-
 from __future__ import annotations
 
 import asyncio
@@ -26,7 +24,6 @@ DESTROYS = "nvml*InstanceDestroy"
 async def test_a_process_that_came_since_the_plan_is_found(
     driver: Driver, node: SimulatedNode, kind: str
 ) -> None:
-    """Nothing is destroyed, and the process is named."""
     gpu = await laid_out(driver, 0)
     await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
     gpu = await driver.observe_gpu(gpu.uuid)
@@ -86,7 +83,6 @@ async def test_who_holds_a_half_made_instance_is_found() -> None:
 async def test_an_id_that_belongs_to_another_instance_by_now_is_not_destroyed(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """Someone replaced the instance between the plan and the step."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     step = destroy(gpu, gpu.instances[0])
     await driver.apply(step)
@@ -100,7 +96,6 @@ async def test_an_id_that_belongs_to_another_instance_by_now_is_not_destroyed(
 
 
 async def test_a_device_that_is_another_by_now_is_not_destroyed(driver: Driver) -> None:
-    """The instance is the same, but its parts were replaced."""
     gpu = await laid_out(driver, 0)
     await driver.apply(create(gpu, "3g.40gb", 0, (1, 1, 1)))
     gpu = await driver.observe_gpu(gpu.uuid)
@@ -149,7 +144,6 @@ async def test_the_moment_after_the_last_part_went_is_waited_for() -> None:
 
 
 async def test_a_refusal_that_stays_is_reported_before_the_deadline(node: SimulatedNode) -> None:
-    """What is left is in the next observation."""
     async with Driver(observe_deadline=30, step_deadline=1) as driver:
         gpu = await laid_out(driver, 0, at0="3g.40gb")
         node.inject("nvmlGpuInstanceDestroy", error="IN_USE", times=None)
@@ -177,7 +171,6 @@ async def test_nothing_is_destroyed_once_the_deadline_has_passed(node: Simulated
 async def test_the_wait_behind_a_slow_observation_leaves_the_step_its_time(
     node: SimulatedNode,
 ) -> None:
-    """A step that had to wait for longer than its deadline still has all of it."""
     handles = "nvmlDeviceGetMigDeviceHandleByIndex"
     async with Driver(observe_deadline=30, step_deadline=1.5) as driver:
         gpu = await laid_out(driver, 0, **{f"at{start}": "1g.10gb" for start in range(7)})
@@ -193,7 +186,6 @@ async def test_the_wait_behind_a_slow_observation_leaves_the_step_its_time(
 
 
 async def test_one_look_serves_several_destructions(driver: Driver, node: SimulatedNode) -> None:
-    """Users are looked up once, before the first; a user of the last one protects all."""
     gpu = await laid_out(driver, 0, **{f"at{start}": "1g.10gb" for start in range(7)})
     steps = [destroy(gpu, instance) for instance in gpu.instances]
     process = node.occupy(gpu.instances[5].compute[0].uuid)
@@ -211,7 +203,6 @@ async def test_one_look_serves_several_destructions(driver: Driver, node: Simula
 async def test_who_comes_after_the_look_makes_the_driver_refuse(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """Nothing in use is destroyed; what is idle is."""
     gpu = await laid_out(driver, 0, at0="1g.10gb", at1="1g.10gb")
     first, second = (destroy(gpu, instance) for instance in gpu.instances)
     await driver.insist_on_idle([first, second])
@@ -223,7 +214,6 @@ async def test_who_comes_after_the_look_makes_the_driver_refuse(
 
 
 async def test_who_is_on_no_known_device_may_be_on_any(driver: Driver, node: SimulatedNode) -> None:
-    """A process that opened the GPU earlier protects all instances."""
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     process = node.occupy(0)
     with pytest.raises(GpuInUse, match=f"pid {process.pid}"):

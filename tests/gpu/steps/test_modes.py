@@ -1,5 +1,3 @@
-"""Compute mode and MIG mode change where they can, and never under a process."""
-
 from __future__ import annotations
 
 import pynvml
@@ -19,7 +17,6 @@ EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 
 
 def modes(gpu: Gpu) -> list[ComputeMode | None]:
-    """Of the MIG devices, in order."""
     return [device.compute_mode for instance in gpu.instances for device in instance.compute]
 
 
@@ -43,7 +40,6 @@ async def test_a_gpu_in_mig_mode_is_not_asked(answer: str) -> None:
 async def test_a_mode_that_is_there_already_is_not_set_again(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """So a repeated step needs no privilege and disturbs no user."""
     gpu = (await driver.observe()).gpus[0]
     await driver.apply(compute_mode(gpu, ComputeMode.DEFAULT))
     assert node.journal.total(SET) == 0
@@ -53,7 +49,6 @@ async def test_a_mode_that_is_there_already_is_not_set_again(
 async def test_a_mode_that_is_not_reported_is_unknown_and_the_gpu_is_well(
     driver: Driver, node: SimulatedNode, error: str, mig: bool
 ) -> None:
-    """It matters to MPS only; the layout and the users are seen all the same."""
     if mig:
         await laid_out(driver, 0, at0="3g.40gb")
     node.inject(GET, error=error, times=None)
@@ -79,7 +74,6 @@ async def test_mig_devices_that_refuse_are_reported_as_such() -> None:
 async def test_a_driver_that_forgets_the_mode_is_found_out(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reports success all the same."""
     gpu = (await driver.observe()).gpus[0]
     monkeypatch.setitem(pynvml._nvmlGetFunctionPointer_cache, SET, lambda *_: 0)
     with pytest.raises(DriverError, match=r"was to become exclusiveProcess .* but it is default"):

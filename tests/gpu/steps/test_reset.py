@@ -1,5 +1,3 @@
-"""A GPU is reset when it is idle and NVML can be closed for it, and the result is read back."""
-
 from __future__ import annotations
 
 import asyncio
@@ -35,7 +33,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedN
 
 
 def driver_with(nvidia_smi: list[str]) -> Driver:
-    """That runs this program for a reset."""
     return Driver(observe_deadline=30, step_deadline=30, nvidia_smi=nvidia_smi)
 
 
@@ -63,7 +60,6 @@ def fall_off_the_bus(node: SimulatedNode) -> None:
 async def test_a_pending_mode_becomes_current_with_a_reset(
     node: SimulatedNode,
 ) -> None:
-    """The GPU is let go for it by this process too, and the other GPU is as before."""
     async with driver_with(SMI) as driver:
         gpu, other = (await driver.observe()).gpus
         await driver.apply(enable(gpu))
@@ -91,7 +87,6 @@ async def test_a_reset_and_the_steps_of_another_gpu_take_turns(node: SimulatedNo
 
 
 async def test_a_gpu_that_has_another_number_by_now_is_not_reset(tmp_path: Path) -> None:
-    """One fell off the bus during another's reset, and those behind it moved up."""
     called = tmp_path / "called"
     with simulated("a100-40gb:2") as node:
         async with driver_with(["touch", str(called)]) as driver:
@@ -104,7 +99,6 @@ async def test_a_gpu_that_has_another_number_by_now_is_not_reset(tmp_path: Path)
 
 
 async def test_a_gpu_that_is_gone_after_its_reset_was_not_reset(tmp_path: Path) -> None:
-    """Another has its number by then, and answers."""
     with simulated("a100-40gb:2") as node:
         async with under_reset(tmp_path) as (_, gpu, reset, go):
             fall_off_the_bus(node)
@@ -114,7 +108,6 @@ async def test_a_gpu_that_is_gone_after_its_reset_was_not_reset(tmp_path: Path) 
 
 
 async def test_a_gpu_that_does_not_answer_after_its_reset_was_not_reset(tmp_path: Path) -> None:
-    """Whatever nvidia-smi says of it."""
     with simulated("a100-40gb:2") as node:
         async with under_reset(tmp_path) as (_, _, reset, go):
             node.inject("nvmlDeviceGetMigMode", error="GPU_IS_LOST", gpu=0, times=None)
@@ -137,7 +130,6 @@ async def test_after_an_nvml_that_would_not_shut_down_gpus_are_reset_again(
 
 
 async def test_a_gpu_in_use_is_not_reset(node: SimulatedNode) -> None:
-    """It is looked at right before; the process is named."""
     async with driver_with(["false"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         process = node.occupy(0)
@@ -148,7 +140,6 @@ async def test_a_gpu_in_use_is_not_reset(node: SimulatedNode) -> None:
 async def test_a_gpu_whose_users_are_unknown_is_not_reset(
     node: SimulatedNode,
 ) -> None:
-    """Nor one that does not answer."""
     async with driver_with(["false"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMigMode"):
@@ -160,7 +151,6 @@ async def test_a_gpu_whose_users_are_unknown_is_not_reset(
 async def test_a_reset_that_fails_is_reported_and_nvml_works_again(
     node: SimulatedNode,
 ) -> None:
-    """With what the program said, which is remembered as the machine's answer."""
     async with driver_with(["false"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         with pytest.raises(DriverError, match=r"GPU 0: .*--gpu-reset -i .* ended with 1"):
@@ -173,7 +163,6 @@ async def test_a_reset_that_fails_is_reported_and_nvml_works_again(
 async def test_a_reset_that_changes_nothing_is_found_out(
     node: SimulatedNode,
 ) -> None:
-    """The mode is read back."""
     async with driver_with(["true"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         await driver.apply(enable(gpu))
@@ -182,7 +171,6 @@ async def test_a_reset_that_changes_nothing_is_found_out(
 
 
 async def test_a_cancelled_reset_is_finished_first(tmp_path: Path) -> None:
-    """NVML is started again before the cancellation goes on."""
     with simulated("a100-40gb:1"):
         async with under_reset(tmp_path) as (driver, gpu, reset, go):
             reset.cancel()

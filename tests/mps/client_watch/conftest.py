@@ -23,7 +23,6 @@ Start = Callable[..., SimulatedClient]
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    """A daemon's folders; nothing runs yet."""
     with Rig(Programs(programs_of("550"), VERSIONS["550"], real=False)) as made:
         yield made
 
@@ -42,7 +41,6 @@ def start_client(rig: Rig) -> Iterator[Start]:
 
 
 def asking(rig: Rig) -> ControlClient:
-    """The daemon's control client."""
     front_end = str(rig.programs.folder / CONTROL)
     programs = MpsPrograms(control=(front_end,), path=rig.environment["PATH"])
     return ControlClient(
@@ -63,7 +61,6 @@ def start(rig: Rig, plan: WantedMps) -> DaemonSpec:
 
 
 def running(rig: Rig, plan: WantedMps, control: ControlClient, device: str = GPU) -> RunningDaemon:
-    """As it is just now."""
     server = rig.server()
     pids = map(int, rig.ask(f"get_client_list {server}").split())
     spec = spec_of(plan, device, pipe=str(rig.pipes))

@@ -1,5 +1,3 @@
-"""A client is ended by its daemon first, then by signals, and no other process in its place."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,7 +27,6 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def client(rig: Rig) -> Iterator[SimulatedClient]:
-    """A client of a running daemon."""
     rig.start()
     with SimulatedClient(rig.pipes) as made:
         made.wait_until_accepted()
@@ -60,7 +57,6 @@ async def end(
 
 
 async def test_by_the_daemon(rig: Rig, client: SimulatedClient) -> None:
-    """Its work is ended, of which it dies by itself; the daemon and its server go on."""
     server = rig.server()
     ending = await end(rig, target_of(client.pid))
     assert ending == ClientEnd(True, "the daemon ended its work, and it ended by itself")
@@ -110,7 +106,6 @@ async def test_by_signals_afterwards(
     ignored: tuple[str, ...],
     number: str,
 ) -> None:
-    """The gentle one, then the other, each only when its time is over."""
     rig.start()
     with stubborn(rig, *ignored) as child:
         ending = await end(rig, target_of(child.pid), grace=0.3)
@@ -135,7 +130,6 @@ async def test_a_daemon_that_does_not_answer(
     rig: Rig,
     client: SimulatedClient,
 ) -> None:
-    """Has its deadline, and the client is left alone."""
     rig.knobs.turn("terminate_code", -1)
     ending = await end(rig, target_of(client.pid), deadline=0.3, grace=0.1)
     assert not ending.gone
@@ -155,7 +149,6 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 async def test_whom_the_driver_does_not_list(
     rig: Rig, client: SimulatedClient, bystander: subprocess.Popen[bytes]
 ) -> None:
-    """Is left alone, even if the daemon lists it as a client, as it does one of these two."""
     for pid in (client.pid, bystander.pid):
         ending = await end(rig, target_of(pid), listed=[1, 2])
         assert ending == ClientEnd(
@@ -197,7 +190,6 @@ async def test_a_daemon_that_does_not_tell_its_clients(
     ],
 )
 async def test_another_users_process(rig: Rig, owner: int, user: int | None, words: str) -> None:
-    """Is left alone, even where the driver lists it."""
     rig.start()
     with subprocess.Popen(["/bin/sleep", "60"], user=owner, extra_groups=()) as child:
         try:
@@ -212,7 +204,6 @@ async def test_a_number_that_was_used_again(
     rig: Rig,
     client: SimulatedClient,
 ) -> None:
-    """A client of the same number that started at another time is another one."""
     target = target_of(client.pid)
     earlier = ProcessIdentity(client.pid, target.process.create_time - 1)
     ending = await end(rig, replace(target, process=earlier))
@@ -222,7 +213,6 @@ async def test_a_number_that_was_used_again(
 
 
 async def test_one_that_is_gone(rig: Rig, client: SimulatedClient) -> None:
-    """Nothing is said to the daemon."""
     target = target_of(client.pid)
     client.close()
     said = rig.log().count("NEW UI")
@@ -247,7 +237,6 @@ async def test_one_that_cannot_be_held(rig: Rig) -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 async def test_one_that_ends_while_the_driver_is_asked(rig: Rig, *, listed: bool) -> None:
-    """Nothing is ended in its place, although the daemon still lists its number."""
     rig.start()
     with stubborn(rig) as child:
         target = target_of(child.pid)
@@ -265,13 +254,11 @@ async def test_one_that_ends_while_the_driver_is_asked(rig: Rig, *, listed: bool
 
 @pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getppid(), 4711])
 async def test_who_is_never_ended(rig: Rig, pid: int) -> None:
-    """The agent itself, its parent, process 1, and daemons and servers."""
     ending = await end(rig, ClientToEnd(ProcessIdentity(pid, 1), ME, frozenset({4711})))
     assert ending == ClientEnd(False, f"left alone: pid {pid} may not be ended")
 
 
 async def test_left_early(rig: Rig) -> None:
-    """Cancelled, it leaves no task and sends no more signals."""
     rig.start()
     with stubborn(rig) as child:
         task = asyncio.create_task(end(rig, target_of(child.pid), grace=60))

@@ -1,5 +1,3 @@
-"""Clients are seen as they are, an offence is reported once, and only offenders are ended."""
-
 from __future__ import annotations
 
 import asyncio
@@ -63,7 +61,6 @@ class Watch(ClientWatch):
 
     @property
     def daemon(self) -> RunningDaemon:
-        """As it is just now."""
         return running(self.rig, self.plan, self.control)
 
     async def look(self, daemon: RunningDaemon | None = None) -> tuple[MpsClient, ...]:
@@ -77,7 +74,6 @@ class Watch(ClientWatch):
         return found[daemon.device]
 
     def kinds(self) -> list[tuple[int, str]]:
-        """Pid and kind of each report."""
         return [(offence.client.pid, offence.kind.value) for _, offence in self.reported]
 
 
@@ -106,7 +102,6 @@ def env_files(folder: Path, spec: DaemonSpec) -> dict[str, dict[str, str]]:
 
 
 async def test_each_env_file(rig: Rig, start_client: Start, tmp_path: Path) -> None:
-    """A client started with it, as the plan's user, has the limits that its server says it has."""
     plan = wanted()
     spec = start(rig, plan)
     files = env_files(tmp_path, spec)
@@ -189,7 +184,6 @@ async def test_in_a_container(rig: Rig, tmp_path: Path) -> None:
 
 
 async def test_an_offence_is_reported_once(rig: Rig, start_client: Start) -> None:
-    """For as long as it lasts; the next offender's is another."""
     plan = wanted()
     start(rig, plan)
     first = start_client()
@@ -209,7 +203,6 @@ async def test_an_offence_is_reported_once(rig: Rig, start_client: Start) -> Non
 
 
 async def test_a_driver_that_does_not_answer(rig: Rig, start_client: Start) -> None:
-    """Memory is not known then, and all else is."""
     plan = wanted()
     start(rig, plan)
     start_client(**slot("small-0"))
@@ -220,7 +213,6 @@ async def test_a_driver_that_does_not_answer(rig: Rig, start_client: Start) -> N
 
 
 async def test_whom_nothing_is_known_of(rig: Rig) -> None:
-    """A client in another pid namespace, and one that has just ended: both are shown."""
     plan = TERMINATE
     spec = start(rig, plan)
     async with Watch(rig, plan) as watch:
@@ -236,7 +228,6 @@ async def test_whom_nothing_is_known_of(rig: Rig) -> None:
 
 
 async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
-    """The newest one, by the daemon; those who were there go on, and so does their server."""
     start(rig, TERMINATE)
     clients = [start_client(**slot(name)) for name in ("small-0", "small-1", "small-0")]
     server = rig.server()
@@ -255,7 +246,6 @@ async def test_over_the_count_and_ended(rig: Rig, start_client: Start) -> None:
 
 
 async def test_an_older_program_that_comes_later(rig: Rig, start_client: Start) -> None:
-    """It displaces no client of the slot that it names, nor once the others were out of sight."""
     start(rig, TERMINATE)
     with SimulatedClient(rig.pipes, environment=slot("small-0")) as older:
         os.kill(older.pid, signal.SIGSTOP)  # before it has come to connect
@@ -271,7 +261,6 @@ async def test_an_older_program_that_comes_later(rig: Rig, start_client: Start) 
 
 
 async def test_looser_limits_and_ended(rig: Rig, start_client: Start) -> None:
-    """At the first look; who has what its slot gives works on."""
     environment = slot("small-0") | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "40"}
     start(rig, TERMINATE)
     client, good = start_client(**environment), start_client(**slot("large-0"))
@@ -323,7 +312,6 @@ async def test_whom_only_the_driver_lists(rig: Rig, start_client: Start) -> None
 
 
 async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
-    """Is reported with the reason, and not tried again at every look."""
     start(rig, TERMINATE)
     client = start_client()
     rig.knobs.turn("terminate_code", 999)
@@ -338,7 +326,6 @@ async def test_who_cannot_be_ended(rig: Rig, start_client: Start) -> None:
 
 
 async def test_closing_ends_nothing(rig: Rig, start_client: Start) -> None:
-    """A client that is being ended is left as it is, and no task is left."""
     start(rig, TERMINATE)
     client = start_client()
     rig.knobs.turn("terminate_code", -1)

@@ -51,7 +51,6 @@ class Life:
     jitter: float = 0.0
 
     def phase(self) -> DaemonPhase:
-        """Where it is now."""
         return self.state.phase
 
     def tell(self, event: Event, *, after: float = 0.0) -> tuple[Action, ...]:
@@ -61,34 +60,28 @@ class Life:
         return actions
 
     def start(self, spec: DaemonSpec = SPEC) -> tuple[Action, ...]:
-        """A plan wants it, and it starts."""
         actions = self.tell(NewPlan(spec))
         self.tell(Started(self.state.run, 4711))
         return actions
 
     def become_ready(self, spec: DaemonSpec = SPEC) -> None:
-        """From nothing to Ready, all going well."""
         self.start(spec)
         self.tell(Answered(self.state.run))
         self.tell(self.proof())
 
     def proof(self, *differences: str) -> LimitsReadBack:
-        """The read-back that was asked for last."""
         return LimitsReadBack(self.state.run, self.state.reading, differences)
 
 
 def subjects(actions: tuple[Action, ...]) -> list[ReportSubject]:
-    """What is reported."""
     return [action.subject for action in actions if isinstance(action, Report)]
 
 
 def messages(actions: tuple[Action, ...]) -> list[str]:
-    """In which words."""
     return [action.message for action in actions if isinstance(action, Report)]
 
 
 def undone(actions: tuple[Action, ...]) -> list[Action]:
-    """What is to be done besides reporting."""
     return [action for action in actions if not isinstance(action, Report)]
 
 

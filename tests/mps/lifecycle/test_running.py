@@ -1,5 +1,3 @@
-"""To Ready, after an end or a silence too: when a daemon is started, replaced, or left alone."""
-
 from __future__ import annotations
 
 import pytest
@@ -42,7 +40,6 @@ from tests.mps.plans import with_limits
 
 
 def test_starting_to_limiting_to_ready() -> None:
-    """It answers, its limits are set and read back; only then it is Ready."""
     life = Life()
     life.start()
     assert life.tell(Answered(1)) == (SetLimits(1, SPEC), ReadBack(1, SPEC, 1), Schedule(4.0))
@@ -52,7 +49,6 @@ def test_starting_to_limiting_to_ready() -> None:
 
 
 def test_limits_that_do_not_hold_before_ready() -> None:
-    """They are set again; when that does not help either, the process is replaced."""
     life = Life()
     life.start()
     life.tell(Answered(1))
@@ -75,7 +71,6 @@ def test_a_read_back_of_earlier_limits_proves_nothing() -> None:
 
 
 def test_no_answer_after_the_start() -> None:
-    """A deadline ends it; it is started anew only once its exit is known."""
     life = Life()
     life.start()
     assert life.tell(Timeout(1)) == ()
@@ -89,7 +84,6 @@ def test_no_answer_after_the_start() -> None:
 
 
 def test_ready_to_limiting_when_limits_drift(ready: Life) -> None:
-    """Someone changed them: they are put back, and it is not Ready meanwhile, nor ended."""
     actions = ready.tell(ready.proof("threads 100.0, wanted 50"))
     assert subjects(actions) == [ReportSubject.LIMITS_DIFFER]
     assert ready.phase() is DaemonPhase.LIMITING
@@ -112,7 +106,6 @@ def test_other_shares_with_the_same_limits_disturb_nothing(ready: Life) -> None:
 
 
 def test_other_limits_need_no_other_process(ready: Life) -> None:
-    """They are set while it runs, and it is Ready when they are read back."""
     assert SetLimits(1, OTHER_LIMITS) in ready.tell(NewPlan(OTHER_LIMITS))
     assert ready.phase() is DaemonPhase.LIMITING
     ready.tell(ready.proof())
@@ -120,7 +113,6 @@ def test_other_limits_need_no_other_process(ready: Life) -> None:
 
 
 def test_another_user_needs_another_process(ready: Life) -> None:
-    """Drained first, then started as the other."""
     ready.tell(NewPlan(OTHER_USER))
     ready.tell(ClientsGone(1))
     actions = ready.tell(Exited(1, "status 0", 100.0))
@@ -146,7 +138,6 @@ def test_down_to_starting_by_adoption() -> None:
 
 
 def test_what_an_earlier_process_says_is_past(ready: Life) -> None:
-    """It neither ends nor proves the present one."""
     ready.tell(Exited(1, "signal 9", 100.0))
     ready.tell(DeadlinePassed(), after=1.0)
     before = ready.state
@@ -174,9 +165,6 @@ def test_ready_to_starting_when_it_was_steady(ready: Life) -> None:
 
 
 def test_backoff_to_failed_to_ready() -> None:
-    """Quick failures wait twice as long each time. After so many that is reported once, and it is
-    tried at the longest delay until it is Ready.
-    """
     life = Life()
     life.start()
     for delay in (1.0, 2.0):
@@ -203,9 +191,6 @@ def test_backoff_to_failed_to_ready() -> None:
 
 @pytest.mark.parametrize("event", [RetryRequested(), NewPlan(SPEC)])
 def test_failed_to_starting_on_request(event: Event) -> None:
-    """At once, and earlier failures no longer count; by a new plan, too, that wants the same here:
-    perhaps what was wrong is another thing in it.
-    """
     life = Life()
     life.start()
     for _ in range(3):
@@ -218,13 +203,11 @@ def test_failed_to_starting_on_request(event: Event) -> None:
 
 
 def test_chance_shortens_the_wait() -> None:
-    """By up to a quarter, never lengthens it."""
     assert [retry_delay(POLICY, 2, jitter) for jitter in (0.0, 0.5, 1.0)] == [2.0, 1.75, 1.5]
     assert retry_delay(POLICY, 10**6, 0.0) == 8.0
 
 
 def test_backoff_is_not_cut_short_by_the_same_plan() -> None:
-    """Nothing is different; another spec or a request is something else."""
     life = Life()
     life.start()
     life.tell(Exited(1, "status 1", 0.1))
@@ -235,7 +218,6 @@ def test_backoff_is_not_cut_short_by_the_same_plan() -> None:
 
 
 def test_no_plan_in_backoff() -> None:
-    """It stays down."""
     life = Life()
     life.start()
     life.tell(Exited(1, "status 1", 0.1))
@@ -246,7 +228,6 @@ def test_no_plan_in_backoff() -> None:
 
 
 def test_a_drain_in_backoff() -> None:
-    """It is not started again, and its state says why."""
     life = Life()
     life.start()
     life.tell(Exited(1, "status 1", 0.1))
@@ -259,7 +240,6 @@ def test_a_drain_in_backoff() -> None:
 
 
 def test_ready_to_fault_when_it_answers_nothing(ready: Life) -> None:
-    """One unanswered question is forgiven, two in a row are not; then it is replaced."""
     assert ready.tell(Timeout(1)) == ()
     ready.tell(Answered(1))
     assert ready.tell(Timeout(1)) == ()
@@ -270,7 +250,6 @@ def test_ready_to_fault_when_it_answers_nothing(ready: Life) -> None:
 
 
 def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
-    """Clients may work on without it, so a drain only says so, once."""
     ready.tell(NewPlan(None))
     reports = [subjects(ready.tell(Timeout(1))) for _ in range(4)]
     assert reports == [[], [ReportSubject.SILENT], [], []]
@@ -278,7 +257,6 @@ def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
 
 
 def test_a_killed_one_is_remembered_for_what_it_did() -> None:
-    """The signal was ours, and says nothing; neither does the end of the last try."""
     life = Life()
     life.start()
     for subject in (ReportSubject.EXITED, ReportSubject.EXITED, ReportSubject.FAILED):
@@ -294,7 +272,6 @@ def test_a_killed_one_is_remembered_for_what_it_did() -> None:
 
 
 def test_kept_out_is_reported_once_and_ends_nothing(ready: Life) -> None:
-    """For as long as it lasts; again after an answer, and when the reason is another."""
     reported = [subjects(ready.tell(Unreachable(1, reason))) for reason in ("a", "a", "b")]
     assert reported == [[ReportSubject.SILENT], [], [ReportSubject.SILENT]]
     assert (ready.phase(), ready.state.timeouts) == (DaemonPhase.READY, 0)
@@ -314,7 +291,6 @@ def test_kept_out_from_an_adopted_daemon() -> None:
 
 
 def test_kept_out_while_limits_are_set() -> None:
-    """They are set and read once more."""
     life = Life()
     life.start()
     life.tell(Answered(1))

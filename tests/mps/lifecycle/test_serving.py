@@ -1,5 +1,3 @@
-"""Servers and clients of a daemon: faults, limits, users, and drains that wait for them."""
-
 from __future__ import annotations
 
 import pytest
@@ -37,7 +35,6 @@ from tests.mps.lifecycle.conftest import SPEC, Life, messages, subjects, undone
 
 
 def seen(life: Life, status: ServerStatus, *, pid: int = 50, uid: int = 1000) -> ServerSeen:
-    """Its server, now."""
     return ServerSeen(life.state.run, Server(pid, uid, status))
 
 
@@ -52,7 +49,6 @@ def test_ready_to_fault_to_limiting_with_the_server(ready: Life) -> None:
 
 
 def test_a_faulted_server_that_goes(ready: Life) -> None:
-    """Takes its fault with it."""
     ready.tell(seen(ready, ServerStatus.FAULT))
     actions = ready.tell(ServerGone(1, 50, "status 1"))
     assert subjects(actions) == [ReportSubject.SERVER_EXITED]
@@ -69,7 +65,6 @@ def test_a_server_that_was_never_seen(ready: Life) -> None:
 
 
 def test_who_caused_a_fault_is_known_later(ready: Life) -> None:
-    """Then it is reported as soon as it is known, once."""
     [report] = ready.tell(ServerSeen(1, Server(50, 1000, ServerStatus.FAULT)))
     assert isinstance(report, Report)
     assert "client" not in report.message.partition("and takes")[0]
@@ -89,7 +84,6 @@ def test_a_new_server_is_asked_for_its_limits(ready: Life) -> None:
 
 
 def test_a_server_that_initializes_too_long(ready: Life) -> None:
-    """Its clients wait; that is a fault until it is active."""
     assert Schedule(30.0) in ready.tell(seen(ready, ServerStatus.INITIALIZING))
     assert subjects(ready.tell(DeadlinePassed(), after=30.0)) == [ReportSubject.SERVER_SLOW]
     assert ready.phase() is DaemonPhase.FAULT
@@ -97,14 +91,12 @@ def test_a_server_that_initializes_too_long(ready: Life) -> None:
 
 
 def test_a_server_that_gets_active_in_time(ready: Life) -> None:
-    """Its deadline is forgotten."""
     ready.tell(seen(ready, ServerStatus.INITIALIZING))
     ready.tell(seen(ready, ServerStatus.ACTIVE))
     assert ready.tell(DeadlinePassed(), after=100) == ()
 
 
 def test_limits_read_back_beside_a_faulted_server() -> None:
-    """The limits are fine, it is of no use all the same."""
     life = Life()
     life.start()
     life.tell(Answered(1))
@@ -114,7 +106,6 @@ def test_limits_read_back_beside_a_faulted_server() -> None:
 
 
 def test_a_server_of_another_user(ready: Life) -> None:
-    """It is reported once, with both users."""
     [report] = (
         a for a in ready.tell(seen(ready, ServerStatus.ACTIVE, uid=0)) if isinstance(a, Report)
     )
@@ -126,13 +117,11 @@ def test_a_server_of_another_user(ready: Life) -> None:
 
 
 def test_a_server_whose_user_is_not_known(ready: Life) -> None:
-    """No report claims that it is the wrong one."""
     actions = ready.tell(ServerSeen(1, Server(50, None, ServerStatus.ACTIVE)))
     assert ReportSubject.WRONG_SERVER_USER not in subjects(actions)
 
 
 def test_a_client_of_another_user(ready: Life) -> None:
-    """Who waits, who holds the server, what to do."""
     ready.tell(seen(ready, ServerStatus.ACTIVE))
     [report] = ready.tell(ForeignUserWaiting(1, 99, 1001, "python"))
     assert isinstance(report, Report)
@@ -158,7 +147,6 @@ def test_ready_to_draining_to_down(ready: Life) -> None:
 
 
 def test_a_daemon_that_does_not_quit(ready: Life) -> None:
-    """Is killed when its time is over; it has no clients."""
     ready.tell(NewPlan(None))
     ready.tell(ClientsGone(1))
     actions = ready.tell(DeadlinePassed(), after=10.0)
@@ -167,7 +155,6 @@ def test_a_daemon_that_does_not_quit(ready: Life) -> None:
 
 
 def test_a_drain_that_the_plan_takes_back(ready: Life) -> None:
-    """While it only waits it goes back to work; once asked to end, it comes again."""
     ready.tell(NewPlan(None))
     assert SetLimits(1, SPEC) in ready.tell(NewPlan(SPEC))
     ready.tell(ready.proof())
@@ -179,7 +166,6 @@ def test_a_drain_that_the_plan_takes_back(ready: Life) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_drain_on_request_with_a_deadline(ready: Life, force: bool) -> None:
-    """In use when the time is over: by force it ends, else it is as before."""
     assert ready.tell(DrainRequested(30.0, force=force)) == (Schedule(30.0),)
     ready.tell(NewPlan(SPEC))  # the plan did not ask for the drain, so it does not end it
     assert ready.phase() is DaemonPhase.DRAINING
@@ -192,7 +178,6 @@ def test_a_drain_on_request_with_a_deadline(ready: Life, force: bool) -> None:
 
 
 def test_drained_on_request_it_stays_down(ready: Life) -> None:
-    """Until it is asked for, or a plan is new."""
     ready.tell(DrainRequested(None))
     ready.tell(ClientsGone(1))
     actions = ready.tell(Exited(1, "status 0", 100.0))
@@ -202,7 +187,6 @@ def test_drained_on_request_it_stays_down(ready: Life) -> None:
 
 
 def test_a_drain_that_is_given_up(ready: Life) -> None:
-    """A person's is taken back; a plan's is not, nor one whose end has begun."""
     ready.tell(DrainRequested(None))
     assert SetLimits(1, SPEC) in ready.tell(DrainGivenUp())
     ready.tell(ready.proof())
@@ -215,7 +199,6 @@ def test_a_drain_that_is_given_up(ready: Life) -> None:
 
 
 def test_a_restart_on_request(ready: Life) -> None:
-    """Drained, then started again."""
     ready.tell(DrainRequested(None, then_start=True))
     ready.tell(ClientsGone(1))
     actions = ready.tell(Exited(1, "status 0", 100.0))

@@ -93,7 +93,6 @@ DRAWS = st.lists(
 
 
 def event_of(draw: Draw, state: State) -> Event:
-    """The event drawn, in this state."""
     kind, _, late, _ = draw
     return EVENTS[kind](state, state.run - late, draw)
 
@@ -129,7 +128,6 @@ class Observer:
         self.judge(before, event, actions, life)
 
     def begin(self, run: int) -> None:
-        """There is a process."""
         assert self.alive is None, "two processes at once"
         assert run == self.count + 1
         self.alive = self.count = run
@@ -139,7 +137,6 @@ class Observer:
         self.unreachable = False
 
     def hear(self, before: State, event: OfRun, actions: tuple[Action, ...], life: Life) -> None:
-        """From the process there is."""
         match event:
             case Answered():
                 self.answered, self.timeouts, self.unreachable = True, 0, False
@@ -156,7 +153,6 @@ class Observer:
                 self.end(before, actions, life, quick=quick)
 
     def end(self, before: State, actions: tuple[Action, ...], life: Life, *, quick: bool) -> None:
-        """There is no process any more."""
         assert before.running is not None
         assert SweepOrphans(before.running) in actions, "an orphan is left"
         self.alive = None
@@ -173,7 +169,6 @@ class Observer:
         self.earliest = life.now + 0.75 * delay
 
     def do(self, before: State, event: Event, action: Action, now: float) -> None:
-        """The supervisor carries out the action."""
         match action:
             case SweepOrphans():
                 assert self.alive is None, "servers of a living daemon are ended"
@@ -216,7 +211,6 @@ class Observer:
             assert not excused, "killed although no front-end could ask it"
 
     def judge(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
-        """What must be so after every step."""
         state = life.state
         assert (state.phase in WITH_PROCESS) == (self.alive is not None)
         if state.phase is DaemonPhase.DOWN:
@@ -261,7 +255,6 @@ def live(draws: list[Draw]) -> tuple[Life, Observer]:
 
 
 def test_no_long_walk_breaks_a_rule() -> None:
-    """The same over long sequences, into corners that short ones do not reach."""
     for seed in range(1200):
         jitter = random.Random(seed)
         draws = [
@@ -297,7 +290,6 @@ def test_no_sequence_breaks_a_rule(draws: list[Draw]) -> None:
 @settings(max_examples=draws(300))
 @given(DRAWS)
 def test_from_everywhere_there_is_a_way_to_ready(draws: list[Draw]) -> None:
-    """However it got there: with a plan and a daemon that obeys, it becomes Ready."""
     life, observer = live(draws)
     for _ in range(12):
         if life.phase() is DaemonPhase.READY and life.state.wanted == SPEC:
@@ -310,7 +302,6 @@ def test_from_everywhere_there_is_a_way_to_ready(draws: list[Draw]) -> None:
 
 
 def well(state: State) -> list[Event]:
-    """What happens next when all goes well."""
     if state.wanted != SPEC:
         return [NewPlan(SPEC)]
     match state.phase:

@@ -1,5 +1,3 @@
-"""Compute instances of the simulated node."""
-
 from __future__ import annotations
 
 from ctypes import byref
@@ -76,7 +74,6 @@ def test_absent_profiles(kind: int, engines: int, error: type[Exception]) -> Non
 
 
 def test_a_compute_instance_with_a_process_stays() -> None:
-    """IN_USE until the process is gone."""
     with calls.node_with("h100-80gb") as node:
         device = calls.create_device(calls.gpu(), "1g")
         process = node.occupy(pynvml.nvmlDeviceGetUUID(device))
@@ -91,7 +88,6 @@ def test_a_compute_instance_with_a_process_stays() -> None:
 
 
 def test_an_ordinary_user_changes_nothing() -> None:
-    """Creating and destroying compute instances needs privilege."""
     with calls.node_with("h100-80gb", privileged=False) as node:
         card = node.cards[0]
         made = card.create_instance(9)

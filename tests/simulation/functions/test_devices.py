@@ -1,5 +1,3 @@
-"""Finding simulated GPUs and MIG devices: order, identity, what they tell."""
-
 from __future__ import annotations
 
 import uuid
@@ -14,7 +12,6 @@ from tests.simulation import calls
 
 
 def test_what_is_not_there() -> None:
-    """An index too high is invalid; a UUID or an address of nothing is not found."""
     with calls.node_with("h100-80gb"):
         with pytest.raises(pynvml.NVMLError_InvalidArgument):
             calls.gpu(1)
@@ -25,7 +22,6 @@ def test_what_is_not_there() -> None:
 
 
 def test_a_lost_gpu_answers_nothing() -> None:
-    """Every call on it and on its instances fails, the others go on, a reset brings it back."""
     with calls.node_with("h100-80gb:2") as node:
         device, other = calls.gpu(0), calls.gpu(1)
         mig_device = calls.create_device(device, "1g")
@@ -47,7 +43,6 @@ def test_a_lost_gpu_answers_nothing() -> None:
 
 
 def test_a_virtual_gpu_cannot_be_divided() -> None:
-    """In a vGPU guest the calls for GPU instances are not supported."""
     with calls.node_with("h100-80gb", switches=Switches(vgpu_guest=True)):
         device = calls.gpu()
         mode = pynvml.nvmlDeviceGetVirtualizationMode(device)
@@ -68,7 +63,6 @@ def _ids(device: Any) -> tuple[int, int]:
 
 
 def test_the_order_is_that_of_the_ids() -> None:
-    """Ascending GPU instance id, then compute instance id, without gaps."""
     with calls.node_with("h100-80gb"):
         calls.create_device(calls.gpu(), "1g", 6)
         big = calls.create(calls.gpu(), "3g", 0)
@@ -101,7 +95,6 @@ def test_how_many_there_can_be(board: str, most: int) -> None:
 
 
 def test_the_uuid_is_that_of_the_place() -> None:
-    """Version 5, the same after re-creation at the same place, another at any other place."""
     with calls.node_with("h100-80gb:2"):
         seen = []
         for index, start in ((0, 0), (0, 0), (0, 1), (1, 0)):
@@ -126,7 +119,6 @@ def _destroy(device: Any, mig_device: Any) -> None:
 
 
 def test_attributes_are_those_of_both_instances() -> None:
-    """Multiprocessors and slices of the part, engines and memory of the whole; none of a GPU."""
     with calls.node_with("h100-80gb"):
         instance = calls.create(calls.gpu(), "3g")
         pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 1)
@@ -170,7 +162,6 @@ def test_instance_ids_are_for_mig_devices_only() -> None:
 
 
 def test_gpu_calls_refuse_mig_devices() -> None:
-    """Mode, profiles and creation are matters of the whole GPU."""
     with calls.node_with("h100-80gb"):
         device = calls.create_device(calls.gpu(), "1g")
         with pytest.raises(pynvml.NVMLError_InvalidArgument):

@@ -1,5 +1,3 @@
-"""GPU instances of the simulated node, against what was seen on hardware."""
-
 from __future__ import annotations
 
 import json
@@ -34,7 +32,6 @@ def _boards_of(layout: str) -> tuple[str, ...]:
     ids=lambda value: value if isinstance(value, str) else value["name"],
 )
 def test_creations_land_where_they_were_seen_to_land(seen: dict[str, Any], board: str) -> None:
-    """Every published sequence of creations without placement gets the same ids and places."""
     with calls.node_with(board, mirrored=seen["layout"] == "mirrored"):
         device = calls.gpu()
         ids: list[int | None] = []
@@ -75,7 +72,6 @@ Layout = frozenset[tuple[str, int]]  # profile and how many of it
     ],
 )
 def test_the_possible_layouts_are_those_of_the_tables(board: str, data: str) -> None:
-    """Trying all placements finds exactly the published maximal sets, and as many sets in all."""
     published = {frozenset(layout.items()) for layout in SEEN[data]["items"]}
     found = _layouts(board, {name for layout in published for name, _ in layout})
     counted = [Counter(dict(layout)) for layout in found]
@@ -88,7 +84,6 @@ def test_the_possible_layouts_are_those_of_the_tables(board: str, data: str) -> 
 
 @pytest.mark.parametrize("layout", SEEN["illegal"], ids=str)
 def test_illegal_sets_cannot_be_created(layout: dict[str, int]) -> None:
-    """No choice of placements makes a set possible that the hardware does not allow."""
     names = {"1g", "1g+me", "1g(REV2)", "2g", "3g", "4g", "7g"}
     assert frozenset(layout.items()) not in _layouts("h100-80gb", names)
 
@@ -143,7 +138,6 @@ def _short(profile: GpuProfile) -> str:
     ],
 )
 def test_absent_profiles(kind: int, error: type[Exception]) -> None:
-    """A profile that the card lacks is not supported, one that does not exist is invalid."""
     with calls.node_with("h100-80gb"), pytest.raises(error):
         pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), kind)
 
@@ -176,7 +170,6 @@ def test_what_needs_mig_on() -> None:
 
 
 def test_an_occupied_place_is_insufficient_resources() -> None:
-    """Not ALREADY_EXISTS and not INVALID_ARGUMENT, also where places overlap only in part."""
     with calls.node_with("h100-80gb"):
         device = calls.gpu()
         calls.create(device, "2g", 2)
@@ -187,7 +180,6 @@ def test_an_occupied_place_is_insufficient_resources() -> None:
 
 @pytest.mark.parametrize(("start", "size"), [(1, 4), (0, 3), (8, 4), (4, 8)])
 def test_an_invalid_place_is_an_invalid_argument(start: int, size: int) -> None:
-    """A place that the profile does not have is refused as such, not for want of room."""
     place = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
     with calls.node_with("h100-80gb"):
         device = calls.gpu()
@@ -202,7 +194,6 @@ def test_an_unknown_profile_id_is_an_invalid_argument() -> None:
 
 
 def test_media_extensions_exclude_each_other_on_a30() -> None:
-    """A30 has two +me profiles and one set of engines for them."""
     with calls.node_with("a30"):
         device = calls.gpu()
         calls.create(device, "1g+me", 0)
@@ -213,7 +204,6 @@ def test_media_extensions_exclude_each_other_on_a30() -> None:
 
 
 def test_all_media_engines_leave_only_profiles_without() -> None:
-    """Beside +me.all only -me profiles can be created, and it only beside them."""
     with calls.node_with("rtx-pro-6000"):
         device = calls.gpu()
         first = calls.create(device, "1g+me.all", 0)
@@ -239,7 +229,6 @@ def test_a_client_from_before_blocks_creation() -> None:
 
 
 def test_an_instance_with_compute_instances_cannot_be_destroyed() -> None:
-    """Compute instances go first; then the place and the id are free again."""
     with calls.node_with("h100-80gb"):
         device = calls.gpu()
         instance = calls.create(device, "3g", 0)
@@ -252,7 +241,6 @@ def test_an_instance_with_compute_instances_cannot_be_destroyed() -> None:
 
 
 def test_an_ordinary_user_may_only_ask_for_profiles() -> None:
-    """Placements, capacity, lists, creation and destruction need privilege."""
     with calls.node_with("h100-80gb", privileged=False) as node:
         made = node.cards[0].create_instance(19)
         device, count = calls.gpu(), c_uint()

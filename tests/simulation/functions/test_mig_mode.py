@@ -1,5 +1,3 @@
-"""MIG mode of the simulated node: who waits for a reset, who does not, what survives."""
-
 from __future__ import annotations
 
 import pynvml
@@ -21,7 +19,6 @@ def _set(mode: int) -> int:
 
 
 def test_ampere_may_reset_itself_when_idle() -> None:
-    """With the switch, an idle GPU changes at once, and one with a client keeps it pending."""
     with calls.node_with("a30", mig=False, switches=Switches(ampere_mode="whenIdle")) as node:
         process = node.occupy(0)
         assert _set(ON) == Code.IN_USE
@@ -44,7 +41,6 @@ def test_a_passed_through_ampere_needs_the_machine_restarted() -> None:
 
 @pytest.mark.parametrize("board", ["a100-80gb", "h100-80gb"])
 def test_a_client_keeps_the_mode(board: str) -> None:
-    """The call succeeds, the activation says IN_USE, and the change stays pending."""
     with calls.node_with(board, mig=False) as node:
         node.occupy(0)
         assert _set(ON) == Code.IN_USE
@@ -52,7 +48,6 @@ def test_a_client_keeps_the_mode(board: str) -> None:
 
 
 def test_the_mode_is_not_switched_off_under_a_process() -> None:
-    """An instance in use stays; when it is idle, switching off removes it."""
     with calls.node_with("h100-80gb") as node:
         device = calls.create_device(calls.gpu(), "1g")
         process = node.occupy(pynvml.nvmlDeviceGetUUID(device))
@@ -64,7 +59,6 @@ def test_the_mode_is_not_switched_off_under_a_process() -> None:
 
 
 def test_idle_instances_may_keep_the_mode_too() -> None:
-    """With the switch, every instance has to be destroyed before."""
     with calls.node_with("h100-80gb", switches=Switches(disable_needs_no_instances=True)):
         instance = calls.create(calls.gpu(), "1g")
         assert _set(OFF) == Code.IN_USE
@@ -73,7 +67,6 @@ def test_idle_instances_may_keep_the_mode_too() -> None:
 
 
 def test_a_reset_is_refused_while_the_gpu_is_in_use() -> None:
-    """It is refused as IN_USE, and nothing has changed."""
     with calls.node_with("a100-80gb") as node:
         calls.create_device(calls.gpu(), "1g")
         node.occupy("0/13/0")

@@ -1,5 +1,3 @@
-"""Sensors, GPM, events and memory errors of simulated cards, and what cards do not have."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -37,13 +35,11 @@ NOT_THERE: list[tuple[str, Ask]] = [
 
 @pytest.mark.parametrize(("board", "ask"), NOT_THERE)
 def test_what_a_card_does_not_have(board: str, ask: Ask) -> None:
-    """It is refused as not supported."""
     with calls.node_with(board, mig=False), pytest.raises(pynvml.NVMLError_NotSupported):
         ask(calls.gpu())
 
 
 def test_field_values_have_a_code_each() -> None:
-    """Those that a card lacks fail alone; links that it lacks are invalid."""
     ok, no, invalid = 0, pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT
     with calls.node_with("a100-80gb", mig=False) as node:
         node.set_figures(0, {"rows.correctable": 4, "nvlink.replay.2": 9})
@@ -63,7 +59,6 @@ def test_remapped_rows_and_links_are_not_reported_with_instances() -> None:
 
 
 def test_memory_errors_of_a_mig_device() -> None:
-    """Only volatile uncorrected ones outside DRAM, of its own."""
     volatile, aggregate = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC
     bad, sram = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_MEMORY_LOCATION_SRAM
     with calls.node_with("h100-80gb") as node:
@@ -85,7 +80,6 @@ def test_memory_errors_of_a_mig_device() -> None:
 def metrics(
     first: Any, second: Any, *wanted: int, version: int = 1
 ) -> dict[int, tuple[int, float]]:
-    """Return code and value of each metric."""
     asked = pynvml.c_nvmlGpmMetricsGet_t()
     asked.version, asked.numMetrics = version, len(wanted)
     asked.sample1, asked.sample2 = first, second
@@ -96,7 +90,6 @@ def metrics(
 
 
 def two_samples(node: SimulatedNode, instance: int | None = None) -> tuple[Any, Any]:
-    """Ten seconds apart."""
     samples = []
     for now in (100.0, 110.0):
         node.clock = partial(float, now)
@@ -164,7 +157,6 @@ def _events(types: int, *indices: int) -> Iterator[Any]:
 
 
 def test_every_event_comes_once_to_every_set() -> None:
-    """In order, to each set that asked before it happened."""
     with calls.node_with() as node, _events(XID) as first, _events(XID) as second:
         for number in (13, 31):
             node.xid(0, number)
@@ -201,7 +193,6 @@ def _reading() -> tuple[int, int, int, int]:
 
 
 def test_a_reset_ends_loads_and_volatile_errors() -> None:
-    """What is kept in the card's InfoROM stays."""
     with calls.node_with("h100-80gb", mig=False) as node:
         node.load(0, 1)
         node.set_figures(

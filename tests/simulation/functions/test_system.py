@@ -1,5 +1,3 @@
-"""Opening and closing the simulated library, in the place of pynvml's."""
-
 from __future__ import annotations
 
 import pynvml
@@ -12,7 +10,6 @@ from tests.simulation import calls
 
 
 def test_nothing_answers_before_initialisation() -> None:
-    """Every call is UNINITIALIZED before nvmlInit and after the last nvmlShutdown."""
     with simulated("h100-80gb"):
         with pytest.raises(pynvml.NVMLError_Uninitialized):
             pynvml.nvmlDeviceGetCount()
@@ -26,7 +23,6 @@ def test_nothing_answers_before_initialisation() -> None:
 
 
 def test_handles_do_not_outlive_a_shutdown() -> None:
-    """A handle from before is stale after the next initialisation."""
     with simulated("h100-80gb"):
         pynvml.nvmlInit()
         device = calls.gpu()
@@ -39,14 +35,12 @@ def test_handles_do_not_outlive_a_shutdown() -> None:
 
 
 def test_the_codes_are_those_of_pynvml() -> None:
-    """Every code has the value that pynvml knows it by."""
     for code in Code:
         name = "NVML_SUCCESS" if code is Code.SUCCESS else f"NVML_ERROR_{code.name}"
         assert getattr(pynvml, name.replace("IS_LOST", "IS_LOST")) == code
 
 
 def test_a_driver_that_is_not_loaded() -> None:
-    """Initialising says so; when it is loaded, everything starts anew."""
     with calls.node_with("h100-80gb") as node:
         device = calls.gpu()
         node.unload_driver()
@@ -64,7 +58,6 @@ def test_a_driver_that_is_not_loaded() -> None:
 
 
 def test_without_persistence_hopper_forgets_its_mode_with_the_last_client() -> None:
-    """The last shutdown takes mode and instances, unless a process keeps the GPU open."""
     with calls.node_with("h100-80gb:2,a100-80gb") as node:
         for index in range(3):
             pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(index), 0)
@@ -87,7 +80,6 @@ def _state() -> tuple[object, ...]:
 
 
 def test_pynvml_is_as_before_after_an_error() -> None:
-    """Also when the block is left by an exception, without a shutdown."""
     before = _state()
     with pytest.raises(pynvml.NVMLError_InvalidArgument), simulated("t4"):  # noqa: PT012
         pynvml.nvmlInit()
@@ -96,9 +88,6 @@ def test_pynvml_is_as_before_after_an_error() -> None:
 
 
 def test_thousands_of_instances_leave_nothing_behind() -> None:
-    """What is used stays, GPUs and samples always; the rest is forgotten, and its token not given
-    again.
-    """
     handles = Handles()
     gpu = handles.give(Handle(Kind.GPU, 1, 0))
     sample = handles.give(Handle(Kind.GPM_SAMPLE, 1, serial=1))

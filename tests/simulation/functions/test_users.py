@@ -1,5 +1,3 @@
-"""Who is on simulated devices, whom their modes keep out, and what a user may set."""
-
 from __future__ import annotations
 
 from ctypes import byref, c_uint
@@ -30,7 +28,6 @@ def test_the_parent_needs_privilege_while_mig_is_on() -> None:
 
 
 def test_the_protocol_of_two_calls() -> None:
-    """Without room the count is reported with INSUFFICIENT_SIZE; with room, the list."""
     with calls.node_with() as node:
         pids = [node.occupy(0).pid for _ in range(3)]
         ask, count = pynvml.nvmlLib.nvmlDeviceGetComputeRunningProcesses_v3, c_uint(0)
@@ -48,7 +45,6 @@ def _with_mode(node: SimulatedNode, mode: ComputeMode) -> None:
 
 
 def test_a_prohibited_device_takes_no_compute_process() -> None:
-    """No client of MPS either; a display server is not concerned."""
     with calls.node_with("t4") as node:
         _with_mode(node, ComputeMode.PROHIBITED)
         for kind in ("compute", "mps"):
@@ -58,7 +54,6 @@ def test_a_prohibited_device_takes_no_compute_process() -> None:
 
 
 def test_an_exclusive_device_takes_one_process() -> None:
-    """The next may come when it is gone; those who draw do not count."""
     with calls.node_with("t4") as node:
         _with_mode(node, ComputeMode.EXCLUSIVE_PROCESS)
         node.occupy(0, kind="graphics")
@@ -72,7 +67,6 @@ def test_an_exclusive_device_takes_one_process() -> None:
 
 
 def test_all_clients_of_mps_are_one_process_to_an_exclusive_device() -> None:
-    """With their server; a program that missed MPS is kept out, which is what the mode is for."""
     with calls.node_with("t4") as node:
         _with_mode(node, ComputeMode.EXCLUSIVE_PROCESS)
         node.occupy(0, command=MPS_SERVER)
@@ -83,7 +77,6 @@ def test_all_clients_of_mps_are_one_process_to_an_exclusive_device() -> None:
 
 
 def test_each_mig_device_decides_for_itself() -> None:
-    """The neighbour takes as many as before."""
     with calls.node_with("h100-80gb") as node:
         devices = [calls.create_device(calls.gpu(), "1g", start) for start in (0, 1)]
         first, second = map(pynvml.nvmlDeviceGetUUID, devices)
@@ -100,7 +93,6 @@ EXCLUSIVE = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
 
 @pytest.mark.parametrize("how", ["reset", "reboot"])
 def test_a_reset_and_a_reboot_lose_what_was_set(how: str) -> None:
-    """Compute mode and time slice."""
     with calls.node_with("t4") as node:
         pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
         node.cards[0].state.time_slice = 3

@@ -32,7 +32,6 @@ def installed() -> Iterator[Callable[[str], Programs]]:
 
 @pytest.fixture(scope="session")
 def real() -> Programs | None:
-    """The real programs."""
     return real_programs()
 
 

@@ -105,7 +105,6 @@ class Rig:
     def run(
         self, *flags: str, stdin: str = "", user: int | None = None, timeout: float = 60.0
     ) -> Answer:
-        """Run the control program to its end."""
         done = subprocess.run(
             [CONTROL, *flags],
             input=stdin,
@@ -123,7 +122,6 @@ class Rig:
         return Answer(done.stdout, done.stderr, done.returncode)
 
     def start(self, *flags: str, **environment: str) -> None:
-        """Start the daemon in the background."""
         self.environment.update(environment)
         assert self.run("-d", *flags) == Answer("", "", 0)
 
@@ -172,7 +170,6 @@ class Rig:
         return int.from_bytes(count, sys.byteorder)
 
     def ask(self, *commands: str, user: int | None = None) -> str:
-        """What the daemon replies."""
         answer = self.run(stdin="\n".join(commands), user=user)
         assert (answer.stderr, answer.status) == ("", 0)
         return answer.stdout
@@ -181,7 +178,6 @@ class Rig:
 
     @property
     def knobs(self) -> Knobs:
-        """Of this daemon."""
         return Knobs(self.programs.folder, self.pipes)
 
     def log(self, name: str = "control") -> str:
@@ -190,12 +186,10 @@ class Rig:
         return "\n".join(line.partition("] ")[2] for line in lines)
 
     def server(self) -> int:
-        """Its pid, once there is one."""
         until(lambda: self.ask("get_server_list") != "")
         return int(self.ask("get_server_list"))
 
     def daemon(self) -> int:
-        """Its pid: the leader of its session."""
         return next(pid for pid in self.processes() if os.getsid(pid) == pid)
 
     def processes(self, *, but: Sequence[int] = ()) -> list[int]:
@@ -208,7 +202,6 @@ class Rig:
 
 
 def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
-    """Wait for what another process does."""
     deadline = time.monotonic() + stretched(timeout)
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

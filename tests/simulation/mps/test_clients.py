@@ -1,5 +1,3 @@
-"""Simulated clients under simulated daemons: limits, users, faults, and the simulated node."""
-
 from __future__ import annotations
 
 import os
@@ -44,7 +42,6 @@ class Clients:
 
 @pytest.fixture
 def clients(rig: Rig) -> Iterator[Clients]:
-    """Clients of a daemon that runs."""
     rig.start()
     with ExitStack() as stack:
         yield Clients(rig, stack)
@@ -57,7 +54,6 @@ def _refused(client: SimulatedClient) -> int:
 
 
 def test_a_client_starts_the_server(rig: Rig, clients: Clients) -> None:
-    """Of its own user; daemon and server name it."""
     client = clients.accepted()
     server = rig.server()
     assert rig.ask(f"get_server_status {server}", f"get_client_list {server}") == (
@@ -73,7 +69,6 @@ def test_a_client_starts_the_server(rig: Rig, clients: Clients) -> None:
 
 
 def test_a_limit_holds(rig: Rig, clients: Clients) -> None:
-    """To the byte, over all its allocations, until something is freed."""
     rig.ask("set_default_device_pinned_mem_limit 0 1500M")
     client = clients.accepted()
     assert client.terms["limit"] == 1500 << 20
@@ -91,7 +86,6 @@ def test_a_limit_holds(rig: Rig, clients: Clients) -> None:
 def test_its_environment_only_lowers_the_limit(
     rig: Rig, clients: Clients, asked: str, limit: int
 ) -> None:
-    """Here of 1 GiB."""
     rig.ask("set_default_device_pinned_mem_limit 0 1G")
     client = clients.accepted(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=asked)
     assert client.terms["limit"] == limit
@@ -115,7 +109,6 @@ def test_defaults_reach_the_next_server_only(rig: Rig, clients: Clients) -> None
 
 
 def test_another_user_waits_for_all_clients_of_the_first(rig: Rig, clients: Clients) -> None:
-    """It gets no message of that; clients of the first user are taken on meanwhile."""
     first = clients.accepted(US)
     server = rig.server()
     other = clients.start(OTHERS)
@@ -147,7 +140,6 @@ def test_a_multiuser_server_serves_all(installed: Callable[[str], Programs]) -> 
 
 @pytest.mark.skipif(US != 0, reason="only root can be another user")
 def test_a_closed_folder_lets_the_server_end_without_a_word(rig: Rig, clients: Clients) -> None:
-    """With status 0, and nothing in its log."""
     rig.folder.chmod(0o700)
     rig.ask(f"start_server -uid {OTHERS}")
     until(lambda: "exited with status 0" in rig.log())
@@ -156,7 +148,6 @@ def test_a_closed_folder_lets_the_server_end_without_a_word(rig: Rig, clients: C
 
 
 def test_a_server_that_fails_is_tried_six_times(rig: Rig, clients: Clients) -> None:
-    """Then the client that waited gets an error."""
     rig.knobs.turn("no_gpu")
     assert _refused(clients.start()) == CONNECTION_FAILED
     assert rig.log().count("exited with status 1") == 6
@@ -165,7 +156,6 @@ def test_a_server_that_fails_is_tried_six_times(rig: Rig, clients: Clients) -> N
 
 
 def test_a_fault_closes_the_server_until_all_have_gone(rig: Rig, clients: Clients) -> None:
-    """The culprit and the innocent have a sticky error, and new ones are refused."""
     culprit, innocent = clients.accepted(), clients.accepted()
     server = rig.server()
     culprit.fault()
@@ -182,7 +172,6 @@ def test_a_fault_closes_the_server_until_all_have_gone(rig: Rig, clients: Client
 
 
 def test_terminating_a_client(rig: Rig, clients: Clients) -> None:
-    """Answered when it is done; the client learns it, and others go on."""
     ended, other = clients.accepted(), clients.accepted()
     server = rig.server()
     assert rig.ask(f"terminate_client {server} {ended.pid}") == "0\n"
@@ -194,9 +183,6 @@ def test_terminating_a_client(rig: Rig, clients: Clients) -> None:
 
 
 def test_on_a_simulated_node(rig: Rig, clients: Clients, tmp_path: Path) -> None:
-    """It is in the list of MPS processes, with its memory, which the device must have; its server
-    is a compute process there until it ends.
-    """
     state = tmp_path / "node.json"
     node = SimulatedNode("a100-40gb:2", state=state)
     try:
@@ -227,7 +213,6 @@ def test_on_a_simulated_node(rig: Rig, clients: Clients, tmp_path: Path) -> None
 def test_a_program_without_mps_is_kept_off_an_exclusive_device(
     rig: Rig, clients: Clients, tmp_path: Path
 ) -> None:
-    """While an MPS server has it; clients of the server come as they like."""
     state = tmp_path / "node.json"
     with SimulatedNode("a100-40gb:1", state=state) as node:
         with node.changes():

@@ -1,5 +1,3 @@
-"""Start, files, logs and end of the daemon, the same for the stand-in and for the real program."""
-
 from __future__ import annotations
 
 import os
@@ -16,7 +14,6 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another
 
 
 def test_the_files_and_their_modes(every: Programs) -> None:
-    """Five in the pipe directory, which it makes itself; the pid without a newline."""
     with Rig(every) as rig:
         rig.start()
         modes = {
@@ -48,7 +45,6 @@ def test_quit_takes_pid_file_and_fifo_away(compared: Programs) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_signal_ends_it_without_cleaning_up(compared: Programs, number: signal.Signals) -> None:
-    """All files stay, commands find no daemon, and the next daemon starts on the stale files."""
     with Rig(compared) as rig:
         rig.start()
         before, daemon = rig.modes(), rig.daemon()
@@ -62,7 +58,6 @@ def test_a_signal_ends_it_without_cleaning_up(compared: Programs, number: signal
 
 @pytest.mark.parametrize("flag", ["-d", "-f"])
 def test_two_on_one_pipe_directory_cannot_be(compared: Programs, flag: str) -> None:
-    """The lock shows it; the first one goes on."""
     with Rig(compared) as rig:
         rig.start()
         reported = "An instance of this daemon is already running\n"
@@ -71,7 +66,6 @@ def test_two_on_one_pipe_directory_cannot_be(compared: Programs, flag: str) -> N
 
 
 def test_a_removed_pipe_directory_lets_a_second_one_start(compared: Programs) -> None:
-    """The first one is alive, and no client can reach it."""
     with Rig(compared) as rig:
         rig.start()
         first = rig.daemon()
@@ -85,7 +79,6 @@ def test_a_removed_pipe_directory_lets_a_second_one_start(compared: Programs) ->
 
 
 def test_no_daemon_there(compared: Programs) -> None:
-    """Also where no command was going to be sent."""
     with Rig(compared) as rig:
         assert rig.run(stdin="get_server_list\n") == NOT_THERE
         assert rig.run() == NOT_THERE
@@ -100,7 +93,6 @@ def test_a_pipe_directory_that_cannot_be_made(compared: Programs) -> None:
 
 
 def test_a_log_directory_that_cannot_be_made(compared: Programs) -> None:
-    """It starts all the same, with a warning."""
     with Rig(compared) as rig:
         rig.environment["CUDA_MPS_LOG_DIRECTORY"] = missing = str(rig.folder / "a/b")
         reported = f"Warning: Failed writing log files to directory [{missing}]. No logs will be "
@@ -110,7 +102,6 @@ def test_a_log_directory_that_cannot_be_made(compared: Programs) -> None:
 
 @pytest.mark.parametrize(("length", "status"), [(87, 0), (88, 1)])
 def test_the_longest_pipe_directory(compared: Programs, length: int, status: int) -> None:
-    """With 19 bytes more it has to fit a socket's name; where not, no word is said."""
     with Rig(compared) as rig:
         start = f"{rig.folder}/"
         long = start + "x" * (length - len(start))
@@ -120,7 +111,6 @@ def test_the_longest_pipe_directory(compared: Programs, length: int, status: int
 
 
 def test_help(every: Programs) -> None:
-    """It names the manual and ends well."""
     with Rig(every) as rig:
         for flag in ("-h", "--help"):
             answer = rig.run(flag)
@@ -155,7 +145,6 @@ def test_the_multiuser_flag(every: Programs) -> None:
 
 
 def test_defaults_from_the_environment(compared: Programs) -> None:
-    """Two settings can be given there; a memory limit is not shown as one."""
     with Rig(compared) as rig:
         rig.start(
             CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="40",
@@ -171,7 +160,6 @@ def test_defaults_from_the_environment(compared: Programs) -> None:
 
 
 def test_bad_defaults_in_the_environment(compared: Programs) -> None:
-    """Only the log says that they are ignored."""
     with Rig(compared) as rig:
         rig.start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="400", CUDA_MPS_CLIENT_PRIORITY="7")
         replies = rig.ask("get_default_active_thread_percentage", "get_default_client_priority")
@@ -181,7 +169,6 @@ def test_bad_defaults_in_the_environment(compared: Programs) -> None:
 
 
 def test_settings_are_lost_on_quit(compared: Programs) -> None:
-    """The next daemon starts from nothing."""
     with Rig(compared) as rig:
         rig.start()
         rig.ask("set_default_active_thread_percentage 20")
@@ -191,7 +178,6 @@ def test_settings_are_lost_on_quit(compared: Programs) -> None:
 
 
 def test_the_log_of_a_front_end(compared: Programs) -> None:
-    """Every command, every reply, and what is not replied; appended over restarts."""
     with Rig(compared) as rig:
         rig.start()
         rig.ask("set_default_active_thread_percentage 0", "get_default_device_pinned_mem_limit 5")
@@ -223,7 +209,6 @@ def test_the_log_of_a_front_end(compared: Programs) -> None:
 
 
 def test_a_log_line(compared: Programs) -> None:
-    """Time to the millisecond, an author, its pid in five columns."""
     with Rig(compared) as rig:
         rig.start()
         line = (rig.logs / "control.log").read_text().splitlines()
@@ -235,7 +220,6 @@ def test_a_log_line(compared: Programs) -> None:
 
 
 def test_in_the_foreground(compared: Programs) -> None:
-    """The log goes to standard output, and no log file is made."""
     with Rig(compared) as rig:
         child = rig.foreground()
         assert rig.ask("get_default_client_priority") == "0\n"
@@ -247,7 +231,6 @@ def test_in_the_foreground(compared: Programs) -> None:
 
 
 def test_its_log_has_no_reader_any_more(compared: Programs) -> None:
-    """A daemon in the foreground survives the program that started it and read its output."""
     with Rig(compared) as rig:
         child = rig.foreground()
         assert child.stdout is not None
@@ -259,7 +242,6 @@ def test_its_log_has_no_reader_any_more(compared: Programs) -> None:
 
 
 def test_one_front_end_at_a_time(compared: Programs) -> None:
-    """While one is connected, another gets nothing: most with an error, some with none."""
     with Rig(compared) as rig:
         rig.start()
         with rig.holding_front_end():
@@ -276,7 +258,6 @@ def test_one_front_end_at_a_time(compared: Programs) -> None:
 
 
 def test_replies_appear_at_the_end_of_the_input(compared: Programs) -> None:
-    """As standard output is a pipe; so a batch is one process."""
     with Rig(compared) as rig:
         rig.start()
         with rig.holding_front_end() as front_end:
@@ -290,7 +271,6 @@ def test_replies_appear_at_the_end_of_the_input(compared: Programs) -> None:
 
 
 def test_a_stopped_daemon_answers_nothing(compared: Programs) -> None:
-    """A front-end blocks for ever; later the daemon goes on as if nothing had been."""
     with Rig(compared) as rig:
         rig.start()
         daemon = rig.daemon()
@@ -307,7 +287,6 @@ def test_a_stopped_daemon_answers_nothing(compared: Programs) -> None:
 
 
 def test_a_daemon_that_dies_takes_its_front_end_along(compared: Programs) -> None:
-    """Without a word, and with status 0 when the command was not even read."""
     with Rig(compared) as rig:
         rig.start()
         with rig.holding_front_end() as front_end:

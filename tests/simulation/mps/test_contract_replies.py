@@ -1,5 +1,3 @@
-"""What the daemon replies, the same for the stand-in and for the real program."""
-
 from __future__ import annotations
 
 import os
@@ -64,12 +62,10 @@ def daemon(
     ],
 )
 def test_without_a_server(daemon: Rig, command: str, reply: str) -> None:
-    """Mistakes are reported in words, and the front-end ends with status 0 all the same."""
     assert reply == daemon.ask(command)
 
 
 def test_the_status_of_a_server_is_newer_than_535(daemon: Rig) -> None:
-    """Where the command is known it wants a pid."""
     replies = daemon.ask("get_server_status", "get_server_status 5")
     if daemon.programs.version.server_status:
         assert replies == "A server PID is required\nServer 5 not found\n"
@@ -84,7 +80,6 @@ def test_an_empty_line_is_an_unknown_command(daemon: Rig) -> None:
 
 
 def test_a_nonsense_word_separates_replies(daemon: Rig) -> None:
-    """It works where replies are empty."""
     replies = daemon.ask("get_server_list", "__1", "get_device_client_list", "__2")
     assert replies == 'Unknown command "__1"\nUnknown command "__2"\n'
 
@@ -123,13 +118,11 @@ def test_memory_limits(daemon: Rig, value: str, stored: str | None) -> None:
 
 @pytest.mark.parametrize("key", ["abc", "0.5", "0,1"])
 def test_a_limit_for_what_is_no_ordinal_wipes_that_of_device_0(daemon: Rig, key: str) -> None:
-    """Without a word."""
     replies = daemon.ask(START, f"set_default_device_pinned_mem_limit {key} 5G", LIMIT)
     assert replies == ""
 
 
 def test_a_limit_by_uuid_wipes_that_of_device_0_up_to_555(daemon: Rig) -> None:
-    """Later versions know UUIDs."""
     by_uuid = "set_default_device_pinned_mem_limit GPU-cb1213a3-d6a4-be7f-0000-000000000000 5G"
     assert daemon.ask(START, by_uuid, LIMIT) == (
         "5G\n" if daemon.programs.version.limits_by_uuid else ""
@@ -138,7 +131,6 @@ def test_a_limit_by_uuid_wipes_that_of_device_0_up_to_555(daemon: Rig) -> None:
 
 @pytest.mark.parametrize(("key", "limit"), [("31", "5G\n"), ("32", ""), ("-1", "")])
 def test_ordinals_end_at_31(daemon: Rig, key: str, limit: str) -> None:
-    """Beyond, nothing is said and device 0 keeps what it has."""
     name = "default_device_pinned_mem_limit"
     replies = daemon.ask(START, f"set_{name} {key} 5G", LIMIT, f"get_{name} {key}")
     assert replies == f"3G\n{limit}"
@@ -163,7 +155,6 @@ def test_ordinals_end_at_31(daemon: Rig, key: str, limit: str) -> None:
     ],
 )
 def test_percentages(daemon: Rig, value: str, stored: str) -> None:
-    """The setter echoes what is in force, which is the old value after a bad one."""
     name = "default_active_thread_percentage"
     replies = daemon.ask(f"set_{name} 50", f"set_{name} {value}", f"get_{name}")
     assert replies == f"50.0\n{stored}\n{stored}\n"
@@ -182,7 +173,6 @@ def test_percentages(daemon: Rig, value: str, stored: str) -> None:
     ],
 )
 def test_priorities(daemon: Rig, value: str, replies: str) -> None:
-    """0 or 1; what is not a number is 0."""
     name = "default_client_priority"
     assert daemon.ask(f"set_{name} 1", f"set_{name} {value}", f"get_{name}") == replies
 

@@ -46,7 +46,6 @@ def test_the_start_is_logged_by_whom(compared: Programs) -> None:
 
 
 def test_what_a_server_inherits(compared: Programs) -> None:
-    """The daemon's session, environment and open files, logs and lock among them."""
     with Rig(compared, server="sleeping") as rig:
         rig.start(SOMETHING="else")
         rig.ask(US)
@@ -63,7 +62,6 @@ def test_what_a_server_inherits(compared: Programs) -> None:
 
 @AS_ROOT
 def test_another_users_server_keeps_the_group(compared: Programs) -> None:
-    """The user is set, the group is not."""
     with Rig(compared, server="sleeping") as rig:
         rig.start()
         rig.ask("start_server -uid 1000")
@@ -76,7 +74,6 @@ def test_another_users_server_keeps_the_group(compared: Programs) -> None:
 
 @AS_ROOT
 def test_one_user_at_a_time(compared: Programs) -> None:
-    """A second user's server waits for the end of the first one; the same user's is ignored."""
     with Rig(compared, server="sleeping") as rig:
         rig.start()
         assert rig.ask("start_server -uid 0", "start_server -uid 1000", "start_server -uid 0") == ""
@@ -103,7 +100,6 @@ def test_an_orderly_shutdown_waits_for_a_server_to_get_ready(compared: Programs)
 
 @pytest.mark.parametrize(("kind", "status"), [("exiting", 3), (None, 1)])
 def test_a_server_that_cannot_start(compared: Programs, kind: str | None, status: int) -> None:
-    """It is not in the list, and the daemon ends with its status; nor found on PATH: with 1."""
     with Rig(compared, server=kind) as rig:
         if kind is None:
             control = rig.programs.folder / "nvidia-cuda-mps-control"
@@ -123,7 +119,6 @@ def test_a_server_that_cannot_start(compared: Programs, kind: str | None, status
 
 
 def test_a_server_that_is_killed_is_not_started_again(compared: Programs) -> None:
-    """By itself the daemon only notes it, with status 0."""
     with Rig(compared, server="sleeping") as rig:
         rig.start()
         rig.ask(US)
@@ -134,7 +129,6 @@ def test_a_server_that_is_killed_is_not_started_again(compared: Programs) -> Non
 
 
 def test_quit_waits_for_servers(compared: Programs) -> None:
-    """It takes no front-end meanwhile."""
     with Rig(compared, server="sleeping") as rig:
         rig.start()
         rig.ask(US)
@@ -153,7 +147,6 @@ def test_quit_waits_for_servers(compared: Programs) -> None:
 
 
 def test_quit_with_a_time_limit_forces_servers(compared: Programs) -> None:
-    """After that time, by SIGINT."""
     with Rig(compared, server="sleeping") as rig:
         rig.start()
         rig.ask(US)
@@ -182,7 +175,6 @@ def test_a_server_that_ignores_the_signal_holds_quit_up(compared: Programs) -> N
 
 
 def test_a_killed_daemon_leaves_its_server_behind(compared: Programs) -> None:
-    """The next daemon knows nothing of it."""
     with Rig(compared, server="sleeping") as rig:
         rig.start()
         rig.ask(US)

@@ -1,5 +1,3 @@
-"""Every knob, turned on a daemon or server that runs; how the programs are installed."""
-
 from __future__ import annotations
 
 import os
@@ -30,13 +28,11 @@ def server(rig: Rig) -> int:
 
 
 def test_only_knobs_that_there_are_can_be_turned(tmp_path: Path) -> None:
-    """A wrong name is reported at once, with the right ones."""
     with pytest.raises(ValueError, match=r"explode.*server_slow"):
         Knobs(tmp_path).turn("explode")
 
 
 def test_knobs_by_daemon_and_for_all(tmp_path: Path) -> None:
-    """The daemon's own wins; clearing takes back some or all."""
     one, other = tmp_path / "one", tmp_path / "other"
     Knobs(tmp_path).turn("server_slow", 1)
     mine = Knobs(tmp_path, one)
@@ -57,7 +53,6 @@ def test_knobs_by_daemon_and_for_all(tmp_path: Path) -> None:
 
 
 def test_what_acts_now_acts_once(tmp_path: Path) -> None:
-    """And not on a process that starts later."""
     old, knobs = Watched(str(tmp_path), "/p"), Knobs(tmp_path)
     knobs.turn("die")
     old.look()
@@ -69,7 +64,6 @@ def test_what_acts_now_acts_once(tmp_path: Path) -> None:
 
 
 def test_forget_limits(rig: Rig) -> None:
-    """What was set is not there any more."""
     rig.start()
     rig.ask("set_default_device_pinned_mem_limit 0 2G", "set_default_active_thread_percentage 5")
     rig.knobs.turn("forget_limits")
@@ -78,7 +72,6 @@ def test_forget_limits(rig: Rig) -> None:
 
 
 def test_lose_logs(rig: Rig) -> None:
-    """It goes on without."""
     rig.start()
     rig.knobs.turn("lose_logs")
     until(lambda: not rig.logs.exists())
@@ -86,7 +79,6 @@ def test_lose_logs(rig: Rig) -> None:
 
 
 def test_server_slow(rig: Rig) -> None:
-    """It is INITIALIZING, and per-server commands get no reply."""
     rig.knobs.turn("server_slow", 600)
     rig.start()
     rig.ask(f"start_server -uid {US}")
@@ -116,7 +108,6 @@ def test_the_programs_start_without_slow_modules(installed: Callable[[str], Prog
 
 
 def test_only_known_versions_can_be_installed(tmp_path: Path) -> None:
-    """The error lists them."""
     with pytest.raises(UsageError, match="535, 550, 555, 580, 615"):
         install(tmp_path, version="470")
 
@@ -136,7 +127,6 @@ def test_wherever_the_interpreter_is(tmp_path: Path, folder: str) -> None:
 
 
 def test_what_surrounds_them_does_not_matter(tmp_path: Path) -> None:
-    """Neither Python's variables nor the current folder."""
     install(tmp_path)
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong module')")
     done = subprocess.run(
@@ -175,10 +165,8 @@ def test_limits_in_a_clients_environment(text: str, limits: dict[int, int]) -> N
     [(1 << 20, "1M"), ((1 << 30) - 1, "1023M"), (1 << 30, "1G"), (2 * (1 << 30) - 1, "1G")],
 )
 def test_limits_are_shown_rounded_down(size: int, shown: str) -> None:
-    """To G from 1 G up."""
     assert shown == settings.shown_limit(size)
 
 
 def test_a_huge_limit_wraps_around() -> None:
-    """At 64 bits."""
     assert settings.shown_limit(settings.limit("99999999999999G")) == "13161349119G"
