@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from textwrap import dedent
 from typing import Any
 
 import kubernetes_validate
@@ -18,11 +17,11 @@ from nodeagent.claims.offering.resource_slices import NodeReference, resource_sl
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.claims.serving.configuration import read_configuration
 from nodeagent.cluster.drain.device_plugin import resource_of
+from nodeagent.settings import load_settings
 from nodeagent.simulation.boards import board_names, load_board
 from tests.claims.boards import NODE, mig_off
-from tests.doc_blocks import blocks_of
 from tests.manifests.admission import compiled
-from tests.manifests.rendering import MANIFESTS, Document, written
+from tests.manifests.rendering import MANIFESTS, Document, pod_of, written
 from tests.plan.cards import card
 
 EXAMPLES = sorted((MANIFESTS.parent / "examples/dra").glob("*.yaml"))
@@ -106,17 +105,18 @@ def test_the_class_of_shares() -> None:
     assert chosen("mig.nodeagent.io", devices) == set()
 
 
-def test_the_page_has_classes_with_nvidias_names() -> None:
-    """They choose what this driver's own do: claims written for NVIDIA's stay as they are."""
-    page = (MANIFESTS.parent / "docs/migrate.md").read_text(encoding="utf-8")
-    (text,) = (one.body for one in blocks_of(page) if "kind: DeviceClass" in one.body)
-    found = {one["metadata"]["name"]: one for one in yaml.safe_load_all(dedent(text))}
-    assert {name: one["spec"] for name, one in found.items()} == {
-        f"{kind}.nvidia.com": {"selectors": classes()[f"{kind}.nodeagent.io"]["spec"]["selectors"]}
-        for kind in ("gpu", "mig")
+def test_the_names_of_nvidias_driver() -> None:
+    """They choose what this driver's own do, by the same resource name; the component that has them
+    lets configurations for that driver count.
+    """
+    named = written("components/dra-nvidia-names/classes.yaml")
+    assert {one["metadata"]["name"]: one["spec"] for one in named} == {
+        f"{kind}.nvidia.com": classes()[f"{kind}.nodeagent.io"]["spec"] for kind in ("gpu", "mig")
     }
-    for one in found.values():
-        kubernetes_validate.validate(one, "1.36", strict=True)
+    (component,) = written("components/dra-nvidia-names/kustomization.yaml")
+    _, container = pod_of([yaml.safe_load(component["patches"][0]["patch"])])
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    assert load_settings(None, environment, {}).dra.nvidia_configs
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])

@@ -36,6 +36,7 @@ OF_CLAIMS = ("1.37",)
 TOGETHER = (  # components that an overlay may have at once
     (
         "dra",
+        "dra-nvidia-names",
         "driver-from-host",
         "evictions",
         "monitoring",
@@ -254,7 +255,8 @@ def test_every_object_has_the_recommended_labels(kustomization: str) -> None:
 
 def test_device_classes_can_be_chosen_by_label() -> None:
     """`kubectl get deviceclasses -l app.kubernetes.io/name=nodeagent` lists ours and no others."""
-    for document in written("components/dra/classes.yaml"):
+    ours = (written(f"components/{name}/classes.yaml") for name in ("dra", "dra-nvidia-names"))
+    for document in chain.from_iterable(ours):
         assert document["metadata"]["labels"] == {f"{PREFIX}name": "nodeagent"}
 
 
