@@ -212,18 +212,60 @@ def test_what_is_refused(parameters: Any, message: str) -> None:
 # --- where it is not honoured ---------------------------------------------------------------------
 
 
-def test_a_node_that_does_not_honour_them() -> None:
-    """Those for NVIDIA's driver are passed over unread, as others' are everywhere; one for this
-    driver is refused.
-    """
-    claim = claim_json(result_json(**WHOLE), config=[nvidias({"kind": "GpuConfg"})])
+@pytest.mark.parametrize("driver", ["gpu.nvidia.com", "gpu.nodeagent.io"])
+@pytest.mark.parametrize(
+    ("source", "writer"), [("FromClaim", "the claim"), ("FromClass", "a DeviceClass")]
+)
+def test_a_node_that_does_not_honour_them(driver: str, source: str, writer: str) -> None:
+    """Its pods would run without the limits that they ask for."""
+    config = nvidias(nvidia_config("MigDeviceConfig", strategy="MPS"), source, driver=driver)
+    assert (
+        f'configuration of {writer}: config[0].kind: found "MigDeviceConfig" of NVIDIA\'s driver, '
+        "which this node does not honour (set dra.nvidia_configs: true for the node's agent, or "
+        "write gpu.nodeagent.io/v1 DeviceConfig with mps or timeSlice for the driver "
+        "gpu.nodeagent.io in spec."
+    ) in refused(config, nvidia=False)
+
+
+def test_one_without_a_kind_that_is_known() -> None:
+    """It may be for any device."""
+    assert 'found "VfioDeviceConfig" of NVIDIA' in refused(
+        nvidias(nvidia_config("VfioDeviceConfig")), nvidia=False
+    )
+    assert "found a configuration of NVIDIA" in refused(nvidias({}), nvidia=False)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own"),
+    [("FromClaim", "FromClaim"), ("FromClass", "FromClaim"), ("FromClass", "FromClass")],
+)
+def test_a_writer_who_knows_both_drivers(theirs: str, own: str) -> None:
+    """Who wrote another for this driver means nodes of both: each driver reads its own."""
+    written = config_json(device_config(timeSlice="long"), own)
+    claim = claim_json(result_json(**WHOLE), config=[written, nvidias(nvidia_config(), theirs)])
+    assert allocation(claim)[0].configuration is TimeSlice.LONG
+
+
+def test_a_claims_own_is_not_replaced_by_its_classs() -> None:
+    """The class's would count, and not what the claim asks for."""
+    of_class = config_json(device_config(timeSlice="long"), "FromClass")
+    config = (of_class, nvidias(nvidia_config()))
+    assert "which this node does not honour" in refused(*config, results=(WHOLE,), nvidia=False)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        nvidias(nvidia_config("MigDeviceConfig")),
+        nvidias(nvidia_config(), requests=["other"]),
+        nvidias(nvidia_config(), driver="nic.example"),
+    ],
+    ids=["another kind", "another request", "another driver"],
+)
+def test_what_no_device_is_concerned_by(config: Json) -> None:
+    """It would say nothing where it is honoured, either."""
+    claim = claim_json(result_json(**WHOLE), config=[config])
     assert allocation(claim)[0].configuration is None
-    for kind in KINDS.values():
-        assert (
-            f"config[0].kind: found {kind} of NVIDIA's driver, which this node does not honour ("
-            "set dra.nvidia_configs: true for the node's agent, or write gpu.nodeagent.io/v1 "
-            "DeviceConfig with mps or timeSlice in spec.devices.config of the claim"
-        ) in refused(config_json(nvidia_config(kind)), nvidia=False)
 
 
 def test_a_claim_with_devices_of_both_drivers() -> None:
@@ -231,22 +273,20 @@ def test_a_claim_with_devices_of_both_drivers() -> None:
     theirs = result_json(driver="gpu.nvidia.com", request="theirs", pool="node-1", device="gpu-0")
     config = nvidias({"kind": "GpuConfg"})
     claim = claim_json(result_json(**WHOLE), theirs, config=[config])
-    assert [one.configuration for one in allocation(claim, nvidia=True)] == [None]
+    for nvidia in (False, True):
+        assert [one.configuration for one in allocation(claim, nvidia=nvidia)] == [None]
 
 
-@pytest.mark.parametrize("nvidia", [False, True])
 @pytest.mark.parametrize("driver", ["gpu.nvidia.com", "gpu.nodeagent.io"])
-def test_a_prepared_claim_is_the_same_under_either_setting(nvidia: bool, driver: str) -> None:
+def test_a_prepared_claim_is_the_same_under_either_setting(driver: str) -> None:
     """A setting that is changed takes no device from a pod; where it cannot be read, nothing is
     released.
     """
     limits = nvidia_config("MigDeviceConfig", strategy="MPS", mpsConfig=LIMITS)
     claim = claim_json(config=[nvidias(limits, driver=driver)])
-    if driver == "gpu.nodeagent.io" and not nvidia:
-        assert read_state(claim_object(claim), record()) is ClaimState.UNKNOWN
-        return
-    [result] = allocation(claim, nvidia=nvidia)
+    [result] = allocation(claim, nvidia=True)
     prepared = record(mig_device(result=result), phase=RecordPhase.READY)
     assert read_state(claim_object(claim), prepared) is ClaimState.SAME
-    other = claim_json(result_json(device="mig-1g-10gb-5"), config=[nvidias(limits)])
-    assert read_state(claim_object(other), prepared) is ClaimState.OTHER_RESULTS
+    other = claim_json(result_json(device="mig-1g-10gb-5"), config=[nvidias(limits, driver=driver)])
+    expected = ClaimState.OTHER_RESULTS if driver == "gpu.nvidia.com" else ClaimState.UNKNOWN
+    assert read_state(claim_object(other), prepared) is expected

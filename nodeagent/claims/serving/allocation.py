@@ -7,9 +7,8 @@ written by tenants and administrators.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from nodeagent.claims.model import (
     CLASSES,
@@ -30,7 +29,12 @@ from nodeagent.claims.serving.claim_object import (
     WrittenConfiguration,
 )
 from nodeagent.claims.serving.configuration import read_configuration, within_class
-from nodeagent.claims.serving.nvidia_configuration import NVIDIA_DRIVER, NvidiaConfiguration
+from nodeagent.claims.serving.nvidia_configuration import (
+    NVIDIA_DRIVER,
+    NvidiaConfiguration,
+    kind_of,
+)
+from nodeagent.documents.findings import DocumentPath
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.shares import TimeSlice
@@ -42,9 +46,10 @@ def read_allocation(
 ) -> tuple[Result, ...]:
     """This driver's devices that the claim was allocated which the kubelet named; one at least.
 
-    With `nvidia` configurations for NVIDIA's driver count as ones for this driver, unless the claim
-    has devices of that driver, too. Raises ClaimRefused, which names the claim, the request or
-    field, and what to do.
+    With `nvidia` configurations for NVIDIA's driver count as ones for this driver, and without
+    those that nothing for this driver replaces are refused; in a claim that has devices of that
+    driver, too, they are its own. Raises ClaimRefused, which names the claim, the request or field,
+    and what to do.
     """
     reference = ClaimReference(namespace, name)
     if claim.uid != uid:
@@ -58,7 +63,7 @@ def read_allocation(
             f"{reference} is not allocated",
             remedy=f"read what the scheduler says: {reference.describe}",
         )
-    return _Reader(reference, claim.allocated, nvidia).results()
+    return _Reader(reference, claim.allocated, nvidia, refuses=not nvidia).results()
 
 
 def read_state(claim: ClaimObject | None, record: ClaimRecord) -> ClaimState:
@@ -76,9 +81,7 @@ def read_state(claim: ClaimObject | None, record: ClaimRecord) -> ClaimState:
     state = ClaimState.OTHER_RESULTS
     for nvidia in (False, True):
         try:
-            results = read_allocation(
-                claim, namespace=record.namespace, name=record.name, uid=record.uid, nvidia=nvidia
-            )
+            results = _Reader(record.reference, claim.allocated, nvidia).results()
         except ClaimRefused:
             state = ClaimState.UNKNOWN
             continue
@@ -109,11 +112,14 @@ class _Configured:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads the allocated devices of one claim."""
+    """Reads the allocated devices of one claim. Configurations for NVIDIA's driver count with
+    `nvidia`, are refused with `refuses`, and else passed over.
+    """
 
     claim: ClaimReference
     devices: AllocatedDevices
     nvidia: bool
+    refuses: bool = False
 
     def results(self) -> tuple[Result, ...]:
         configurations = tuple(self._configurations())
@@ -200,19 +206,32 @@ class _Reader:
         """The configurations for this driver, each read, whether or not it counts; the ones that
         were written for it come last, and so count before those for NVIDIA's.
         """
-        others = any(one.driver == NVIDIA_DRIVER for one in self.devices.results)
-        drivers = (NVIDIA_DRIVER, DRIVER) if self.nvidia and not others else (DRIVER,)
-        for driver, (number, one) in product(drivers, enumerate(self.devices.config)):
-            if one.opaque is None or one.opaque.driver != driver:
-                continue
-            parameters, path = one.opaque.parameters, ("config", number)
-            try:
-                found = read_configuration(
-                    parameters, one.source, path, driver=driver, nvidia=self.nvidia
-                )
-            except DocumentError as error:
-                raise self._refused_configuration(one, error) from error
-            yield _Configured(one, found)
+        drivers = (NVIDIA_DRIVER, DRIVER) if self.nvidia else (DRIVER,)
+        for driver in drivers:
+            for path, one, parameters in self._written_for(driver):
+                yield _Configured(one, self._read(path, one, parameters, driver))
+
+    def _written_for(
+        self, driver: str
+    ) -> Iterator[tuple[DocumentPath, WrittenConfiguration, object]]:
+        """With place and parameters. One for NVIDIA's driver is that driver's own where the claim
+        has devices of it.
+        """
+        if driver == NVIDIA_DRIVER and any(r.driver == driver for r in self.devices.results):
+            return
+        for number, one in enumerate(self.devices.config):
+            if one.opaque is not None and one.opaque.driver == driver:
+                yield ("config", number), one, one.opaque.parameters
+
+    def _read(
+        self, path: DocumentPath, one: WrittenConfiguration, parameters: object, driver: str
+    ) -> Configuration | NvidiaConfiguration:
+        try:
+            return read_configuration(
+                parameters, one.source, path, driver=driver, nvidia=self.nvidia
+            )
+        except DocumentError as error:
+            raise self._refused_configuration(one, error) from error
 
     def _chosen(
         self, one: AllocatedDevice, configurations: Sequence[_Configured]
@@ -221,11 +240,22 @@ class _Reader:
         the class's alone to say.
         """
         by_source = {c.written.source: c for c in configurations if c.concerns(one)}
+        if self.refuses:
+            self._refuse_unread(one, by_source)
         of_class = by_source.get(Source.CLASS)
         chosen = by_source.get(Source.CLAIM, of_class)
         if chosen is None:
             return None
         return within_class(self._said(chosen, one), of_class.sharing if of_class else None)
+
+    def _refuse_unread(self, one: AllocatedDevice, counted: Mapping[Source, _Configured]) -> None:
+        """Refuse a configuration for NVIDIA's driver: its pod would run without the limits that it
+        asks for. A writer who has another for this driver means nodes of both.
+        """
+        for path, written, parameters in self._written_for(NVIDIA_DRIVER):
+            theirs = _Configured(written, NvidiaConfiguration(kind_of(parameters), path))
+            if theirs.concerns(one) and counted.keys().isdisjoint({written.source, Source.CLAIM}):
+                self._read(path, written, parameters, NVIDIA_DRIVER)
 
     def _said(self, chosen: _Configured, one: AllocatedDevice) -> Configuration | None:
         """The sharing of that device by the configuration."""

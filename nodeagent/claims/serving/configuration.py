@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import Final, NoReturn
 
 from nodeagent.claims.model import Configuration
+from nodeagent.claims.names import DRIVER
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.claims.serving.nvidia_configuration import (
     NVIDIA_DRIVER,
     NVIDIA_KINDS,
     NVIDIAS,
     NvidiaConfiguration,
+    kind_of,
 )
 from nodeagent.documents.findings import DocumentPath, Findings
 from nodeagent.documents.grammar import DocumentValue, Given, Key, Rule, form, read_with, then, word
@@ -24,6 +26,7 @@ from nodeagent.documents.plan import TIME_SLICE, refuse_two_ways
 from nodeagent.plan.desired import MpsEntry, Shares
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import replace
+from nodeagent.text import quote
 
 API_VERSION: Final = "gpu.nodeagent.io/v1"
 KIND: Final = "DeviceConfig"
@@ -36,12 +39,12 @@ def read_configuration(
 ) -> Configuration | NvidiaConfiguration:
     """Return what the parameters at `path` of an allocation, written for `driver`, ask for.
 
-    With `nvidia` those of NVIDIA's driver are honoured. Raises DocumentError with every fault.
+    Those of NVIDIA's driver are honoured with `nvidia`, and refused without. Raises DocumentError
+    with every fault.
     """
-    kind = parameters.get("kind") if isinstance(parameters, dict) else None
-    if driver == NVIDIA_DRIVER or (nvidia and kind in NVIDIA_KINDS):
-        return read_with(NVIDIAS[source], parameters, Findings(), path)
-    rule = _NOT_HONOURED if kind in NVIDIA_KINDS else _OURS[source]
+    if driver != NVIDIA_DRIVER and kind_of(parameters) not in NVIDIA_KINDS:
+        return read_with(_OURS[source], parameters, Findings(), path)
+    rule = NVIDIAS[source] if nvidia else _NOT_HONOURED
     return read_with(rule, parameters, Findings(), path)
 
 
@@ -107,12 +110,14 @@ _OURS = {Source.CLASS: _ours(then(MPS, _class_mps)), Source.CLAIM: _ours(then(MP
 
 
 def _not_honoured(place: DocumentValue) -> NoReturn:
+    kind = kind_of(place.value)
     raise place.refuse(
-        f"found {place.value['kind']} of NVIDIA's driver, which this node does not honour",
+        f"found {quote(kind) if kind else 'a configuration'} of NVIDIA's driver, which this node "
+        "does not honour",
         remedy="set dra.nvidia_configs: true for the node's agent, or write "
-        f"{API_VERSION} {KIND} with mps or timeSlice",
+        f"{API_VERSION} {KIND} with mps or timeSlice for the driver {DRIVER}",
         below=("kind",),
     )
 
 
-_NOT_HONOURED: Rule[Configuration] = Rule(_not_honoured, {})
+_NOT_HONOURED: Rule[NvidiaConfiguration] = Rule(_not_honoured, {})

@@ -55,8 +55,10 @@ class NvidiaConfiguration(Struct, frozen=True):
     exception: tuple[str, MpsEntry] | None = None
 
     def fits(self, device: str) -> bool:
-        """Return whether it is for devices like the one with that name."""
-        return self.kind == _kind_for(device)
+        """Return whether it is for devices like the one with that name; a kind that is not known
+        may be for any.
+        """
+        return self.kind not in NVIDIA_KINDS or self.kind == _kind_for(device)
 
     def of_device(self, device: str, gpu: str, *, alone: bool) -> Configuration | None:
         """What it says of a device of the GPU with the UUID `gpu`, in small letters; `alone`: and
@@ -83,6 +85,12 @@ class NvidiaConfiguration(Struct, frozen=True):
         return DocumentError(
             [Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=path)]
         )
+
+
+def kind_of(parameters: object) -> str:
+    """The kind of the parameters, as they were written; "" where they have none."""
+    kind = parameters.get("kind") if isinstance(parameters, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def _kind_for(device: str) -> str:
@@ -193,10 +201,10 @@ def _nvidias(mps: Rule[_Mps]) -> Rule[NvidiaConfiguration]:
     rules = {kind: _of_kind(kind, mps) for kind in NVIDIA_KINDS}
 
     def read(place: DocumentValue) -> NvidiaConfiguration:
-        kind = place.value.get("kind") if isinstance(place.value, dict) else None
-        if not isinstance(kind, str) or kind not in rules:
+        kind = kind_of(place.value)
+        if kind not in rules:
             raise place.refuse(
-                f"found {quote(kind)}, expected {' or '.join(NVIDIA_KINDS)}",
+                f"found {quote(kind) if kind else 'nothing'}, expected {' or '.join(NVIDIA_KINDS)}",
                 remedy=f"write one of them of {NVIDIA_API_VERSION}; or {_OWN}",
                 below=("kind",),
             )
