@@ -71,8 +71,8 @@ class Hidden(Struct, frozen=True):
 
 
 def inspect(pid: int, *, zombies: bool = False) -> Process | Hidden | None:
-    """The process that has this pid now; None where there is none, or a zombie. That may be only
-    its first thread, which ended before others: with `zombies` it counts.
+    """The process that has this pid now; None where there is none, or a zombie. With `zombies`
+    one is returned, too: it may be that only the first of its threads has ended.
     """
     import psutil
 
@@ -83,7 +83,7 @@ def inspect(pid: int, *, zombies: bool = False) -> Process | Hidden | None:
         uids = _uids(pid)
         if not isinstance(uids, Uids):
             return uids
-        # Only then is it sure that the pid was not used again between the two files.
+        # Only this shows that the pid was not reused between the reads of the two files.
         if not process.is_running():
             return None
     except (psutil.Error, OSError, ValueError) as error:
@@ -98,7 +98,7 @@ def identify(pid: int) -> ProcessIdentity | Hidden | None:
 
 
 def is_gone(identity: ProcessIdentity) -> bool:
-    """Whether it has surely ended; a zombie has, who is hidden has not."""
+    """Whether the process has surely ended: a zombie has, a hidden process may not have."""
     found = identify(identity.pid)
     return found != identity and not isinstance(found, Hidden)
 
@@ -120,7 +120,7 @@ def groups_of(pid: int) -> tuple[int, tuple[int, ...]] | Hidden | None:
 
 
 def name_of(pid: int) -> str:
-    """The kernel's name of it, at most 15 characters, printable; "" when it is not known."""
+    """The kernel's name of a process, at most 15 printable characters; "" when not known."""
     found = _read(pid, "comm", 64)
     return _printable(found).strip() if isinstance(found, bytes) else ""
 
@@ -133,7 +133,7 @@ def command_of(pid: int) -> tuple[str, ...] | Hidden | None:
     found = _read(pid, "cmdline", MAX_COMMAND)
     if not isinstance(found, bytes):
         return found
-    words = found.rstrip(b"\0")  # who sets its title may leave zeros behind it
+    words = found.rstrip(b"\0")  # a program that sets its title may leave zeros behind it
     return tuple(map(os.fsdecode, words.split(b"\0"))) if words else ()
 
 
@@ -180,7 +180,7 @@ def pids() -> Iterator[int]:
 
 def sees_all_processes(proc: Path) -> bool:
     """Whether the /proc at this place is of the machine's own process namespace, and not of a
-    container's, in which a pid is another process. Also where that cannot be read.
+    container's, in which a pid is another process. True where that cannot be read.
     """
     try:
         return str((proc / "self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
@@ -311,7 +311,7 @@ def _identity(process: psutil.Process) -> ProcessIdentity:
 
 
 def _unread(pid: int, error: Exception) -> Hidden | None:
-    """Gone only where the kernel has no such process; in /proc it may just not be shown."""
+    """None only where the kernel has no such process: /proc may just not show it."""
     if not 0 < pid <= _MAX_PID:
         return None
     try:

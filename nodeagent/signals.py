@@ -17,8 +17,8 @@ class Signal(Generic[Value]):
     """The newest value, and those who follow it. Belongs to one event loop.
 
     Subscribers are called one after the other, in the order in which they subscribed, before
-    `publish` returns. Who assigns to `newest` corrects the value without a notice. `version` grows
-    with each value that is published.
+    `publish` returns. An assignment to `newest` corrects the value and calls nobody. `version`
+    grows with each value that is published.
     """
 
     def __init__(self, first: Value) -> None:
@@ -28,21 +28,21 @@ class Signal(Generic[Value]):
         self._published = asyncio.Event()  # another one for each value
 
     def publish(self, value: Value) -> None:
-        """Make it the newest. A subscriber that fails keeps it from no other: what the first one
-        raised is raised when all were called.
+        """Make the value the newest, and call every subscriber with it. The first exception of any
+        is raised when all were called.
         """
         self.newest = value
         self.version += 1
         self._published.set()
         self._published = asyncio.Event()
-        failure: Exception | None = None
+        first_error: Exception | None = None
         for notify in tuple(self._subscribers):
             try:
                 notify(value)
             except Exception as error:  # noqa: BLE001  # raised below
-                failure = failure or error
-        if failure is not None:
-            raise failure
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
     def subscribe(self, notify: Callable[[Value], object]) -> Callable[[], None]:
         """Have `notify` called with each value from now on; what is returned ends that."""

@@ -25,7 +25,7 @@ def quote(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with `?` for each character that a terminal might act on."""
+    """Replace each character that a terminal might act on by `?`."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -41,7 +41,7 @@ def listed(names: Iterable[str], most: int = 12) -> str:
 
 
 def index_ranges(indices: Iterable[int]) -> str:
-    """`0-3, 6`."""
+    """Write indices as ranges, such as `0-3, 6`."""
     groups: list[list[int]] = []
     for index in sorted(indices):
         if groups and groups[-1][-1] == index - 1:

@@ -29,13 +29,13 @@ from nodeagent.views.shapes import MpsDaemon
 
 
 class Fleet:
-    """Usable inside `async with`, in one event loop. Daemons live on when it is left."""
+    """All daemons of a node, inside `async with` and in one event loop. They outlive the block."""
 
     def __init__(self, context: MpsContext) -> None:
         self._context = context
         self._supervisors: dict[str, Supervisor] = {}
         self._cordoned: Mapping[str, str] = {}  # devices that admit no new clients, and why
-        # As long as one is had or waited for: MIG devices come and go, each with a UUID of its own.
+        # A lock lives while it is held or waited for: each new MIG device has a new UUID.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stack = AsyncExitStack()
 
@@ -73,7 +73,7 @@ class Fleet:
         except NodeagentError as error:
             subject = ReportSubject.START_FAILED
             if isinstance(read, RecordUnusable):
-                subject = ReportSubject.CANNOT_BE_ENDED  # what may be left there
+                subject = ReportSubject.CANNOT_BE_ENDED  # a daemon may run there
             self._context.report(read.device, model.Report(subject, str(error)))
             return
         spec = supervisor.spec_of(record.runs or record.wanted)
@@ -86,8 +86,8 @@ class Fleet:
             supervisor.want(record.wanted)
 
     async def _recovered(self, unusable: RecordUnusable) -> Record | None:
-        """The record that the daemon there would have: it keeps every other one from its device.
-        Where none is, nor anything of one, directories without a record are removed.
+        """A record for the daemon that may run there, which keeps others from the device. Without
+        daemon and record file the device's directories are removed, and there is no record.
         """
         context, device, words = self._context, unusable.device, unusable.message
         record = await unrecorded(context.run_dir, device, context.control_client)
@@ -114,7 +114,7 @@ class Fleet:
         client finds it any more, and none could be started in its place.
         """
         context, device = self._context, Path(daemon.pipe_directory).parent.name
-        if device in self._supervisors:  # which replaces it
+        if device in self._supervisors:  # it starts another daemon in its place
             return
         try:
             left = left_by(context.run_dir, device)
@@ -136,8 +136,9 @@ class Fleet:
     # --- what is wanted -------------------------------------------------------------------------
 
     async def start(self, device: str, wanted: WantedMps) -> None:
-        """Make its daemon so, and wait until it is Ready. Raises NotReady when it is not in time,
-        or has failed: the fleet goes on trying; and NodeagentError when it cannot even be tried.
+        """Make the device's daemon as `wanted`, and wait until it is Ready. Raises NotReady when it
+        is late or has failed, while the fleet goes on trying; NodeagentError when a start cannot
+        even be tried.
         """
         async with self._turn(device):
             supervisor = self._supervisors.get(device) or await self._new(device, wanted)
@@ -145,11 +146,11 @@ class Fleet:
             supervisor.want(wanted)
             await requests.wait_until_ready(supervisor)
             if supervisor.wanted != before:
-                self._context.changed()  # its clients are judged anew, also where its limits stay
+                self._context.changed()  # its clients are judged again, even with the same limits
 
     async def stop(self, device: str) -> None:
-        """End its daemon and remove all it had. Raises StillInUse, with all as it was, when it has
-        clients or may have; NodeagentError when it does not end.
+        """End the device's daemon, remove its files. Raises StillInUse and changes nothing when it
+        has clients or may have; NodeagentError when it does not end.
         """
         async with self._turn(device):
             supervisor = self._supervisors.get(device)
@@ -160,17 +161,16 @@ class Fleet:
     async def drain(
         self, device: str, *, seconds: float | None, force: bool = False
     ) -> tuple[int, ...]:
-        """Let no new client in and wait so long for those inside; then it is Down until it is
-        requested again. Returns the pids of the clients left, with all as it was then; with `force`
-        they are ended instead. Raises StillInUse, also with all as it was, where it was not drained
-        and the clients left are not known; NodeagentError where something of it could not be ended;
-        and UnknownDevice.
+        """Admit no new client and wait `seconds` for those connected; then the daemon is Down until
+        it is requested again. Clients that are left are ended with `force`; without it the drain is
+        given up, and their pids are returned, or StillInUse is raised where they are not known.
+        Raises NodeagentError where a process could not be ended, and UnknownDevice.
         """
         async with self._lock(device):
             return await requests.drain(self._known(device), seconds=seconds, force=force)
 
     async def restart(self, device: str, *, force: bool = False) -> None:
-        """Start it anew, also one that has failed or was drained. Raises StillInUse when it has
+        """Restart the daemon, also one that failed or was drained. Raises StillInUse when it has
         clients, which are ended with `force`; NotReady, and UnknownDevice.
         """
         async with self._lock(device):
@@ -192,7 +192,7 @@ class Fleet:
                 supervisor.handle(model.RetryRequested())
 
     async def keep_only(self, devices: Collection[str]) -> None:
-        """End and forget the daemons of all other devices, which are no more."""
+        """End and forget the daemons of all other devices, which do not exist any more."""
         gone = [s for device, s in self._supervisors.items() if device not in devices]
         await asyncio.gather(*(self._end(supervisor) for supervisor in gone))
 
@@ -230,8 +230,8 @@ class Fleet:
 
     @asynccontextmanager
     async def _turn(self, device: str) -> AsyncIterator[None]:
-        """A plan's turn with a daemon. What a person wants of it may take days, and plans for other
-        devices do not wait for that: raises NotReady when it is not over soon.
+        """Hold the device's lock for a plan. A drain that a person requested may hold it for days,
+        and plans for other devices must not wait for that: raises NotReady after a short while.
         """
         lock = self._lock(device)
         try:
@@ -250,15 +250,15 @@ class Fleet:
     def _lock(self, device: str) -> asyncio.Lock:
         return self._locks.setdefault(device, asyncio.Lock())
 
-    # --- what is so -----------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     async def poll(self) -> None:
         """Ask all daemons now; returns when they have answered, or their time is over."""
-        await self._all(_polled, within=self._context.settings.answer_deadline + 1.0)
+        await self._all(_poll, within=self._context.settings.answer_deadline + 1.0)
 
     async def settled(self) -> None:
         """Wait until no daemon is on its way to Ready, at most as long as for one start."""
-        await self._all(_settled, within=self._context.start_timeout)
+        await self._all(_wait_until_settled, within=self._context.start_timeout)
 
     async def _all(self, wait: Callable[[Supervisor], Awaitable[None]], *, within: float) -> None:
         """Wait for each daemon, for at most `within` seconds."""
@@ -286,7 +286,7 @@ class Fleet:
         return None if supervisor is None else requests.device_daemon(supervisor)
 
 
-async def _polled(supervisor: Supervisor) -> None:
+async def _poll(supervisor: Supervisor) -> None:
     monitor = supervisor.monitor
     if monitor is None:
         return
@@ -300,7 +300,7 @@ async def _polled(supervisor: Supervisor) -> None:
     await supervisor.until(polled)
 
 
-async def _settled(supervisor: Supervisor) -> None:
+async def _wait_until_settled(supervisor: Supervisor) -> None:
     def on_its_way() -> bool:
         state = supervisor.state
         has_just_ended = state.phase is DaemonPhase.BACKOFF and not state.failures

@@ -76,7 +76,7 @@ class DaemonSpec(Struct, frozen=True):
         return Limits(self.wanted.sharing.memory_ceiling, self.wanted.sharing.thread_ceiling)
 
     def needs_restart_for(self, wanted: DaemonSpec) -> bool:
-        """Whether a daemon that is so cannot become `wanted` while it runs."""
+        """Whether a daemon like this one cannot become `wanted` while it runs."""
         elsewhere = replace(self, wanted=wanted.wanted) != wanted
         return elsewhere or self.wanted.needs_restart_for(wanted.wanted)
 

@@ -277,7 +277,7 @@ class Supervisor:
             write_record(context.run_dir, self._record_now(spec))
             process = await context.launcher.launch(spec)
         except (NodeagentError, OSError) as error:
-            self.handle(model.StartFailed(action.run, str(error), short=_is_short(error)))
+            self.handle(model.StartFailed(action.run, str(error), is_shortage=_is_shortage(error)))
             return
         except Exception as error:  # noqa: BLE001  # else its life would wait for this for ever
             self.handle(model.StartFailed(action.run, error_sentence(error)))
@@ -348,6 +348,6 @@ class Supervisor:
             self._written = record
 
 
-def _is_short(error: Exception) -> bool:
+def _is_shortage(error: Exception) -> bool:
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in _SHORT

@@ -1,4 +1,4 @@
-"""How one device is shared among MPS clients, and as whom: what a plan's `mps` comes to.
+"""How one device is shared among MPS clients, and as which user: what a plan's `mps` means.
 
 Limits are in what the control daemon can express: whole MiB, percent with two decimals. The bounds
 of fields are checked where a value is read from a state file.
@@ -50,7 +50,7 @@ class Share(Struct, frozen=True):
     path: str = ""
 
     def __eq__(self, other: object) -> bool:
-        """Equal limits are equal, wherever in a plan they are."""
+        """Compare without `path`: equal limits are equal wherever a plan has them."""
         return isinstance(other, Share) and self._compared() == other._compared()
 
     def __hash__(self) -> int:
@@ -114,7 +114,7 @@ class WantedMps(Struct, frozen=True):
     path: str = ""
 
     def __eq__(self, other: object) -> bool:
-        """Equal daemons are equal, wherever in a plan they are."""
+        """Compare without `path`, as a Share does."""
         return isinstance(other, WantedMps) and self._compared() == other._compared()
 
     def __hash__(self) -> int:
@@ -124,9 +124,9 @@ class WantedMps(Struct, frozen=True):
         return self.sharing, self.account
 
     def needs_restart_for(self, wanted: WantedMps) -> bool:
-        """Whether a daemon that is so cannot become `wanted` while it runs.
+        """Whether a daemon like this one cannot become `wanted` while it runs.
 
-        Taking a memory limit away is among it: the command has no form for that which is safe.
+        It cannot lose a memory limit: no command of the control daemon does that safely.
         """
         freed = self.sharing.memory_ceiling is not None and wanted.sharing.memory_ceiling is None
         return freed or self.account != wanted.account
@@ -141,7 +141,7 @@ def percentage_text(percent: float) -> str:
 
 
 def written_bytes(amount: int) -> str:
-    """Bytes as an exact quantity, or as MiB cut down: `8Gi`, `81559Mi`."""
+    """Write bytes as GiB where they are whole, else as MiB rounded down: `8Gi`, `81559Mi`."""
     if amount % 1024**3 == 0:
         return f"{amount // 1024**3}Gi"
     return f"{amount // MIB}Mi" if amount >= MIB else f"{amount} bytes"
@@ -153,15 +153,15 @@ ANY_USER = "any"  # as `user`: a server that takes clients of every user, and so
 
 
 def user_ids(user: str) -> tuple[int, int] | None:
-    """Uid and gid of `1000:100`, or of `1000`, which has its own number as group; None: a name."""
+    """Uid and gid of `1000:100`, or of `1000`, whose gid is the uid; None for a user's name."""
     match = re.fullmatch(_IDS, user)
     return (int(match[1]), int(match[2] or match[1])) if match else None
 
 
 class Host(Struct, frozen=True):
-    """`default_user` runs MPS where the plan names no user. `accounts` are those that were looked
-    up, by the text of `user` (`1000`, `1000:1000`, `alice`); a name that is not in it is unknown to
-    the host, a uid has its own number as group.
+    """The accounts that MPS can run as on this host. Without a user in the plan it runs as
+    `default_user`. `accounts` are those looked up, by the text of `user` (`1000`, `1000:1000`,
+    `alice`); a name that is missing is unknown to the host, a uid that is missing is its gid too.
     """
 
     default_user: str = "1000"

@@ -116,7 +116,7 @@ class StartMps(Struct, frozen=True):
 class SetComputeMode(Struct, frozen=True):
     """Set who may have a context on a device; `device`, `profile`, `placement` as in StartMps.
 
-    What it was before is remembered, and forgotten when it is that again.
+    The mode before the first change is remembered until the device has it again.
     """
 
     gpu: str
@@ -128,7 +128,7 @@ class SetComputeMode(Struct, frozen=True):
 
 
 class SetTimeSlice(Struct, frozen=True):
-    """Set the GPU's time-slice interval; what it was before is remembered likewise."""
+    """Set the GPU's time-slice interval; the one before is remembered as a compute mode is."""
 
     gpu: str
     time_slice: TimeSlice
@@ -151,11 +151,11 @@ Step = GpuStep | StopMps | StartMps
 
 
 # --- their effect -----------------------------------------------------------------------------
-# For the picture after a plan, and for tests that cut plans short. The hardware is always read back
-# instead of believing this.
+# To show GPUs as they will be after a plan, and for tests that cut plans short. What the hardware
+# has become is always read back.
 
 _Compute = tuple[ComputeInstance, ...]
-_Shared = TypeVar("_Shared", Gpu, ComputeInstance)
+_Device = TypeVar("_Device", Gpu, ComputeInstance)
 
 
 def after(gpu: Gpu, steps: Iterable[Step]) -> Gpu:
@@ -171,11 +171,11 @@ def _after(gpu: Gpu, step: Step) -> Gpu:
             return replace(gpu, mig=MigMode(gpu.in_mig_mode, enabled))
         case SetMigMode(enabled=enabled):
             instances = gpu.instances if enabled else ()
-            changed = gpu if enabled is gpu.in_mig_mode else _bare(gpu, mig=enabled)
+            changed = gpu if enabled is gpu.in_mig_mode else _unshared(gpu, mig=enabled)
             return replace(changed, mig=MigMode(enabled, enabled), instances=instances)
         case ResetGpu():
-            pending = gpu.mig is not None and gpu.mig.pending
-            return replace(_bare(gpu, mig=pending), mig=MigMode(pending, pending), instances=())
+            on = gpu.mig is not None and gpu.mig.pending
+            return replace(_unshared(gpu, mig=on), mig=MigMode(on, on), instances=())
         case DestroyGpuInstance(instance=gone):
             return replace(gpu, instances=tuple(i for i in gpu.instances if i.id != gone))
         case DestroyComputeInstance(instance=instance, compute=gone):
@@ -195,8 +195,8 @@ def _after(gpu: Gpu, step: Step) -> Gpu:
             assert_never(step)
 
 
-def _bare(gpu: Gpu, *, mig: bool) -> Gpu:
-    """What a change of the MIG mode leaves of the GPU's own sharing: the driver's defaults."""
+def _unshared(gpu: Gpu, *, mig: bool) -> Gpu:
+    """The GPU with the driver's defaults for sharing, as a change of the MIG mode leaves them."""
     mode = None if mig else ComputeMode.DEFAULT
     return replace(gpu, mps=None, compute_mode=mode, time_slice=None)
 
@@ -231,22 +231,22 @@ def _edit(gpu: Gpu, instance: int, change: Callable[[_Compute], _Compute]) -> Gp
 
 def _after_sharing(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> Gpu:
     if step.device == gpu.uuid:
-        return _shared(gpu, step)
+        return _with_sharing(gpu, step)
     meant = next((c for i, c in gpu.mig_devices() if _is_meant(step, i, c)), None)
-    return gpu.with_mig_devices(lambda _, c: _shared(c, step) if c is meant else c)
+    return gpu.with_mig_devices(lambda _, c: _with_sharing(c, step) if c is meant else c)
 
 
 def _is_meant(
     step: StopMps | StartMps | SetComputeMode, instance: GpuInstance, device: ComputeInstance
 ) -> bool:
-    """The device of that UUID; without one a new one of its kind that has no daemon."""
+    """Whether the step is for this device: by UUID, or without one a new one without daemon."""
     if step.device:
         return device.uuid == step.device
     kind = (instance.placement, device.profile) == (step.placement, step.profile)
     return kind and not device.uuid and device.mps is None
 
 
-def _shared(device: _Shared, step: StopMps | StartMps | SetComputeMode) -> _Shared:
+def _with_sharing(device: _Device, step: StopMps | StartMps | SetComputeMode) -> _Device:
     match step:
         case StopMps():
             servers = device.mps.servers if device.mps else ()

@@ -155,7 +155,7 @@ async def _how_it_ended(pid: int) -> str:
         _, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  # does not wait
     except ChildProcessError:  # other code in this process waits for all children
         return launcher.UNKNOWN_END
-    return launcher.in_words(os.waitstatus_to_exitcode(status))
+    return launcher.exit_words(os.waitstatus_to_exitcode(status))
 
 
 def _credentials(spec: DaemonSpec) -> dict[str, object]:

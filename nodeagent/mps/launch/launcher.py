@@ -1,6 +1,6 @@
 """How a daemon's process is started, found again after an earlier agent, waited for and killed.
 
-It outlives the agent. `child` and `service` are the ways to start one.
+The process outlives the agent. `child` and `service` are the two ways to start one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StartError(NodeagentError):
 class DaemonProcess:
     """A running daemon, this process' child or not; made inside the event loop.
 
-    `find_end` says in words how it ended, once it has; who cannot know leaves it out.
+    `find_end` says in words how the process ended, once it has; None where nothing can tell.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DaemonProcess:
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def close(self) -> None:
-        """Look at it no more. It runs on."""
+        """Stop watching the daemon, which runs on."""
         self._ended.cancel()
 
     async def _until_ended(self) -> str:
@@ -72,7 +72,7 @@ class DaemonProcess:
 
 
 def identity_of(pid: int, spec: DaemonSpec) -> MpsProcess:
-    """Of a process that was just started as `spec`; without a start time where it has ended."""
+    """Identify a process just started as `spec`; start time 0 if it has ended already."""
     return mps_process(pid) or MpsProcess(pid, 0, spec.uid, CONTROL, spec.pipe_directory)
 
 
@@ -85,17 +85,17 @@ async def adopt(identity: MpsProcess, spec: DaemonSpec) -> DaemonProcess | None:
     except OSError:
         return None
     daemon = MpsProcess(identity.pid, identity.start_time, spec.uid, CONTROL, spec.pipe_directory)
-    is_it = False
-    try:  # identified only now, when the pid cannot be used again unnoticed
-        is_it = await asyncio.to_thread(mps_process, identity.pid) == daemon
+    is_same = False
+    try:  # identified after the pidfd was opened, so that a reused pid is noticed
+        is_same = await asyncio.to_thread(mps_process, identity.pid) == daemon
     finally:
-        if not is_it:
+        if not is_same:
             process.close()
-    return process if is_it else None
+    return process if is_same else None
 
 
-def in_words(status: int) -> str:
-    """A process' status as `subprocess` gives it: below 0 for the signal that ended it."""
+def exit_words(status: int) -> str:
+    """Word a process' status as `subprocess` gives it: below 0 for the signal that ended it."""
     if status >= 0:
         return f"status {status}"
     try:
@@ -140,7 +140,7 @@ class Launcher(ABC):
         """
 
     async def _multi_user_flag(self, device: str) -> str:
-        """Looked for until there is one: the program may be replaced by one that has it."""
+        """Look for the flag until it is found: the program may be replaced by one that has it."""
         async with self._finding:
             if not self._flag and self.find_flag is not None:
                 self._flag = await self.find_flag()
@@ -163,7 +163,7 @@ def has_private_shm(pid: int, spec: DaemonSpec) -> bool | None:
 
 
 def open_log(spec: DaemonSpec) -> int:
-    """Its log, to append to. Raises StartError; blocks for as long as the file system does."""
+    """Open the daemon's log for appending. Raises StartError; blocks as the file system does."""
     path = Path(spec.log_directory) / LOG_NAME
     try:
         return log.open_log(path.parent, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)

@@ -260,8 +260,8 @@ def _in_words(state: UnitState) -> str:
     if not state.loaded:
         return "in a way that systemd counts as clean"
     if state.code == 1:
-        return launcher.in_words(state.status)
+        return launcher.exit_words(state.status)
     cause = "" if state.result in {"signal", "core-dump"} else f", {state.result}"
     return (
-        f"{launcher.in_words(-state.status)}{cause}" if state.status else f"result {state.result}"
+        f"{launcher.exit_words(-state.status)}{cause}" if state.status else f"result {state.result}"
     )

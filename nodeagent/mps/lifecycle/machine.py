@@ -27,10 +27,10 @@ from nodeagent.mps.lifecycle.model import (
 from nodeagent.mps.lifecycle.transitions import (
     Transition,
     deadline_passed,
-    foreign_user,
-    fresh,
+    foreign_user_message,
     report_wrong_user,
     retry_delay,
+    starting,
 )
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
@@ -84,7 +84,7 @@ def _of_run(life: Transition, event: model.RunEvent) -> None:
         case model.Answered():
             life.state = replace(state, timeouts=0, answered=True, unreachable="", excused=False)
             if state.phase is DaemonPhase.STARTING:
-                life.limit("limits are not proven yet")
+                life.set_limits("limits are not proven yet")
         case model.Timeout():
             _timed_out(life, event)
         case model.Unreachable():
@@ -106,7 +106,7 @@ def _of_answer(life: Transition, event: model.AnswerEvent) -> None:
         case model.ServerGone():
             _server_gone(life, event)
         case model.ForeignUserWaiting():
-            life.report(ReportSubject.FOREIGN_USER_WAITING, foreign_user(life.state, event))
+            life.report(ReportSubject.FOREIGN_USER_WAITING, foreign_user_message(life.state, event))
         case model.ClientsGone():
             if life.state.phase is DaemonPhase.DRAINING and life.state.ending is Ending.NO:
                 life.ask_to_end()
@@ -118,7 +118,7 @@ def _of_answer(life: Transition, event: model.AnswerEvent) -> None:
 
 
 def _unreachable(life: Transition, reason: str) -> None:
-    """Reported once for each reason; it is no reason to end anything."""
+    """Report each reason once. A daemon that could not be asked is not ended for it."""
     before = life.state
     life.state = replace(before, excused=True, unreachable=reason)
     if reason != before.unreachable:
@@ -128,7 +128,7 @@ def _unreachable(life: Transition, reason: str) -> None:
 
 
 def _timed_out(life: Transition, event: model.Timeout) -> None:
-    """A question unanswered; so many in a row, and it hangs."""
+    """Count questions without an answer in a row; from some number on the daemon hangs."""
     state, most = life.state, life.settings.most_silences
     if state.phase is DaemonPhase.STARTING or state.ending is not Ending.NO:
         return  # these have a deadline
@@ -137,7 +137,7 @@ def _timed_out(life: Transition, event: model.Timeout) -> None:
     more = f" ({event.reason})" if event.reason else ""
     why = f"answered none of {timeouts} questions in a row{more}"
     if state.phase is DaemonPhase.DRAINING and not state.drain.force:
-        # Clients that work without it may go on: its answers are not needed any more.
+        # Clients work on without the daemon, whose answers are not needed any more.
         if timeouts == most:
             life.report(ReportSubject.SILENT, why)
     elif timeouts >= most:
@@ -145,14 +145,14 @@ def _timed_out(life: Transition, event: model.Timeout) -> None:
 
 
 def _read_back(life: Transition, event: model.LimitsReadBack) -> None:
-    """What is in force was read; only that makes it Ready."""
+    """Compare the limits in force with those wanted; only equal ones make the daemon Ready."""
     state = life.state
     if event.reading != state.reading:
-        return  # they were set once more meanwhile
+        return  # the limits were set again meanwhile
     differ = "not as wanted: " + "; ".join(event.differences)
     if state.phase is DaemonPhase.READY and event.differences:
         life.report(ReportSubject.LIMITS_DIFFER, differ)
-        life.limit(differ)
+        life.set_limits(differ)
     elif state.phase is DaemonPhase.LIMITING and event.differences:
         _not_in_force(life, differ)
     elif state.phase is DaemonPhase.LIMITING:
@@ -163,13 +163,13 @@ def _not_in_force(life: Transition, differ: str) -> None:
     attempts = life.state.attempts + 1
     life.state = replace(life.state, attempts=attempts, why=differ)
     if life.state.was_ready:
-        # It may have clients, so it is not ended; only tried less and less often.
+        # The daemon may have clients: it is not ended, and is tried less and less often.
         life.report(ReportSubject.LIMITS_DIFFER, differ)
-        life.wait(retry_delay(life.settings, attempts, life.jitter))
+        life.set_deadline(retry_delay(life.settings, attempts, life.jitter))
     elif attempts >= life.settings.most_attempts:
         life.kill(ReportSubject.LIMITS_DIFFER, differ)
     else:
-        life.limit(differ, attempts=attempts)
+        life.set_limits(differ, attempts=attempts)
 
 
 # --- servers and clients --------------------------------------------------------------------------
@@ -192,19 +192,19 @@ def _server_seen(life: Transition, server: model.Server) -> None:
         case DaemonPhase.READY | DaemonPhase.LIMITING, ServerStatus.FAULT:
             life.server_fault(server)
         case DaemonPhase.FAULT, ServerStatus.ACTIVE:
-            life.limit("its server was faulted")
+            life.set_limits("its server was faulted")
         case DaemonPhase.READY, status:
-            # What a server has are the defaults of the moment it started.
+            # A server has the limits that were the daemon's when the server started.
             if new:
                 life.actions.append(model.ReadBack(state.run, state.spec, state.reading))
             if status is ServerStatus.INITIALIZING:
-                life.wait(life.settings.initialize_deadline)
+                life.set_deadline(life.settings.initialize_deadline)
             else:
                 life.state = replace(life.state, deadline=None)
 
 
 def _server_gone(life: Transition, event: model.ServerGone) -> None:
-    """A server that is gone takes its fault with it."""
+    """Forget the server, and its fault with it."""
     state = life.state
     if event.status:
         words = f"server {event.pid} ended: {event.status}"
@@ -215,7 +215,7 @@ def _server_gone(life: Transition, event: model.ServerGone) -> None:
     if state.phase is DaemonPhase.READY:
         life.state = replace(life.state, deadline=None)
     if state.phase is DaemonPhase.FAULT and state.ending is Ending.NO:
-        life.limit("its server was faulted")
+        life.set_limits("its server was faulted")
 
 
 # --- its end --------------------------------------------------------------------------------------
@@ -228,14 +228,14 @@ def _exited(life: Transition, event: model.Exited) -> None:
     else:
         words = f"the daemon ended after {event.ran_for:.1f} s: {event.status}"
     quick = not state.was_ready or event.ran_for < life.settings.steady
-    life.ended(model.Report(ReportSubject.EXITED, words, event.last_lines), quick=quick)
+    life.process_ended(model.Report(ReportSubject.EXITED, words, event.last_lines), quick=quick)
 
 
 # --- what plans and people want -------------------------------------------------------------------
 
 
 def _new_plan(life: Transition, spec: DaemonSpec | None) -> None:
-    """What is wanted now; what fits it is left alone."""
+    """Note what is wanted now, and change only what does not fit it."""
     before = life.state
     life.state = replace(before, wanted=spec)
     if before.phase in WITH_PROCESS:
@@ -262,8 +262,8 @@ def _new_plan_for_process(life: Transition, spec: DaemonSpec | None) -> None:
         life.state = replace(state, running=spec, attempts=0)
         other_limits = spec.limits != state.spec.limits
         if other_limits and state.phase in {DaemonPhase.LIMITING, DaemonPhase.READY}:
-            life.limit("a new plan has other limits")
-        # Else its way to Ready leads through the new limits anyway.
+            life.set_limits("a new plan has other limits")
+        # In any other phase the new limits are set on the way to Ready anyway.
 
 
 def _new_plan_while_ending(life: Transition, spec: DaemonSpec | None, *, must_end: bool) -> None:
@@ -273,7 +273,7 @@ def _new_plan_while_ending(life: Transition, spec: DaemonSpec | None, *, must_en
         drain = replace(drain, by_plan=True, then_start=spec is not None)
         life.state = replace(state, phase=DaemonPhase.DRAINING, drain=drain)
     elif state.phase is not DaemonPhase.DRAINING or not drain.by_plan:
-        return  # it hangs and comes back by itself, or a person drains it
+        return  # a daemon that hangs is started again anyway; a person's drain goes on
     elif state.ending is Ending.NO:
         life.resume("wanted again")
     else:
@@ -281,7 +281,7 @@ def _new_plan_while_ending(life: Transition, spec: DaemonSpec | None, *, must_en
 
 
 def _drain_requested(life: Transition, event: model.DrainRequested) -> None:
-    """A person wants it without clients; a drain by the plan keeps what comes after it."""
+    """Drain the daemon for a person; what a plan's drain has planned for afterwards stays."""
     state = life.state
     if state.phase in {DaemonPhase.BACKOFF, DaemonPhase.FAILED} and not event.then_start:
         life.state = replace(
@@ -294,15 +294,15 @@ def _drain_requested(life: Transition, event: model.DrainRequested) -> None:
     drain = model.Drain(force=event.force, then_start=then_start, by_plan=before.by_plan)
     life.state = replace(state, phase=DaemonPhase.DRAINING, drain=drain, why="drained on request")
     if state.ending is not Ending.NO:
-        return  # its end is near anyway, with a deadline of its own
+        return  # the process is ending anyway, with a deadline of its own
     if event.seconds is None:
         life.state = replace(life.state, deadline=None)
     else:
-        life.wait(event.seconds)
+        life.set_deadline(event.seconds)
 
 
 def _drain_given_up(life: Transition) -> None:
-    """A drain that a person requested and withdrew; what a plan wants stays wanted."""
+    """End the drain that a person has withdrawn, unless a plan wants it, too."""
     state, drain = life.state, life.state.drain
     if state.phase is DaemonPhase.DRAINING and state.ending is Ending.NO and not drain.by_plan:
         life.resume("not drained: the request was withdrawn")
@@ -313,10 +313,10 @@ def _adopted(life: Transition, event: model.Adopted) -> None:
     if life.state.phase is not DaemonPhase.DOWN:
         return
     life.state = replace(
-        fresh(life.state, event.spec),
+        starting(life.state, event.spec),
         wanted=event.spec,
         pid=event.pid,
         was_ready=True,  # so it may have clients
         why="an earlier agent's; has not answered yet",
     )
-    life.wait(life.settings.start_deadline)
+    life.set_deadline(life.settings.start_deadline)

@@ -52,10 +52,10 @@ class ServerStatus(StrEnum):
 
 
 class Drain(Struct, frozen=True):
-    """Why and how it drains.
+    """Why and how a daemon drains.
 
-    `force`: at the deadline it ends, clients or not; else it is then as before. `then_start`:
-    afterwards comes the daemon that is wanted. `by_plan`: a plan wants it so, without deadline.
+    `force`: at the deadline it ends, clients or not; else the drain is given up then. `then_start`:
+    the wanted daemon is started afterwards. `by_plan`: a plan wants the drain, without a deadline.
     """
 
     force: bool = False
@@ -77,9 +77,9 @@ class Server(Struct, frozen=True):
 class State(Struct, frozen=True):
     """One daemon at one moment. Times are the event loop's.
 
-    `run` counts processes, so that what comes late from an earlier one is known for that.
+    `run` counts processes, so that late events of an earlier one are recognised.
     `running` is what the process was started as, `wanted` what the plan wants. `deadline`: when
-    something has to have happened, what depends on the phase.
+    what the phase waits for has to have happened.
     """
 
     phase: DaemonPhase = DaemonPhase.DOWN
@@ -87,12 +87,12 @@ class State(Struct, frozen=True):
     running: DaemonSpec | None = None
     run: int = 0
     pid: int | None = None
-    restarts: int = 0  # by its own accord, after it ended by itself
+    restarts: int = 0  # that nobody asked for
     failures: int = 0  # quick ones in a row
     shortages: int = 0  # starts in a row for which the machine lacked something
     timeouts: int = 0  # in a row
     unreachable: str = ""  # why it cannot be asked, as reported last; "" once it has answered
-    excused: bool = False  # it could not be asked since its deadline began
+    excused: bool = False  # it could not be asked since its deadline was set
     attempts: int = 0  # at setting the limits, in a row
     reading: int = 0  # counts how often limits were set, so that a late read-back is known
     answered: bool = False  # anything, ever in this run
@@ -129,11 +129,11 @@ class Started(OfRun, frozen=True):
 
 class StartFailed(OfRun, frozen=True):
     """There is no process: the program could not be run, or an orphan could not be ended.
-    `short`: the machine lacked what a start takes, such as room on a disk.
+    `is_shortage`: the machine lacked what a start takes, such as room on a disk.
     """
 
     reason: str
-    short: bool = False
+    is_shortage: bool = False
 
 
 class Exited(OfRun, frozen=True):

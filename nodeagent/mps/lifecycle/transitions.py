@@ -1,4 +1,4 @@
-"""The transitions of a daemon's life that several events lead to, and those of deadlines. Pure."""
+"""Transitions of a daemon that several events share, and those at deadlines. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def retry_delay(settings: MpsSettings, failures: int, jitter: float) -> float:
-    """The wait after so many quick failures in a row, shortened by up to a quarter, so that many
+    """The delay after so many quick failures in a row, shortened by up to a quarter, so that many
     daemons do not act in step.
     """
     backoff = Backoff(
@@ -24,8 +24,8 @@ def retry_delay(settings: MpsSettings, failures: int, jitter: float) -> float:
     return backoff.after(failures)
 
 
-def fresh(state: model.State, spec: DaemonSpec) -> model.State:
-    """The state at the start of another process."""
+def starting(state: model.State, spec: DaemonSpec) -> model.State:
+    """The state when another process is started as `spec`."""
     return model.State(
         phase=DaemonPhase.STARTING,
         wanted=state.wanted,
@@ -50,17 +50,18 @@ class Transition(Struct):
     def report(self, subject: ReportSubject, message: str, lines: tuple[str, ...] = ()) -> None:
         self.actions.append(model.Report(subject, message, lines))
 
-    def wait(self, seconds: float) -> None:
+    def set_deadline(self, seconds: float) -> None:
         self.state = replace(self.state, deadline=self.now + seconds)
         self.actions.append(model.Schedule(seconds))
 
     def start(self, spec: DaemonSpec) -> None:
         """Sweep what a dead daemon left, and start another."""
-        self.state = fresh(self.state, spec)
+        self.state = starting(self.state, spec)
         self.actions += (model.SweepOrphans(spec), model.Spawn(self.state.run, spec))
-        self.wait(self.settings.start_deadline)
+        self.set_deadline(self.settings.start_deadline)
 
-    def limit(self, why: str, *, attempts: int = 0) -> None:
+    def set_limits(self, why: str, *, attempts: int = 0) -> None:
+        """Have the daemon's limits set and read back; it is Ready only after that."""
         before = self.state
         self.state = replace(
             before,
@@ -74,23 +75,21 @@ class Transition(Struct):
             model.SetLimits(before.run, before.spec),
             model.ReadBack(before.run, before.spec, self.state.reading),
         )
-        self.wait(self.settings.limit_deadline)
+        self.set_deadline(self.settings.limit_deadline)
 
     def resume(self, why: str) -> None:
-        """It is not to end after all: back on the way to Ready, from where it was, perhaps with
-        other limits than before.
-        """
+        """Give up a drain: the daemon is on its way to Ready again, perhaps with other limits."""
         self.state = replace(self.state, running=self.state.wanted or self.state.running)
         if self.state.answered:
-            self.limit(why)
+            self.set_limits(why)
         else:
             self.state = replace(
                 self.state, phase=DaemonPhase.STARTING, drain=model.Drain(), why=why
             )
-            self.wait(self.settings.start_deadline)
+            self.set_deadline(self.settings.start_deadline)
 
     def ready(self) -> None:
-        """Ready, as far as its server is."""
+        """Make the daemon Ready, or Fault if its server is faulted."""
         self.state = replace(
             self.state, phase=DaemonPhase.READY, attempts=0, was_ready=True, deadline=None, why=""
         )
@@ -100,10 +99,10 @@ class Transition(Struct):
             return
         self.report(ReportSubject.READY, "the daemon answers and its limits were read back")
         if server and server.status is ServerStatus.INITIALIZING:
-            self.wait(self.settings.initialize_deadline)
+            self.set_deadline(self.settings.initialize_deadline)
 
     def fault(self, subject: ReportSubject, why: str) -> None:
-        """The daemon is well, but its server takes no client."""
+        """Note that the daemon is well, but its server takes no client."""
         self.state = replace(self.state, phase=DaemonPhase.FAULT, deadline=None, why=why)
         self.report(subject, why)
 
@@ -116,26 +115,26 @@ class Transition(Struct):
         )
 
     def ask_to_end(self) -> None:
-        """Ask it to end; what becomes of that is known by its exit."""
+        """Ask the daemon to end; that it has ended is another event."""
         self.state = replace(self.state, ending=Ending.QUITTING)
         self.actions.append(model.Quit(self.state.run, self.settings.quit_deadline))
-        self.wait(self.settings.quit_deadline)
+        self.set_deadline(self.settings.quit_deadline)
 
     def kill(self, subject: ReportSubject, why: str) -> None:
-        """It is killed; only its exit ends this, since there must never be two."""
+        """Kill the daemon. No other is started before it has exited: there must never be two."""
         phase = (
             DaemonPhase.DRAINING if self.state.phase is DaemonPhase.DRAINING else DaemonPhase.FAULT
         )
         self.state = replace(self.state, phase=phase, ending=Ending.KILLING, why=why)
         self.report(subject, why)
         self.actions.append(model.Kill(self.state.run))
-        self.wait(self.settings.kill_deadline)
+        self.set_deadline(self.settings.kill_deadline)
 
-    def ended(self, report: model.Report, *, quick: bool) -> None:
-        """There is no process any more, unless this is the end that was wanted."""
+    def process_ended(self, report: model.Report, *, quick: bool) -> None:
+        """Finish a drain, or have an unwanted end followed by another start, now or later."""
         before = self.state
         if before.phase is DaemonPhase.DRAINING:
-            self._drained(before, report)
+            self._finish_drain(before, report)
             return
         sweep = model.SweepOrphans(before.spec)
         self.actions.append(report)
@@ -158,16 +157,16 @@ class Transition(Struct):
         else:
             self.state = replace(self.state, phase=DaemonPhase.BACKOFF)
             self.actions.append(sweep)
-            self.wait(retry_delay(self.settings, self.state.failures, self.jitter))
+            self.set_deadline(retry_delay(self.settings, self.state.failures, self.jitter))
 
     def not_started(self, event: model.StartFailed) -> None:
-        """What the machine will have again was missing: that is no failure of the daemon's, and it
-        is tried again soon. Anything else is a quick end.
+        """Try again soon where the machine lacked something, which is no failure of the daemon's.
+        Any other reason counts as a quick end.
         """
-        before, deadline = self.state, self.settings.start_deadline
+        before = self.state
         report = model.Report(ReportSubject.START_FAILED, event.reason)
-        if not event.short or before.phase is DaemonPhase.DRAINING:
-            self.ended(report, quick=True)
+        if not event.is_shortage or before.phase is DaemonPhase.DRAINING:
+            self.process_ended(report, quick=True)
             return
         self.actions.append(report)
         shortages = before.shortages + 1
@@ -179,16 +178,17 @@ class Transition(Struct):
             why=event.reason,
         )
         self.actions.append(model.SweepOrphans(before.spec))
-        self.wait(min(retry_delay(self.settings, self.state.shortages, self.jitter), deadline))
+        delay = retry_delay(self.settings, shortages, self.jitter)
+        self.set_deadline(min(delay, self.settings.start_deadline))
 
     def start_again(self, spec: DaemonSpec) -> None:
-        """Start without being asked to; counted as a restart where there was a process before."""
-        restarts = self.state.restarts + (not self.state.shortages)
-        self.state = replace(self.state, restarts=restarts)
+        """Start without being asked to; a restart, unless the last start made no process."""
+        if not self.state.shortages:
+            self.state = replace(self.state, restarts=self.state.restarts + 1)
         self.start(spec)
 
     def _failed(self, report: model.Report, sweep: model.SweepOrphans) -> None:
-        """Reported once; retried at the longest delay, since its cause may pass."""
+        """Report that once, and retry at the longest delay, since the cause may pass."""
         longest = self.settings.longest_delay
         why = (
             f"failed {self.state.failures} times in a row and is tried every {longest:g} s only, "
@@ -198,15 +198,15 @@ class Transition(Struct):
         if self.state.failures == self.settings.most_failures:
             self.report(ReportSubject.FAILED, why, report.lines)
         self.actions.append(sweep)
-        self.wait(longest * (1 - self.jitter / 4))
+        self.set_deadline(longest * (1 - self.jitter / 4))
 
-    def _drained(self, before: model.State, report: model.Report) -> None:
+    def _finish_drain(self, before: model.State, report: model.Report) -> None:
         if before.ending is not Ending.QUITTING:
             self.actions.append(report)
         again = before.wanted if before.drain.then_start else None
         why = "for the plan" if before.drain.by_plan else "on request"
-        next_one = ", to be started again" if again is not None else ""
-        self.report(ReportSubject.DRAINED, f"the daemon was drained {why} and has ended{next_one}")
+        restart = ", to be started again" if again is not None else ""
+        self.report(ReportSubject.DRAINED, f"the daemon was drained {why} and has ended{restart}")
         self.actions.append(model.SweepOrphans(before.spec))
         self.state = model.State(
             wanted=before.wanted,
@@ -219,7 +219,7 @@ class Transition(Struct):
 
 
 def report_wrong_user(life: Transition, server: model.Server) -> None:
-    """A server of another user than the plan's keeps its clients from being served."""
+    """Report a server of another user than the plan's, whose clients have to wait for its end."""
     spec = life.state.spec
     if server.uid is None or spec.multi_user or server.uid == spec.uid:
         return
@@ -230,8 +230,8 @@ def report_wrong_user(life: Transition, server: model.Server) -> None:
     )
 
 
-def foreign_user(state: model.State, event: model.ForeignUserWaiting) -> str:
-    """Words about a client that waits: for whom, and what to do."""
+def foreign_user_message(state: model.State, event: model.ForeignUserWaiting) -> str:
+    """Say for whom a client of another user waits, and what to do."""
     who = f"pid {event.pid} ({event.command})" if event.command else f"pid {event.pid}"
     server = state.server
     if server is None:
@@ -246,19 +246,19 @@ def foreign_user(state: model.State, event: model.ForeignUserWaiting) -> str:
 
 
 def deadline_passed(life: Transition) -> None:
-    """What the deadline was for is known by the phase."""
+    """Do what is due at the deadline that was set in this phase, or wait for the rest of it."""
     state = life.state
     if state.deadline is None:
         return
     if life.now < state.deadline:
         life.actions.append(model.Schedule(state.deadline - life.now))
     elif state.ending is not Ending.NO:
-        _still_there(life)
+        _kill_survivor(life)
     else:
-        _by_phase(life)
+        _act_by_phase(life)
 
 
-def _by_phase(life: Transition) -> None:
+def _act_by_phase(life: Transition) -> None:
     state, settings = life.state, life.settings
     match state.phase:
         case DaemonPhase.BACKOFF | DaemonPhase.FAILED if state.wanted is not None:
@@ -266,15 +266,15 @@ def _by_phase(life: Transition) -> None:
         case DaemonPhase.BACKOFF | DaemonPhase.FAILED:
             life.state = replace(state, phase=DaemonPhase.DOWN, deadline=None)
         case DaemonPhase.STARTING if state.excused:
-            # It could not be asked, which is not its fault: it may even have clients.
+            # The daemon could not be asked, and may have clients: it gets the time once more.
             life.state = replace(state, excused=False)
-            life.wait(settings.start_deadline)
+            life.set_deadline(settings.start_deadline)
         case DaemonPhase.STARTING:
             why = f"did not answer within {settings.start_deadline:g} s of its start"
             life.kill(ReportSubject.SILENT, why)
         case DaemonPhase.LIMITING if state.excused or state.was_ready:
             life.state = replace(state, excused=False)
-            life.limit(state.why, attempts=state.attempts)
+            life.set_limits(state.why, attempts=state.attempts)
         case DaemonPhase.LIMITING:
             why = f"its limits were not in force within {settings.limit_deadline:g} s"
             life.kill(ReportSubject.LIMITS_DIFFER, why)
@@ -284,14 +284,14 @@ def _by_phase(life: Transition) -> None:
             why = f"server {pid} has been initializing for {seconds:g} s"
             life.fault(ReportSubject.SERVER_SLOW, why)
         case DaemonPhase.DRAINING:
-            _drain_is_over(life)
+            _drain_deadline_passed(life)
         case DaemonPhase.DOWN | DaemonPhase.FAULT:
             life.state = replace(state, deadline=None)
         case _ as never:
             assert_never(never)
 
 
-def _still_there(life: Transition) -> None:
+def _kill_survivor(life: Transition) -> None:
     state = life.state
     if state.ending is Ending.QUITTING:
         why = f"did not end within {life.settings.quit_deadline:g} s of being asked to"
@@ -302,7 +302,7 @@ def _still_there(life: Transition) -> None:
         life.kill(ReportSubject.CANNOT_BE_ENDED, why)
 
 
-def _drain_is_over(life: Transition) -> None:
+def _drain_deadline_passed(life: Transition) -> None:
     drain = life.state.drain
     if drain.force:
         life.ask_to_end()
