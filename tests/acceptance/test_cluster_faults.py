@@ -106,7 +106,7 @@ FAULTS = {
     "slow": everywhere(2, Slow(0.3)),
     "dribbling": everywhere(2, Dribble(0.3)),
     "a proxy's page": everywhere(3, Html(502)),
-    "a proxy's page that says 200": everywhere(3, Html(200)),
+    "a deep page that says 200": everywhere(3, Html(200, "[" * 20_000 + "\\n")),
     "watches that end at once": everywhere(5, End()),
 }
 

@@ -92,25 +92,6 @@ async def test_changes_are_refused_over_tcp(path: str) -> None:
     assert doing.asked == []
 
 
-@pytest.mark.parametrize(
-    ("body", "asked"),
-    [
-        ({"device": "1"}, (None, False)),
-        ({"device": "1", "timeout": None, "force": False}, (None, False)),
-        ({"device": "1", "timeout": 0}, (0.0, False)),
-        ({"device": "1", "timeout": 2.5, "force": True}, (2.5, True)),
-    ],
-)
-async def test_a_drain(body: dict[str, Any], asked: tuple[Any, ...], tmp_path: Path) -> None:
-    """The device becomes its UUID; without a timeout it waits however long it takes."""
-    doing, daemon = Doing(), await _daemon()
-    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
-        status, answer = await post(session, DRAIN, body)
-    assert status == 200
-    assert_described(DRAIN, 200, answer, "post")
-    assert doing.asked[0] == ("drain", daemon.device, *asked)
-
-
 NOT_UNDERSTOOD: tuple[tuple[str, Any, str], ...] = (
     (DRAIN, b"", "JSON object"),
     (DRAIN, b"[" * 60_000, "JSON object"),

@@ -95,15 +95,6 @@ async def test_even_garbage_learns_nothing_of_versions() -> None:
         assert b"aiohttp" not in answer
 
 
-async def test_oversized_headers_are_refused() -> None:
-    headers = {"X": "x" * 100_000}
-    async with (
-        api() as served,
-        served.session.get(served.base + "/healthz", headers=headers) as answer,
-    ):
-        assert answer.status == 400
-
-
 class Clients:
     """Connections of a listener with room for 6, for 4 of one peer, and which of them ended."""
 

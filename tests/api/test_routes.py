@@ -13,7 +13,6 @@ from aiohttp import ClientSession, UnixConnector
 
 from nodeagent.api.answers import RenderedStatus
 from nodeagent.api.limits import TCP_LIMITS
-from nodeagent.api.listening import listen
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.routes import create_app
 from nodeagent.reconcile.event_log import EventType
@@ -105,16 +104,6 @@ async def test_the_unix_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
         ):
             assert answer.status == 200
     assert not path.exists()
-
-
-async def test_a_taken_address_is_reported_in_a_sentence() -> None:
-    from nodeagent.errors import NodeagentError
-
-    async with api() as served:
-        port = int(served.base.rsplit(":")[-1])
-        with pytest.raises(NodeagentError, match=r"cannot listen on 127\.0\.0\.1"):
-            async with listen(served.answers, "127.0.0.1", port, served.refusals):
-                pass
 
 
 class Node:

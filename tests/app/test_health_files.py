@@ -7,27 +7,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import UsageError
-from tests.app.health_rig import NODE, Rig, until
+from tests.app.health_rig import Rig, until
 from tests.health.rig import GPU
 
 # --- what is kept ---------------------------------------------------------------------------------
-
-
-async def test_findings_outlive_the_agent(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    async with rig.running():
-        rig.see()
-        rig.xid(95, instance=2)
-        await until((tmp_path / "health.json").exists)
-    assert (tmp_path / "health.json").stat().st_mode & 0o777 == 0o600
-    after = Rig(tmp_path)
-    await after.part.load()
-    assert after.causes() == ["xidReset"]
-    assert after.part.fences(NODE).slices(GPU) == 0xF0
-    assert (after.reported(), after.changes) == ([], 0)
-    after.uptime += 100.0
-    after.xid(95, instance=2)
-    assert after.part.state.xids[0].count == 2
 
 
 async def test_a_reboot_ends_them_before_anything_is_planned(tmp_path: Path) -> None:
@@ -39,17 +22,6 @@ async def test_a_reboot_ends_them_before_anything_is_planned(tmp_path: Path) -> 
     await after.part.load()
     assert after.causes() == []
     assert [kind for kind, _ in after.reported()] == ["GpuRecovered"]
-
-
-async def test_a_damaged_file_is_logged_and_not_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "health.json").write_text('{"version": 1')
-    rig = Rig(tmp_path)
-    async with rig.running():
-        assert (tmp_path / "health.json.unusable-1").exists()
-    assert (tmp_path / "health.json").read_text().endswith("}")
-    assert "health.json cannot be used: " in capsys.readouterr().out
 
 
 async def test_a_full_disk_stops_nothing(
@@ -155,12 +127,3 @@ async def test_what_was_long_before_the_first_agent_of_a_boot(tmp_path: Path) ->
         await until(lambda: bool(rig.part.state.xids))
         assert [count.xid for count in rig.part.state.xids] == [95]
     os.close(kernel)
-
-
-async def test_without_a_kernel_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rig = Rig(tmp_path, kernel_log=tmp_path / "kmsg")
-    async with rig.running():
-        rig.see()
-        rig.xid(95)
-        await until(lambda: rig.causes() == ["xidReset"])
-    assert capsys.readouterr().out.count("kmsg cannot be opened") == 1

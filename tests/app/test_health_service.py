@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.health.findings import Severity
-from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, InstanceReading, Silence
+from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, Silence
 from nodeagent.plan.steps import ResetGpu, SetMigMode
 from nodeagent.structs import replace
-from tests.app.health_rig import ECC, LEFT, NODE, RIGHT, Rig
+from tests.app.health_rig import RIGHT, Rig
 from tests.health.rig import GPU, gpu
 
 
@@ -41,16 +41,6 @@ async def test_a_finding_is_reported_with_the_pods_it_hit(rig: Rig) -> None:
         "GpuRecovered",
         f"{said} (XID 95) in slices 4-7: over, the GPU was reset",
     )
-
-
-async def test_what_is_measured_comes_and_goes(rig: Rig) -> None:
-    for _ in range(3):
-        rig.take(gpu(ecc_uncorrected=ECC))
-    assert rig.causes() == ["eccUncorrected"]
-    assert rig.changes == 1
-    rig.take(gpu(ecc_uncorrected=0))
-    assert (rig.causes(), rig.changes) == ([], 2)
-    assert [kind for kind, _ in rig.reported()] == ["GpuUnhealthy", "GpuRecovered"]
 
 
 async def test_a_storm_of_xids_is_counted_and_reported_once_a_minute(rig: Rig) -> None:
@@ -127,22 +117,6 @@ async def test_a_change_that_is_heard_late_is_no_news(rig: Rig) -> None:
 
 
 # --- fences ---------------------------------------------------------------------------------------
-
-
-async def test_a_sick_slice_is_fenced(rig: Rig) -> None:
-    rig.take(
-        gpu(
-            instances=(InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3)),
-            ecc_uncorrected=ECC,
-        )
-    )
-    fences = rig.part.fences(NODE)
-    assert (fences.slices(GPU), fences.gpus) == (0xF0, frozenset())
-    assert fences.reasons == {"MIG-2": "it has uncorrected memory errors"}
-    assert rig.part.held == frozenset()
-    rig.xid(79)
-    assert rig.part.fences(NODE).gpus == {GPU}
-    assert rig.part.held == {GPU}
 
 
 async def test_a_gpu_that_is_bound_while_no_event_is_heard(rig: Rig) -> None:

@@ -91,16 +91,6 @@ def longest_turn() -> Iterator[list[int]]:
         sys.setprofile(None)
 
 
-async def test_without_its_file_the_default_fields_are_exported(tmp_path: Path) -> None:
-    with simulated("t4:1"):
-        async with open_driver() as driver:
-            await driver.observe()
-            watched = Watched(driver, metrics_counters=str(tmp_path / "missing.csv"))
-            async with running(watched):
-                await _until_exported(watched, "DCGM_FI_DEV_GPU_TEMP{")
-                assert "metrics.counters" in watched.part.problems[0].remedy
-
-
 async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
     with simulated("t4:2") as node:
         async with open_driver() as driver:
@@ -123,22 +113,6 @@ async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
                 assert ages[0] > ages[1]
                 assert reported(series, "nodeagent_reader_success", UUID=second) == [1, 1]
                 node.clear_faults()
-
-
-async def test_a_lost_gpu_is_exported_no_more() -> None:
-    with simulated("t4:2") as node:
-        async with open_driver() as driver:
-            first, second = (gpu.uuid for gpu in (await driver.observe()).gpus)
-            watched = Watched(driver)
-            async with running(watched):
-                await watched.sampled(2)
-                node.lose(0)
-                await _until_exported(
-                    watched, f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="{first}"', gone=True
-                )
-                series = parsed(watched.text())
-                assert reported(series, "DCGM_FI_DEV_GPU_TEMP", UUID=second)
-                assert set(reported(series, "nodeagent_reader_success", UUID=first)) == {0}
 
 
 async def test_names_and_labels_as_they_are_set() -> None:

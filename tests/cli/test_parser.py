@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli import main
-from nodeagent.cli.commands import COMMANDS
 from nodeagent.cli.exit_codes import ExitCode, most_severe, of_plan
 from nodeagent.cli.parser import parse
-from nodeagent.cli.program import command
 from nodeagent.errors import UsageError
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
@@ -39,11 +37,6 @@ def test_global_options_reach_the_third_word() -> None:
 
 def test_the_later_of_two_wins() -> None:
     assert parse(["-o", "json", "export", "-o", "yaml"]).output == "yaml"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_can_be_run(name: str) -> None:
-    assert callable(command(name))
 
 
 @pytest.mark.parametrize(

@@ -142,26 +142,6 @@ def _let_in(said: IO[str]) -> str:
     return line
 
 
-def test_a_client_by_env_file_is_on_the_simulated_gpu(node: Node) -> None:
-    file = node.publish()
-    words = ("simulate", "client", "--env", file, "--state", node.state, "--allocate", "256Mi")
-    with (
-        node.daemon(),
-        node.program.process(*words, stdout=subprocess.PIPE, text=True) as process,
-    ):
-        assert process.stdout is not None
-        said = _let_in(process.stdout)
-        assert "1 GiB of memory, 25 % of the threads" in said
-        assert "allocated" in process.stdout.readline()
-        seen = SimulatedNode(state=node.state)
-        try:
-            memory = {process.pid: process.memory for process in seen.card(1).state.processes}
-            assert memory[int(said.split()[1])] == 256 << 20
-        finally:
-            seen.close()
-        process.terminate()
-
-
 def test_a_client_of_another_user_waits_and_says_so(node: Node) -> None:
     node.publish()
     with (

@@ -144,12 +144,6 @@ def test_counts() -> None:
     )
 
 
-@pytest.mark.parametrize("written", ["yes", "on", "y", "True", "true"])
-def test_yaml_1_1_booleans(written: str) -> None:
-    [entry] = entries(f"{{devices: all, mig-enabled: {written}, mig-devices: {{}}}}")
-    assert isinstance(entry.mig, MigLayout)
-
-
 @pytest.mark.parametrize(
     ("entry", "path", "words"),
     [

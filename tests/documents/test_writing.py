@@ -196,12 +196,6 @@ def test_labels(label: str) -> None:
     assert yaml.safe_load(text) == mig_parted_data(node(gpu(0)), label)
 
 
-def test_no_gpus() -> None:
-    """A node without GPUs has valid documents, too."""
-    assert read_document(plan_document(node())).entries == ()
-    assert read_document(mig_parted_document(node())).entries[0].devices == ()
-
-
 # --- MPS and time slices ----------------------------------------------------------------------
 
 BIG = Share("big", 1, 40 * 1024, 40.0)

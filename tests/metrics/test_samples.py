@@ -7,20 +7,12 @@ from nodeagent.metrics.samples import MonotonicCounters, SampleSet, Slice, Subje
 from nodeagent.metrics.sources import Number
 from tests.metrics.node import gpu, pod, slices
 
-USED, TEMPERATURE = 252, 150
+USED = 252
 WHOLE = Subject(WholeGpu(gpu(0)))
 
 
 def _slice(number: int, generation: int = 0) -> Subject:
     return Subject(Slice(gpu(0), "1g.10gb", number, generation))
-
-
-def test_readers_are_put_together() -> None:
-    fast = SampleSet({USED: ((WHOLE, 2),)}, {1: "575"})
-    slow = SampleSet({TEMPERATURE: ((WHOLE, 40),)}, {}, {gpu(0).uuid: {53: "0123"}})
-    sample = merged([fast, slow], {})
-    assert sample.values == {USED: ((WHOLE, 2),), TEMPERATURE: ((WHOLE, 40),)}
-    assert (sample.node_texts, sample.gpu_texts) == ({1: "575"}, {gpu(0).uuid: {53: "0123"}})
 
 
 def test_a_series_ends_with_its_instance() -> None:

@@ -18,7 +18,7 @@ from nodeagent.views.shapes import Cluster, Pod
 from tests.telemetry.nodes import GPU, divided, user, whole
 from tests.views.daemons import mps_daemon
 
-USED, POWER, ENERGY, UTILIZATION = 252, 155, 156, 203
+USED, POWER, UTILIZATION = 252, 155, 203
 FIELDS = """DCGM_FI_DEV_FB_USED, gauge, Memory
 DCGM_FI_DEV_POWER_USAGE, gauge, Power
 DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, counter, Energy

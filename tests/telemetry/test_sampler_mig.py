@@ -8,7 +8,6 @@ import pytest
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.samples import Slice
-from nodeagent.metrics.selection import default_selection
 from nodeagent.simulation import SimulatedNode
 from tests.gpu.conftest import driving
 from tests.gpu.steps_of import create, destroy, disable, laid_out
@@ -24,23 +23,6 @@ from tests.telemetry.sampler_rig import (
     succeeded,
     whole,
 )
-
-
-async def test_values_of_instances(known: Driver, node: SimulatedNode) -> None:
-    gpu = await laid_out(known, 0, at0="3g.40gb", at4="1g.10gb")
-    node.load(f"0/{gpu.instances[0].id}/0", 0.5)
-    sampler = sampler_of(known, default_selection().fields)
-    await sampler.round()
-    sampled = await sampler.round()
-    three, one = (i.id for i in gpu.instances)
-    assert parts(sampled, ACTIVE) == {
-        (0, "3g.40gb", three): pytest.approx(0.5),
-        (0, "1g.10gb", one): 0.0,
-    }
-    assert parts(sampled, UTILISATION)[0, "3g.40gb", three] == pytest.approx(50)
-    assert parts(sampled, FB_USED) == {(0, "3g.40gb", three): 37, (0, "1g.10gb", one): 13}
-    assert whole(sampled, UTILISATION) == {1: 0}
-    assert whole(sampled, POWER)[0] > 70
 
 
 async def test_a_repartition_in_the_middle(known: Driver) -> None:

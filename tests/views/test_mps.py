@@ -107,11 +107,6 @@ def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:
     assert devices == {None: ["GPU-0", "MIG-b"], "GPU-0": ["GPU-0"], "GPU-1": ["MIG-b"]}
 
 
-def test_a_daemon_that_is_well_is_no_problem() -> None:
-    ways = ("Starting", "Limiting", "Ready", "Backoff", "Draining", "Down")
-    assert mps_problems([replace(READY, state=phase) for phase in ways], NODE) == ()
-
-
 def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
     [problem] = mps_problems([FAILED], NODE)
     assert (problem.code, problem.gpu) == (Code.MPS, "GPU-1")

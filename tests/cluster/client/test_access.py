@@ -78,22 +78,6 @@ async def test_a_pod_follows_over_tls_through_a_change_of_certificates(tmp_path:
                     assert seen.follower.fault is None
 
 
-async def test_two_requests_that_are_refused_at_once_read_the_token_once(
-    server: ApiServer, tmp_path: Path
-) -> None:
-    server.tokens["old"] = "agent"
-    async with ClusterAccess(kubeconfig(tmp_path, server.url, token="old")) as access:
-        await access.listed(requests.list_node("n"), read_node)
-        server.revoke("old")
-        server.tokens["new"] = "agent"
-        (tmp_path / "token").write_text("new")
-        lists = await asyncio.gather(
-            *(access.listed(requests.list_node("n"), read_node) for _ in range(5))
-        )
-    assert all(listed.first for listed in lists)
-    assert [request.who for request in server.requests].count("new") == 5
-
-
 async def test_a_request_after_the_end_is_a_fault_of_the_cluster(
     server: ApiServer, tmp_path: Path
 ) -> None:
@@ -223,15 +207,6 @@ async def test_a_long_list_does_not_stop_the_loop(tmp_path: Path) -> None:
             serving.join()
     assert [pod.name for pod in listed.items] == [f"p{number}" for number in range(30)]
     assert longest < at_once / 3
-
-
-async def test_a_server_that_cannot_be_found(tmp_path: Path) -> None:
-    async with ClusterAccess(kubeconfig(tmp_path, "http://me:pw@127.0.0.1:9/path")) as access:
-        with pytest.raises(faults.ClusterUnreachable) as refused:
-            await access.listed(requests.list_node("n"), read_node)
-    assert refused.value.message == (
-        "http://127.0.0.1:9 does not answer the list of Node n: Connection refused"
-    )
 
 
 def test_the_end_waits_for_no_program_for_credentials(tmp_path: Path) -> None:

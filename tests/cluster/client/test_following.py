@@ -173,19 +173,6 @@ async def test_a_watch_that_breaks(
     ]
 
 
-async def test_a_frozen_watch_is_noticed_and_replaced(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    seen = Follower(access, intervals=replace(QUICK, silence=0.5))
-    async with running(seen.follower.run()):
-        await follows(server, seen, "one")
-        server.faults.strike(Freeze())
-        set_plan(server, "two")
-        await until(lambda: seen.plan == "two")
-    assert requested(server) == "lww"
-    assert seen.faults == []
-
-
 async def test_a_server_that_does_not_go_on_is_noticed(server: ApiServer, tmp_path: Path) -> None:
     async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
         seen = Follower(access, intervals=WatchIntervals())
@@ -211,69 +198,6 @@ async def test_watches_that_end_at_once_make_no_storm(
 
 
 # --- requests -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("watch", [False, True])
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        (Answer(401), faults.NotAuthenticated),
-        (Answer(410), faults.VersionExpired),
-        (Answer(503), faults.ServerBusy),
-        (Html(200, DEEP), faults.ClusterUnreachable),
-        (Html(403, DEEP), faults.NotAllowed),
-        (Reset(), faults.ClusterUnreachable),
-        (Cut(clean=True), faults.ClusterUnreachable),
-        (Freeze(), faults.ClusterUnreachable),
-        (Dribble(0.05), faults.ClusterUnreachable),
-    ],
-)
-async def test_requests_that_fail_are_repeated_after_a_wait(
-    server: ApiServer,
-    access: ClusterAccess,
-    fault: Fault,
-    kind: type[faults.ClusterFault],
-    watch: bool,
-) -> None:
-    if isinstance(fault, Freeze | Dribble):
-        access.answer_within = 0.5
-    server.faults.next(3, fault, watch=watch)
-    set_plan(server, "one")
-    seen = Follower(access)
-    async with running(seen.follower.run()):
-        await until(lambda: seen.plan == "one" and server.faults.struck == 3)
-        await follows(server, seen, "two")
-        server.faults.clear()
-        await asyncio.sleep(0.1)
-        await follows(server, seen, "three")
-    assert len(requested(server)) <= 8, requested(server)
-    reported = [type(fault) for fault in seen.faults if fault is not None]
-    assert reported
-    assert all(issubclass(each, kind) for each in reported)
-    assert seen.faults[-1] is None
-
-
-async def test_retry_after_is_obeyed(server: ApiServer, access: ClusterAccess) -> None:
-    server.faults.next(1, Answer(429, retry_after=1))
-    seen = Follower(access)
-    async with running(seen.follower.run()):
-        await until(lambda: seen.views)
-    first, second = server.requests[:2]
-    assert second.time - first.time >= 1.0
-
-
-@pytest.mark.parametrize("fault", [Answer(500), Reset(), Cut(clean=True), ErrorEvent(410)])
-@pytest.mark.parametrize("watch", [False, True])
-async def test_a_fault_that_stays_makes_no_storm(
-    server: ApiServer, access: ClusterAccess, fault: Fault, watch: bool
-) -> None:
-    server.faults.next(10**6, fault, watch=watch)
-    seen = Follower(access)
-    async with running(seen.follower.run()):
-        await asyncio.sleep(0.5)
-    # 10, 20, 40 ms, then 80 ms each: 9 attempts. Each is a list and a watch at most, and aiohttp
-    # asks once more by itself where a connection that it kept was reset.
-    assert 9 <= len(server.requests) <= 3 * 10, requested(server)
 
 
 async def test_health_makes_failures_small_again(server: ApiServer, access: ClusterAccess) -> None:

@@ -14,55 +14,13 @@ from tests.cluster.client.rig import (
     Follower,
     follows,
     kubeconfig,
-    reported,
-    requested,
     running,
     set_plan,
     until,
 )
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import (
-    Reset,
-)
 
 pytestmark = pytest.mark.virtual_time
-
-
-async def test_a_new_token_is_taken_up_at_the_first_refusal(
-    server: ApiServer, tmp_path: Path
-) -> None:
-    server.tokens["old"] = "agent"
-    way = kubeconfig(tmp_path, server.url, token="old")
-    async with ClusterAccess(way) as access:
-        seen = Follower(access)
-        async with running(seen.follower.run()):
-            await follows(server, seen, "one")
-            server.revoke("old")
-            server.tokens["new"] = "agent"
-            (tmp_path / "token").write_text("new\n")
-            server.faults.strike(Reset())
-            await until(lambda: requested(server) == "lwww")
-            await follows(server, seen, "two")
-    assert [request.who for request in server.requests] == ["old", "old", "old", "new"]
-    assert not any(isinstance(fault, faults.NotAuthenticated) for fault in seen.faults)
-
-
-async def test_a_token_that_is_refused_is_a_fault_until_there_is_another(
-    server: ApiServer, tmp_path: Path
-) -> None:
-    server.tokens["other"] = "agent"
-    way = kubeconfig(tmp_path, server.url, token="very-secret")
-    async with ClusterAccess(way) as access:
-        seen = Follower(access)
-        async with running(seen.follower.run()):
-            await asyncio.sleep(0.5)
-            count = len(server.requests)
-            (tmp_path / "token").write_text("other")
-            await follows(server, seen, "one")
-    assert 3 <= count <= 10
-    assert isinstance(seen.faults[0], faults.NotAuthenticated)
-    assert "very-secret" not in str(seen.faults[0])
-    assert len(seen.faults) == 2  # reported once, and its end
 
 
 async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_path: Path) -> None:
@@ -88,20 +46,6 @@ async def test_credentials_that_come_later(server: ApiServer, tmp_path: Path) ->
             assert isinstance(seen.faults[0], faults.CredentialsUnusable)
             hidden.rename(way.path)
             await follows(server, seen, "one")
-
-
-async def test_a_restart_loses_nothing(server: ApiServer, access: ClusterAccess) -> None:
-    seen = Follower(access)
-    async with running(seen.follower.run()):
-        await follows(server, seen, "one")
-        for number in range(3):
-            await server.stop()
-            set_plan(server, f"meanwhile {number}")
-            await server.restart()
-            await reported(seen, f"meanwhile {number}")
-        await follows(server, seen, "last")
-    # A watch, a list, and a watch at most for each time.
-    assert len(requested(server)) <= 2 + 3 * 3, requested(server)
 
 
 async def test_a_server_that_is_away_for_hours(server: ApiServer, access: ClusterAccess) -> None:

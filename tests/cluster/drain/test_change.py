@@ -7,7 +7,6 @@ import pytest
 
 from nodeagent.cluster.client.node_view import CHANGING, NodeView, taints_with
 from nodeagent.cluster.drain.changes import (
-    CLIENTS,
     CORDONED,
     PAUSED,
     PLUGIN_CONFIG,
@@ -172,23 +171,6 @@ def test_what_changes_no_device_disturbs_no_client() -> None:
 OURS = {CORDONED: "true"}
 
 
-def test_cordon_and_uncordon() -> None:
-    [cordon] = cordoning(NodeView(), rules("nothing"))
-    assert (cordon.unschedulable, cordon.annotations) == (True, OURS)
-    during = NodeView(annotations=OURS, unschedulable=True)
-    assert cordoning(during, rules("nothing")) == ()
-    uncordon = uncordoning(during)
-    assert uncordon is not None
-    assert (uncordon.unschedulable, uncordon.annotations) == (False, {CORDONED: None})
-
-
-def test_what_we_did_not_cordon_is_left_alone() -> None:
-    theirs = NodeView(unschedulable=True)
-    assert cordoning(theirs, rules("nothing")) == ()
-    assert uncordoning(theirs) is None
-    assert uncordoning(NodeView()) is None
-
-
 def test_an_uncordon_in_between_is_kept() -> None:
     """A user wanted pods here: only the agent's mark goes, and a later change cordons anew."""
     node = NodeView(annotations=OURS)
@@ -202,19 +184,6 @@ def test_an_uncordon_in_between_is_kept() -> None:
 
 PLUGIN_LABEL = f"{PREFIX}device-plugin"
 UPGRADE = "paused-for-driver-upgrade"
-
-
-def test_the_labels_are_those_of_mig_manager() -> None:
-    names = {label.removeprefix(PREFIX) for label in CLIENTS}
-    assert names == {
-        "device-plugin",
-        "gpu-feature-discovery",
-        "dcgm-exporter",
-        "dcgm",
-        "nvsm",
-        "client",
-    }
-    assert PAUSED == "paused-for-mig-change"
 
 
 def test_each_value() -> None:

@@ -7,7 +7,7 @@ from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
 from nodeagent.plan.observed import DeviceDaemon, Gpu, MigMode, ObservedNode
-from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
@@ -53,10 +53,6 @@ def test_only_those_in_the_way_go() -> None:
     )
 
 
-def test_all_go_when_the_mode_changes() -> None:
-    assert names(chosen(SEVEN_USED, OFF)) == ["a", "b", "c", "d", "e", "f", "g"]
-
-
 def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
     """The kubelet will give its device back; an eviction would take its log and its result away."""
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
@@ -64,13 +60,6 @@ def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
     found = chosen(gpu, OFF, ended, Pod("team", "b"))
     assert names(found) == ["b"]
     assert not found.problems
-
-
-def test_their_end_is_enough() -> None:
-    gpu = used(with_instances(H100, SEVEN), *"abcd---")
-    asked = evict(("3g.40gb", 1), ("1g.10gb", 4))
-    made = plan(DesiredNode({gpu.key: asked}), ObservedNode((gpu,)))
-    assert made.verdict is Verdict.APPLICABLE
 
 
 @pytest.mark.parametrize(

@@ -245,12 +245,6 @@ def test_several_are_all_named() -> None:
 MANAGER_POD: dict[str, Any] = {"labels": {"app": "nvidia-mig-manager"}}
 
 
-NOS_POD: dict[str, Any] = {
-    "labels": {"app.kubernetes.io/name": "mig-agent"},
-    "spec": {"nodeSelector": {NOS_LABEL: "mig"}},
-}
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
     """A server with the Node and a pod on it that matters to no rule."""
@@ -258,17 +252,6 @@ async def server() -> AsyncIterator[ApiServer]:
         api.add_node(NODE, labels=MIXED)
         api.add_pod("somebody", node=NODE)
         yield api
-
-
-async def test_it_is_refused_until_tolerated(server: ApiServer, tmp_path: Path) -> None:
-    server.add_pod("nos-1", node=NODE, **NOS_POD)
-    async with agent(server, tmp_path) as it:
-        [problem] = await it.round()
-        assert problem.code is Code.OWNED
-        assert "default/nos-1" in problem.message
-        assert not [a for a in asked(server) if not a.startswith("GET")]
-    async with agent(server, tmp_path, tolerate=("nos",)) as it:
-        assert await it.round() == ()
 
 
 async def test_work_goes_on_when_the_other_has_gone(server: ApiServer, tmp_path: Path) -> None:

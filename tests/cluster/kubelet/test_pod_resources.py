@@ -181,20 +181,6 @@ async def test_a_path_with_odd_characters(tmp_path: Path) -> None:
         assert await client_of(kubelet).allocations() == ()
 
 
-async def test_calls_side_by_side(kubelet: Kubelet) -> None:
-    kubelet.allocate("trainer", ["MIG-a"], resource=MIG)
-    client = client_of(kubelet)
-    answers = await asyncio.gather(*(client.allocations() for _ in range(20)))
-    assert len(answers) == 20
-    assert len(set(answers)) == 1
-    kubelet.hold()
-    call = asyncio.create_task(client.allocations())
-    await asyncio.sleep(0.05)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-
-
 async def test_processes_can_be_started_during_calls(kubelet: Kubelet) -> None:
     """As daemons are, under a user: by a fork, which gRPC's own handlers for it must not end."""
 

@@ -242,12 +242,6 @@ def test_outside_all_of_them_it_is_its_effective_users(tmp_path: Path) -> None:
         process.kill()
 
 
-def test_labels_are_what_is_known() -> None:
-    owner = Owner("team", "trainer", "main")
-    assert owner.labels == (("container", "main"), ("namespace", "team"), ("pod", "trainer"))
-    assert Owner(user="0").labels == (("user", "0"),)
-
-
 def _process(proc: Path, pid: int, cgroup: str) -> None:
     (proc / str(pid)).mkdir(parents=True, exist_ok=True)
     (proc / str(pid) / "cgroup").write_text(cgroup)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-import structlog.testing
 
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import (
@@ -42,13 +41,6 @@ async def test_calls_for_one_claim_share_its_work(claims: Claims, calls: ClaimCa
     assert claims.begun == [("prepare", CLAIM.uid)]
     await calls.prepare(CLAIM)
     assert len(claims.begun) == 2
-
-
-async def test_claims_are_worked_on_side_by_side(claims: Claims, calls: ClaimCalls) -> None:
-    claims.seconds = 30
-    begin = now()
-    await asyncio.gather(*(calls.prepare(claim_name(f"{number:x}")) for number in range(100)))
-    assert now() - begin == 30
 
 
 async def test_a_call_ends_before_the_kubelet_gives_up(claims: Claims, calls: ClaimCalls) -> None:
@@ -105,18 +97,6 @@ async def test_a_release_that_could_not_begin_does_not_begin_later(
     assert claims.prepared == {CLAIM}
 
 
-async def test_an_error_is_the_claims_own(claims: Claims, calls: ClaimCalls) -> None:
-    other = claim_name("b2")
-    claims.seconds = 1
-    claims.errors[CLAIM.uid] = NodeagentError("GPU 0 is full", remedy="wait")
-    answers = await asyncio.gather(
-        calls.prepare(CLAIM), calls.prepare(CLAIM), calls.prepare(other), return_exceptions=True
-    )
-    assert [str(answer) for answer in answers[:2]] == ["GPU 0 is full (wait)"] * 2
-    assert answers[2] == devices_of(other)
-    assert await calls.prepare(CLAIM) == devices_of(CLAIM)
-
-
 async def test_work_that_fails_alone_is_quiet(claims: Claims, calls: ClaimCalls) -> None:
     """No call waits for it; asyncio has nothing to report of it (the run would fail)."""
     claims.seconds = 50
@@ -127,19 +107,6 @@ async def test_work_that_fails_alone_is_quiet(claims: Claims, calls: ClaimCalls)
     claims.seconds = 0
     await calls.release(CLAIM)
     assert len(claims.begun) == 2
-
-
-async def test_a_fault_of_ours_is_an_answer_too(claims: Claims, calls: ClaimCalls) -> None:
-    claims.errors[CLAIM.uid] = KeyError("slices")
-    with structlog.testing.capture_logs() as logs, pytest.raises(NodeagentError) as caught:
-        await calls.prepare(CLAIM)
-    assert (
-        caught.value.message == "preparing claim team/claim-a1 (uid a1) failed: KeyError('slices')"
-    )
-    assert "`journalctl -u nodeagent`" in caught.value.remedy
-    assert [(line["event"], line["claim"]) for line in logs] == [
-        ("work on a claim failed", str(CLAIM))
-    ]
 
 
 async def test_closing_ends_the_work(claims: Claims, calls: ClaimCalls) -> None:

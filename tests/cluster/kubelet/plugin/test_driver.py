@@ -13,9 +13,8 @@ import pytest
 from asyncinotify import Inotify, Mask
 
 from nodeagent.claims.reporting.device_reports import DeviceHealth
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, HealthFeed
 from nodeagent.cluster.kubelet.plugin.driver import Registration, RegistrationService, dra_driver
-from nodeagent.errors import NodeagentError
 from nodeagent.files.open_directory import PathRefused
 from tests.cluster.client.rig import until
 from tests.cluster.kubelet.plugin.rig import Claims
@@ -27,10 +26,6 @@ pytestmark = pytest.mark.usefixtures("grpc_ends")
 NOT_SEEN = Registration()
 REGISTERED = Registration("registered")
 CLAIM = Claim("claim-a1", "a1", "team")
-CDI_ID = "nodeagent.io/claim=a1-0-mig-1g-10gb-6"
-SICK = DeviceHealth("n/gpu-1", "gpu", "unhealthy", 1.0, "Xid 79: the GPU fell off the bus")
-WELL = DeviceHealth("n/gpu-1", "gpu", "healthy", 2.0)
-
 each_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
 
 
@@ -161,51 +156,6 @@ async def test_what_cannot_be_served_leaves_nothing(root: Path, claims: Claims) 
 # --- claims ---------------------------------------------------------------------------------------
 
 
-async def test_an_error_is_in_the_pods_event(root: Path, claims: Claims) -> None:
-    kubelet = DraKubelet(root)
-    other = Claim("claim-b2", "b2", "team")
-    async with registered(kubelet, claims):
-        claims.errors["a1"] = NodeagentError("process 7 of pod team/old uses memory slice 6")
-        with pytest.raises(PodFailed) as caught:
-            await kubelet.prepare("pod", CLAIM, other)
-        assert str(caught.value) == (
-            "NodePrepareResources failed for ResourceClaim claim-a1: "
-            "process 7 of pod team/old uses memory slice 6"
-        )
-        await kubelet.prepare("pod", CLAIM, other)
-        assert len(claims.prepared) == 2
-        await kubelet.release("pod")
-        assert claims.prepared == set()
-
-
-async def test_a_call_that_the_kubelet_cancels(root: Path, claims: Claims) -> None:
-    kubelet = DraKubelet(root, call_within=0.1)
-    async with registered(kubelet, claims):
-        claims.hold()
-        starting = asyncio.create_task(kubelet.start_pod("pod", CLAIM))
-        await until(lambda: len(kubelet.events) >= 3)
-        assert claims.begun == [("prepare", "a1")]
-        claims.go_on()
-        await starting
-    assert all("rpc error: code = DeadlineExceeded" in event for event in kubelet.events)
-
-
-@each_version
-async def test_a_kubelet_that_restarts(root: Path, claims: Claims, version: KubeletVersion) -> None:
-    kubelet = DraKubelet(root, version)
-    async with registered(kubelet, claims):
-        await kubelet.prepare("pod", CLAIM)
-        await kubelet.restart()
-        await until(lambda: kubelet.plugins.get(DRIVER))
-        await kubelet.prepare("pod", CLAIM)
-        assert kubelet.cdi_ids(CLAIM) == [CDI_ID] * (2 if version.appends_devices else 1)
-        assert claims.begun == [("prepare", "a1")] * 2
-        assert claims.prepared == {ClaimName("team", "claim-a1", "a1")}
-        await kubelet.release("pod")
-        assert claims.prepared == set()
-        assert kubelet.checkpoint == {}
-
-
 async def test_an_agent_that_restarts(root: Path, claims: Claims) -> None:
     """It is registered in place of the sockets that the killed one left, under another name, since
     the kubelet waits longer and longer before it tries one again; and releases its claims.
@@ -254,36 +204,7 @@ async def test_an_agent_that_ends_during_a_call(root: Path, claims: Claims) -> N
         assert claims.prepared == set()
 
 
-async def test_releases_of_what_was_never_prepared(root: Path, claims: Claims) -> None:
-    kubelet = DraKubelet(root)
-    async with registered(kubelet, claims):
-        claims.errors["a1"] = NodeagentError("the API server is away")
-        with pytest.raises(PodFailed, match="the API server is away"):
-            await kubelet.prepare("pod", CLAIM)
-        claims.errors["a1"] = NodeagentError("the driver hangs")
-        with pytest.raises(PodFailed, match="the driver hangs"):
-            await kubelet.release("pod")
-        await kubelet.release("pod")
-        await kubelet.prepare("gone", CLAIM)
-        claims.errors["a1"] = NodeagentError("process 7 uses it")
-        await kubelet.release_vanished(["pod"])
-        assert claims.prepared
-        await kubelet.release_vanished(["pod"])
-        assert claims.prepared == set()
-
-
 # --- health ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", [V1_36, V1_37], ids=str)
-async def test_health_reaches_the_pod(root: Path, claims: Claims, version: KubeletVersion) -> None:
-    feed = HealthFeed()
-    feed.publish([SICK])
-    async with DraKubelet(root, version) as kubelet, driver(root, claims, feed):
-        await until(lambda: kubelet.health(DRIVER, "n/gpu-1", "gpu") == ("UNHEALTHY", SICK.message))
-        feed.publish([WELL])
-        await until(lambda: kubelet.health(DRIVER, "n/gpu-1", "gpu") == ("HEALTHY", ""))
-        assert kubelet.health(DRIVER, "n/gpu-2", "gpu") == ("UNKNOWN", "")
 
 
 @pytest.mark.parametrize(

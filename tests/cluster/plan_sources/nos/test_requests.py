@@ -7,15 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
-    NosDeviceUse,
-    StatusKey,
     mig_profile,
     read_spec,
-    read_status,
     requested_names,
     requested_profiles,
-    share_size,
-    spelled,
 )
 from nodeagent.cluster.plan_sources.nos.requested_devices import (
     MEMORY_LABEL,
@@ -30,7 +25,6 @@ from tests.cluster.plan_sources.nos.rig import gpu
 from tests.plan.cards import card
 
 SPEC = "nos.nebuly.com/spec-gpu"
-STATUS = "nos.nebuly.com/status-gpu"
 
 
 def asked(annotations: dict[str, str]) -> list[tuple[int, str, int]]:
@@ -40,21 +34,6 @@ def asked(annotations: dict[str, str]) -> list[tuple[int, str, int]]:
         (index, name) for index, name, _ in found
     )
     return found
-
-
-def test_spec() -> None:
-    """A well-formed key is a count of a profile on a GPU; other keys are ignored."""
-    annotations = {
-        f"{SPEC}-0-1g.5gb": "3",
-        f"{SPEC}-11-3g.20gb": "1",
-        "nos.nebuly.com/spec-partitioning-plan": "1714000000",
-        f"{STATUS}-0-1g.5gb-free": "3",
-        "example.com/spec-gpu-0-1g.5gb": "1",
-    }
-    reading = read_spec(annotations)
-    assert asked(annotations) == [(0, "1g.5gb", 3), (11, "3g.20gb", 1)]
-    assert reading.wrong == reading.ignored == ()
-    assert reading.devices[0].where == f'metadata.annotations["{SPEC}-0-1g.5gb"]'
 
 
 def test_strange_but_read() -> None:
@@ -117,24 +96,6 @@ def test_twice() -> None:
     assert "both count" in problem.message
 
 
-def test_status() -> None:
-    """Status keys are read as nos reads them, in any case of the last word."""
-    cases: list[tuple[str, StatusKey | None]] = [
-        (f"{STATUS}-0-1g.5gb-free", StatusKey(0, "1g.5gb", NosDeviceUse.FREE)),
-        (f"{STATUS}-0-10gb-used", StatusKey(0, "10gb", NosDeviceUse.USED)),
-        (f"{STATUS}-1-10gb-USED", StatusKey(1, "10gb", NosDeviceUse.USED)),
-        (f"{STATUS}Y-01-1g.5gb-Unknown", StatusKey(1, "1g.5gb", NosDeviceUse.UNKNOWN)),
-        (f"{STATUS}-0-1g.5gb", None),
-        (f"{STATUS}-0-1g.5gb-busy", None),
-        (f"{STATUS}-x-1g.5gb-free", None),
-        (f"{STATUS}-0-1g.10gb-me-free", None),
-        ("nos.nebuly.com/status-partitioning-plan", None),
-        ("example.com/status-gpu-0-1g.5gb-free", None),
-    ]
-    for key, expected in cases:
-        assert read_status(key) == expected
-
-
 def test_thousands_of_annotations_are_one_fault() -> None:
     """Who may annotate Nodes can write seven thousand, each of which costs time to word."""
     many = {f"nos.nebuly.com/spec-gpu-{number}-1g.10gb": "1" for number in range(7_000)}
@@ -165,35 +126,6 @@ def test_mig_profile() -> None:
         assert str(mig_profile(text)) == name
     for text in ("", "10gb", "x1g.5gb", "1g.5gbx", "0g.5gb", "1g.5gb.", "9" * 5000 + "g.1gb"):
         assert mig_profile(text) is None
-
-
-def test_share_size() -> None:
-    """A share is its gigabytes, at least one, and nothing else."""
-    cases: list[tuple[str, int | None]] = [
-        ("10gb", 10),
-        ("1gb", 1),
-        ("99999gb", 99999),
-        ("0gb", None),
-        ("010gb", None),
-        ("1g.10gb", None),
-        ("10gb\n", None),
-        ("100000gb", None),
-    ]
-    for text, size in cases:
-        assert share_size(text) == size
-
-
-def test_spelled() -> None:
-    """What a key can hold is spelled for it; what it cannot, is not."""
-    cases: list[tuple[str, str | None]] = [
-        ("3g.20gb", "3g.20gb"),
-        ("1g.10gb+me", "1g.10gb.me"),
-        ("1c.3g.40gb", "1c.3g.40gb"),
-        ("2g.48gb-me", None),  # nos would split the key there
-        ("1g.24gb+gfx,me", None),
-    ]
-    for device, text in cases:
-        assert spelled(device) == text
 
 
 def test_asked_words() -> None:

@@ -99,7 +99,7 @@ def test_stale_keys() -> None:
     """What nos' reporter would replace and is not so goes; every other key is left alone."""
     there = {
         f"{STATUS}-0-7g.40gb-free": "2",
-        f"{STATUS}-0-1g.5gb-used": "1",
+        f"{STATUS}-0-1g.5gb-USED": "1",
         f"{STATUS}-00-7g.40gb-free": "1",
         f"{STATUS}-7-7g.40gb-unknown": "1",
         f"{STATUS}X-0-7g.40gb-free": "1",
