@@ -148,9 +148,7 @@ async def test_annotations_that_contradict_each_other(member: Member) -> None:
     await member.in_sync(OTHER)
 
 
-async def test_a_plan_that_flips_ten_times_a_second(
-    gpus: SimulatedNode, api: ApiServer, tmp_path: Path
-) -> None:
+async def test_a_plan_that_flips_often(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> None:
     """At the real rate limits: a burst of writes, then few; one Event per cause."""
     write = WriteIntervals()
     intervals = replace(PACE, write=write)
@@ -207,9 +205,7 @@ async def test_a_name_that_no_node_has(gpus: SimulatedNode, api: ApiServer, tmp_
     assert STATUS not in api.node(NODE)["metadata"]["annotations"]
 
 
-async def test_a_name_that_is_another_nodes(
-    gpus: SimulatedNode, api: ApiServer, tmp_path: Path
-) -> None:
+async def test_a_name_of_another_node(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("of-n")
     api.tokens["of-n"] = "agent"
     api.access.own_node["of-n"] = NODE

@@ -106,7 +106,7 @@ FAULTS = {
     "slow": everywhere(2, Slow(0.3)),
     "dribbling": everywhere(2, Dribble(0.3)),
     "a proxy's page": everywhere(3, Html(502)),
-    "a deep page that says 200": everywhere(3, Html(200, "[" * 20_000 + "\\n")),
+    "a deep page that says 200": everywhere(3, Html(200, "[" * 20_000 + "\n")),
     "watches that end at once": everywhere(5, End()),
 }
 
@@ -152,9 +152,7 @@ async def test_a_fault_that_stays_makes_no_storm(member: Member) -> None:
 # --- who we are ---------------------------------------------------------------------------------
 
 
-async def test_a_token_that_is_replaced(
-    gpus: SimulatedNode, api: ApiServer, tmp_path: Path
-) -> None:
+async def test_a_token_is_replaced(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("old")
     api.tokens.update({"old": "agent", "new": "agent"})
     async with Member(tmp_path, api).running() as member:
@@ -170,7 +168,7 @@ async def test_a_token_that_is_replaced(
         assert len(refused) <= 3  # what was under way at once: a write, an Event, a list of pods
 
 
-async def test_a_token_that_is_not_replaced_for_a_while(
+async def test_a_token_that_is_replaced_late(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text("old")
@@ -225,7 +223,7 @@ async def test_the_server_restarts(member: Member) -> None:
         await member.api.restart()
 
 
-async def test_the_server_is_gone_for_a_day(
+async def test_the_server_is_gone_a_day(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
     """The plan stays in force and work goes on; at its return the newest state is written, once.
@@ -257,7 +255,7 @@ async def test_the_server_is_gone_for_a_day(
             assert asked["write nodes"] == 2  # the status annotation, and the condition
 
 
-async def test_an_agent_that_starts_without_the_server(
+async def test_a_start_without_the_server(
     gpus: SimulatedNode, api: ApiServer, tmp_path: Path
 ) -> None:
     async with Member(tmp_path, api).running() as member:

@@ -19,16 +19,7 @@ from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Pod
 from nodeagent.views.text import time_json
 from tests.views.daemons import mps_client
-from tests.views.example_node import (
-    AT,
-    BLOCKED,
-    DAEMON,
-    FIRST,
-    IN_SYNC,
-    OBSERVED,
-    SECOND,
-    WHOLE,
-)
+from tests.views.example_node import AT, BLOCKED, DAEMON, FIRST, IN_SYNC, OBSERVED, SECOND, WHOLE
 
 _GIB = 1 << 30
 MARKUP = "<img src=x onerror=alert(1)>"  # a process may call itself so

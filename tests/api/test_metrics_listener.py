@@ -5,7 +5,7 @@ import gzip
 import shutil
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -19,6 +19,7 @@ from nodeagent.api.metrics_listener import MetricsListener
 from nodeagent.errors import NodeagentError
 from tests.agent_environment import port_kept_free
 from tests.api.serving import SCRAPED, Agent, Api, api
+from tests.cluster.client.rig import until
 from tests.cluster.client.test_access import certificate
 from tests.machine_load import stretched
 
@@ -75,12 +76,6 @@ async def running(served: Served) -> AsyncIterator[Served]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(stretched(30)):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_metrics_and_health_are_all_there_is() -> None:

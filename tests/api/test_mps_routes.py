@@ -10,16 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, UnixConnector
 
-from nodeagent.errors import (
-    DrainTimedOut,
-    NodeagentError,
-    StillInUse,
-    UnknownDevice,
-)
+from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse, UnknownDevice
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.views.shapes import MpsDaemon, MpsServer, MpsWaiting
 from tests.api.serving import Api, Doing, api, assert_described, observe
-from tests.machine_load import stretched
+from tests.cluster.client.rig import until
 from tests.views.daemons import mps_client, mps_daemon
 
 WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))
@@ -152,9 +147,7 @@ async def test_how_it_can_fail(error: NodeagentError, expected: int, tmp_path: P
 
 async def _leave_once_asked(doing: Doing, asking: Coroutine[Any, Any, object]) -> None:
     task, before = asyncio.create_task(asking), len(doing.asked)
-    async with asyncio.timeout(stretched(30)):
-        while len(doing.asked) == before:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(doing.asked) > before)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -166,9 +159,7 @@ async def test_who_leaves_gives_up_a_drain(tmp_path: Path) -> None:
     doing.go_on.clear()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
         await _leave_once_asked(doing, post(session, DRAIN, {"device": "1"}))
-        async with asyncio.timeout(stretched(30)):
-            while ("cancelled", "drain") not in doing.asked:
-                await asyncio.sleep(0.01)
+        await until(lambda: ("cancelled", "drain") in doing.asked)
 
 
 async def test_who_leaves_does_not_stop_a_restart(tmp_path: Path) -> None:
@@ -180,9 +171,6 @@ async def test_who_leaves_does_not_stop_a_restart(tmp_path: Path) -> None:
         assert doing.asked == [("restart", daemon.device, False)]
         # That it left is noticed, once it is of a client that left after it.
         await _leave_once_asked(doing, post(session, DRAIN, {"device": "1"}))
-        async with asyncio.timeout(stretched(30)):
-            while ("cancelled", "drain") not in doing.asked:
-                await asyncio.sleep(0.01)
-            doing.go_on.set()
-            while ("done", "restart") not in doing.asked:
-                await asyncio.sleep(0.01)
+        await until(lambda: ("cancelled", "drain") in doing.asked)
+        doing.go_on.set()
+        await until(lambda: ("done", "restart") in doing.asked)

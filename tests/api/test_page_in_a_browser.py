@@ -87,7 +87,7 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
         assert page.errors == []
 
 
-async def test_the_page_follows_the_agent_and_says_when_it_is_gone(
+async def test_the_page_follows_the_agent_and_its_end(
     tmp_path: Path, pictures: Path | None
 ) -> None:
     agent = Agent(OBSERVED)

@@ -146,7 +146,7 @@ def test_a_state_is_rendered_once() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.0005, 0.11), (0.001, 0.11), (0.005, 0.55)])
-def test_a_state_that_changes_all_the_time_is_never_old_and_costs_little(
+def test_a_state_that_keeps_changing_is_never_old_and_costs_little(
     seconds: float, most: float
 ) -> None:
     node, oldest = Node(seconds), 0.0

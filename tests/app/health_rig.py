@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from tests.health.rig import ADDRESS, EPOCH, GPU, gpu
-from tests.machine_load import stretched
 from tests.plan.cards import card
 
 LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
@@ -91,10 +90,3 @@ class Rig:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    async with asyncio.timeout(stretched(30)):
-        while not condition():
-            await asyncio.sleep(0.002)

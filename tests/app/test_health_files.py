@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import UsageError
-from tests.app.health_rig import Rig, until
+from tests.app.health_rig import Rig
+from tests.cluster.client.rig import until
 from tests.health.rig import GPU
 
 # --- what is kept ---------------------------------------------------------------------------------
@@ -24,9 +25,7 @@ async def test_a_reboot_ends_them_before_anything_is_planned(tmp_path: Path) -> 
     assert [kind for kind, _ in after.reported()] == ["GpuRecovered"]
 
 
-async def test_a_full_disk_stops_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_full_disk_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     rig = Rig(tmp_path, state=tmp_path / "file" / "health.json")
     async with rig.running():

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,25 +15,21 @@ from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.cli.conftest import Program
 from tests.machine_load import stretched
+from tests.simulation.mps.rig import until
 
 USER = 1000 if os.geteuid() == 0 else os.geteuid()
 SHARED = f"{{devices: [0], mps: {{replicas: 2, user: {USER}}}}}"
 
 
 @pytest.fixture
-def node(capsys: pytest.CaptureFixture[str]) -> Iterator[Program]:
+def node(short: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Program]:
     """One simulated H100, in a folder that every user can reach and that sockets can have."""
-    folder = Path(tempfile.mkdtemp(prefix="na-", dir="/tmp"))
-    folder.chmod(0o755)
-    program = Program(folder, capsys)
+    program = Program(short, capsys)
     program.node("h100-80gb:1")
-    try:
-        yield program
-    finally:
-        for pid in daemons(folder):
-            os.kill(pid, signal.SIGKILL)
-            _reap(pid)
-        shutil.rmtree(folder, ignore_errors=True)
+    yield program
+    for pid in daemons(short):
+        os.kill(pid, signal.SIGKILL)
+        _reap(pid)
 
 
 def daemons(folder: Path) -> list[int]:
@@ -53,16 +48,7 @@ def _reap(pid: int) -> None:
         until(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def until(so: Callable[[], bool]) -> None:
-    end = time.monotonic() + stretched(30)
-    while not so():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-
-
-def test_a_thrown_away_node_leaves_no_daemon(
-    node: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thrown_away_node_leaves_no_daemon(node: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(node.directory))
     done = node("apply", "-f", node.plan(SHARED), "--simulate", "h100-80gb:1")
     assert (done.code, done.err) == (0, "")

@@ -63,9 +63,7 @@ def test_a_line_says_what_runs_how_long_and_how_far_it_is() -> None:
     assert progress.line().startswith("2 of 3 steps; ")
 
 
-def test_on_a_terminal_a_line_is_rewritten_and_taken_away(
-    h100: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_is_rewritten_and_taken_away(h100: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 4}}"))
@@ -106,9 +104,7 @@ def test_a_wait_that_ends_leaves_no_line(h100: Program, monkeypatch: pytest.Monk
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
-def test_a_terminal_that_cannot_rewrite_a_line_gets_none(
-    h100: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_cannot_be_rewritten(h100: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     h100.on("simulate", "fault", "nvmlDeviceCreateGpuInstance*", "--latency", "0.3")
     terminal = Terminal("anything", lambda: None)

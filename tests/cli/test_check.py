@@ -193,9 +193,7 @@ def test_nvidia_smi_is_needed_only_for_resets(tmp_path: Path) -> None:
         ("", []),
     ],
 )
-def test_persistence_mode_matters_from_hopper_on(
-    answer: str, levels: list[str], tmp_path: Path
-) -> None:
+def test_persistence_mode_from_hopper_on(answer: str, levels: list[str], tmp_path: Path) -> None:
     """Off means that MIG mode is lost with the driver; who cannot ask says nothing."""
     hopper = _node(needs_reset=False)
     smi = _smi(tmp_path, answer)

@@ -185,7 +185,7 @@ async def test_settings_that_name_no_known_manager(api: ApiServer, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("source", "level"), [("nos", "error"), ("annotation", "warning")])
-async def test_a_config_map_that_is_named_wrongly(
+async def test_a_config_map_of_no_name(
     api: ApiServer, tmp_path: Path, source: str, level: str
 ) -> None:
     config = kubeconfig(tmp_path, api.url).path
@@ -251,7 +251,7 @@ async def test_the_kubelet(tmp_path: Path) -> None:
     assert answering.level == "ok"
 
 
-async def test_check_holds_the_nodes_plan_against_the_cards(
+async def test_the_nodes_plan_is_held_against_cards(
     api: ApiServer, tmp_path: Path, h100: Program
 ) -> None:
     api.patch_node(

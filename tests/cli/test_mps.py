@@ -73,9 +73,7 @@ def test_status_and_clients(program: Program) -> None:
         (("drain", "1", "--timeout", "0"), ("drain", 0.0, False)),
     ],
 )
-def test_restart_and_drain(
-    words: tuple[str, ...], asked: tuple[Any, ...], program: Program
-) -> None:
+def test_restart_or_drain(words: tuple[str, ...], asked: tuple[Any, ...], program: Program) -> None:
     with agent(program.directory) as (device, doing):
         where = ("--run-dir", program.directory)
         done = program("mps", *words, *where)
@@ -94,9 +92,7 @@ def test_restart_and_drain(
         (NodeagentError("it did not come back", remedy="see its log"), 1),
     ],
 )
-def test_what_cannot_be_done_is_reported(
-    error: NodeagentError, code: int, program: Program
-) -> None:
+def test_what_cannot_be_done_is_said(error: NodeagentError, code: int, program: Program) -> None:
     with agent(program.directory, error):
         failed = program("mps", "drain", "1", "--timeout", "1", "--run-dir", program.directory)
     assert (failed.code, failed.out) == (code, "")

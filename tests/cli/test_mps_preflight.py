@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,15 +24,6 @@ PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 SOON = 60.0  # seconds that anything may take on a busy machine
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder that everybody can pass, with a short path."""
-    folder = Path(tempfile.mkdtemp(prefix="na-", dir="/tmp"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
 # --- the programs ---------------------------------------------------------------------------------
 
 
@@ -46,7 +34,7 @@ def test_nothing_is_asked_of_a_machine_without_mps(short: Path) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "level"), [(True, "error"), (False, "warning")])
-def test_a_missing_server_is_an_error_only_for_a_plan_that_needs_it(
+def test_a_missing_server_is_an_error_where_it_is_needed(
     wanted: bool, level: str, short: Path
 ) -> None:
     (short / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")
@@ -86,7 +74,7 @@ def test_any_user_needs_a_server_that_can(short: Path) -> None:
 # --- the machine ----------------------------------------------------------------------------------
 
 
-def test_shared_memory_that_no_daemon_has(
+def test_shared_memory_of_no_daemon(
     program: Program, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (short / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")

@@ -56,7 +56,7 @@ def test_colours_can_be_refused(how: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert terminal.getvalue() == "│word\n"
 
 
-def test_drawing_characters_only_where_they_can_be_encoded(
+def test_drawing_characters_where_they_can_be_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     raw = io.BytesIO()
@@ -66,9 +66,7 @@ def test_drawing_characters_only_where_they_can_be_encoded(
 
 
 @pytest.mark.parametrize("name", ["text", "json", "yaml"])
-def test_an_answer_reaches_a_stream_of_any_encoding(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_reach_a_stream_of_any_encoding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
     output = Output(name, colour=False)

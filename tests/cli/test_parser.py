@@ -56,9 +56,7 @@ def test_the_later_of_two_wins() -> None:
         ["simulate", "client"],
     ],
 )
-def test_bad_usage_is_two_lines_and_exit_code_2(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_usage_is_two_lines_and_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -95,7 +93,7 @@ def test_bad_usage_is_two_lines_and_exit_code_2(
         ),
     ],
 )
-def test_the_nearest_command_is_suggested(
+def test_the_nearest_word(
     words: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2

@@ -52,9 +52,7 @@ mig-configs:
 """
 
 
-def test_the_setting_names_the_configuration_of_its_own_file(
-    h100: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_is_of_its_own_file(h100: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     its_file, other = h100.file(MIG_PARTED, "parted.yaml"), h100.file(MIG_PARTED, "other.yaml")
     monkeypatch.setenv("NODEAGENT_PLAN_FILE", str(its_file))
     monkeypatch.setenv("NODEAGENT_PLAN_NAME", "all-off")
@@ -64,9 +62,7 @@ def test_the_setting_names_the_configuration_of_its_own_file(
     assert h100.on("plan", "-f", its_file, "-o", "json").json["verdict"] == "applicable"
 
 
-def test_assert_shows_the_plan_by_the_same_settings(
-    a100: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_assert_plans_by_the_same_settings(a100: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODEAGENT_RESET", "whenIdle")
     a100.on("simulate", "occupy", "0", "--pid", "4711")
     path = a100.plan("{devices: [0], mig: enabled}")

@@ -119,9 +119,7 @@ def test_interrupting_is_silent(h100: Program, number: signal.Signals, code: int
     assert err == b""
 
 
-def test_a_fault_of_ours_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_own_fault(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # what no caller should do
     assert main(["plan", "-f", "-", "--simulate", "t4:1"]) == 1
@@ -134,7 +132,7 @@ def test_what_agents_leave_is_looked_for_where_they_leave_it() -> None:
     assert shared_node._RECORDS == records.FOLDER
 
 
-def test_settings_in_the_environment_hold_for_one_shot_commands(
+def test_variables_hold_for_one_shot_commands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NODEAGENT_RESET", "whenIdle")

@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -19,8 +16,8 @@ from nodeagent.plan.shares import Share
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install, programs_in
 from nodeagent.simulation.state_file import directory_beside
-from tests.machine_load import stretched
 from tests.mps.plans import daemon_spec
+from tests.simulation.mps.rig import until
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Ended, Program
@@ -75,7 +72,7 @@ class Node:
             extra_groups=[] if os.geteuid() == 0 else None,
         )
         try:
-            _until((self.pipes / "control").exists)
+            until((self.pipes / "control").exists)
             yield
         finally:
             subprocess.run(
@@ -89,20 +86,9 @@ class Node:
             process.wait()
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + stretched(30)
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
 @pytest.fixture
-def node(program: Program) -> Iterator[Node]:
-    """A node in a folder that other users can pass, and whose path is short."""
-    folder = Path(tempfile.mkdtemp(prefix="na-", dir="/tmp"))
-    folder.chmod(0o755)
-    yield Node(program, folder)
-    shutil.rmtree(folder)
+def node(program: Program, short: Path) -> Node:
+    return Node(program, short)
 
 
 # --- clients --------------------------------------------------------------------------------------
@@ -213,14 +199,12 @@ def test_a_slot_that_there_is_not_is_named_with_those_that_there_are(
 
 
 @pytest.mark.parametrize("device", [("--device", "1"), ()])
-def test_a_knob_of_one_daemon_is_turned_and_turned_back(
-    device: tuple[str, ...], node: Node
-) -> None:
+def test_a_knob_of_one_daemon_is_turned_and_back(device: tuple[str, ...], node: Node) -> None:
     with node.daemon():
         assert node("mps", "hang", "--device", "1").code == 0
-        _until(lambda: not _answers(node))
+        until(lambda: not _answers(node))
         assert node("mps", "hang", "--clear", *device, "-o", "json").json == {"cleared": ["hang"]}
-        _until(lambda: _answers(node))
+        until(lambda: _answers(node))
 
 
 def _answers(node: Node) -> bool:

@@ -117,7 +117,7 @@ async def test_a_claims_status_has_its_devices(server: ApiServer, access: Cluste
     assert patches(server) == 3
 
 
-async def test_a_device_that_is_made_again_is_not_prepared(
+async def test_a_device_made_again_is_not_prepared(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     one = record(mig_device(uuid="MIG-1"), uid=uid(server))
@@ -150,9 +150,7 @@ async def test_a_status_needs_no_second_look(server: ApiServer, access: ClusterA
         assert ready(server)[0] == "True"
 
 
-async def test_what_was_read_before_a_write_is_old(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_what_was_read_before_writes_is_old(server: ApiServer, access: ClusterAccess) -> None:
     async def publish(publisher: ClaimStatusPublisher, *healths: DeviceHealth) -> None:
         async with running(publisher.run()):
             for health in healths:
@@ -182,9 +180,7 @@ async def test_a_write_whose_answer_is_lost_may_have_been_carried_out(
     assert ready(server)[0] == "True"
 
 
-async def test_what_changes_back_while_it_is_written(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_what_changes_back_meanwhile(server: ApiServer, access: ClusterAccess) -> None:
     publisher = ClaimStatusPublisher(access)
     async with running(publisher.run()):
         publisher.publish([status(server)])
@@ -198,9 +194,7 @@ async def test_what_changes_back_while_it_is_written(
         await until(lambda: ready(server)[0] == "True")
 
 
-async def test_another_claim_of_the_name_stays_as_it_is(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_another_claim_of_the_name_stays(server: ApiServer, access: ClusterAccess) -> None:
     gone = status(server)
     other = ClaimStatus(TEAM, "gone", "uid-of-old", gone.devices)
     foreign = ClaimStatus(TEAM, NAME, "uid-of-another", gone.devices)
@@ -212,9 +206,7 @@ async def test_another_claim_of_the_name_stays_as_it_is(
 
 
 @pytest.mark.virtual_time
-async def test_what_is_not_permitted_is_asked_again_seldom(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_what_is_forbidden_is_asked_seldom(server: ApiServer, access: ClusterAccess) -> None:
     right = ("patch", "resourceclaims/status")
     server.access.withheld.add(right)
     publisher = ClaimStatusPublisher(access)
@@ -229,9 +221,7 @@ async def test_what_is_not_permitted_is_asked_again_seldom(
         await until(lambda: ready(server)[0] == "False")
 
 
-async def test_a_pod_that_ends_right_after_its_start(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_a_pod_that_ends_at_its_start(server: ApiServer, access: ClusterAccess) -> None:
     server.faults.next(1, Freeze(), verb="PATCH")
     publisher = ClaimStatusPublisher(access)
     async with running(publisher.run()):
@@ -264,9 +254,7 @@ def told(server: ApiServer) -> list[tuple[str, str, str, str]]:
     )
 
 
-async def test_events_are_about_the_claim_and_its_pods(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_events_of_a_claim_and_its_pods(server: ApiServer, access: ClusterAccess) -> None:
     publisher = ClaimEventPublisher(access, "gpu-0")
     async with running(publisher.run()):
         publisher.publish(news(server))
@@ -289,9 +277,7 @@ async def test_events_are_about_the_claim_and_its_pods(
     assert {e["source"]["host"] for e in server.events} == {"gpu-0"}
 
 
-async def test_a_claim_that_was_read_just_now_is_not_asked_for(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_a_claim_just_read_is_not_asked_for(server: ApiServer, access: ClusterAccess) -> None:
     known = {NAME: reserved(uid(server), "pod-7")}
     publisher = ClaimEventPublisher(access, "gpu-0", recent=lambda key: known.get(key[1]))
     async with running(publisher.run()):
@@ -321,7 +307,7 @@ async def test_a_claim_that_is_gone_has_its_event(server: ApiServer, access: Clu
     ]
 
 
-async def test_a_claim_that_waits_has_an_event_a_minute(
+async def test_a_waiting_claim_has_an_event_a_minute(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     times = iter(range(0, 10_000, 10))  # seconds; the kubelet asks again every ten

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.events import (
-    EventIntervals,
-    EventPublisher,
-    NodeEvent,
-)
+from nodeagent.cluster.events import EventIntervals, EventPublisher, NodeEvent
 from tests.cluster.client.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Fault, Freeze
@@ -63,9 +59,7 @@ def times(event: dict[str, Any]) -> tuple[datetime, datetime]:
     return datetime.fromisoformat(first), datetime.fromisoformat(last)
 
 
-async def test_an_event_is_as_kubectl_describe_wants_it(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_an_event_as_kubectl_describes_it(server: ApiServer, access: ClusterAccess) -> None:
     reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         reported.tell(BLOCKED)
@@ -86,9 +80,7 @@ async def test_an_event_is_as_kubectl_describe_wants_it(
     assert event["count"] == 1
 
 
-async def test_a_repeat_is_counted_in_the_event_that_there_is(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_a_repeat_is_counted_in_its_event(server: ApiServer, access: ClusterAccess) -> None:
     reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
         for number in range(3):
@@ -133,9 +125,7 @@ async def requested(server: ApiServer, number: int) -> None:
     await until(lambda: len(server.requests) == number and server.requests[-1].status)
 
 
-async def test_an_event_that_the_server_forgot_is_made_anew(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_a_forgotten_event_is_made_anew(server: ApiServer, access: ClusterAccess) -> None:
     """Servers drop Events after an hour; the repeat is news then."""
     reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):
@@ -146,7 +136,7 @@ async def test_an_event_that_the_server_forgot_is_made_anew(
         await counted(server, {"PlanApplied": 1})
 
 
-async def test_what_the_server_has_forgotten_is_forgotten(
+async def test_what_the_server_forgot_is_forgotten(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     """A claim that was released has no more Events: theirs are not remembered longer than there.
@@ -164,7 +154,7 @@ async def test_what_the_server_has_forgotten_is_forgotten(
 
 
 @pytest.mark.parametrize("fault", [Answer(500), Freeze()])
-async def test_what_fails_is_reported_later(
+async def test_what_fails_comes_later(
     server: ApiServer, access: ClusterAccess, fault: Fault
 ) -> None:
     if isinstance(fault, Freeze):
@@ -182,9 +172,7 @@ async def test_what_fails_is_reported_later(
 
 
 @pytest.mark.parametrize("code", [403, 409, 422])
-async def test_what_is_refused_is_dropped(
-    server: ApiServer, access: ClusterAccess, code: int
-) -> None:
+async def test_what_is_refused_goes(server: ApiServer, access: ClusterAccess, code: int) -> None:
     server.faults.next(1, Answer(code), verb="POST")
     reported = ClockedPublisher(access)
     async with running(reported.publisher.run()):

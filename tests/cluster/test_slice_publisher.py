@@ -186,9 +186,7 @@ async def test_slices_of_a_node_that_is_made_anew(server: ApiServer, tmp_path: P
         assert published(server) == [offer_of()]
 
 
-async def test_nothing_is_published_while_there_is_no_node(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_nothing_is_published_without_a_node(server: ApiServer, tmp_path: Path) -> None:
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of()])
         await until(lambda: published(server) == [offer_of()])

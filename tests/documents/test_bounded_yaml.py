@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.documents.bounded_yaml import (
-    MAX_DEPTH,
-    MAX_NODES,
-    MAX_TEXT,
-    plain_scalar,
-    read_tree,
-)
+from nodeagent.documents.bounded_yaml import MAX_DEPTH, MAX_NODES, MAX_TEXT, plain_scalar, read_tree
 from nodeagent.errors import DocumentError
 from nodeagent.plan.problems import Problem
 from tests.draws import draws

@@ -176,9 +176,7 @@ GET = "`kubectl get configmap mig -o 'jsonpath={.data.a\\.yaml}' > plan.yaml`"
         ("{kind: Pod, apiVersion: v1}", 'kind "Pod", not a plan, and has none', "version and gpus"),
     ],
 )
-def test_what_holds_a_plan_says_where_and_how_to_get_at_it(
-    text: str, said: str, remedy: str
-) -> None:
+def test_what_holds_a_plan_says_where_and_how_to_get_it(text: str, said: str, remedy: str) -> None:
     for configuration in (None, "all-1g.10gb"):
         with pytest.raises(DocumentError) as caught:
             read_document(text, configuration=configuration)

@@ -66,9 +66,7 @@ def _run(
         ([0, 0], [0, 0]),
     ],
 )
-def test_a_counter_never_goes_back(
-    readings: list[Number | None], reported: list[Number | None]
-) -> None:
+def test_counters_never_fall(readings: list[Number | None], reported: list[Number | None]) -> None:
     assert _run(MonotonicCounters(catalogue().fields), readings) == reported
 
 

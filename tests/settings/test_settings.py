@@ -255,9 +255,7 @@ def test_each_setting_has_a_description() -> None:
         ({"dra": {"share": 8}}, False),
     ],
 )
-def test_the_schema_agrees_with_the_reader(
-    tmp_path: Path, document: dict[str, object], fits: bool
-) -> None:
+def test_schema_and_reader_agree(tmp_path: Path, document: dict[str, object], fits: bool) -> None:
     schema = settings_schema()
     Draft202012Validator.check_schema(schema)
     assert Draft202012Validator(schema).is_valid(document) == fits

@@ -156,13 +156,6 @@ def test_a_slice_that_was_made_for_a_claim_has_its_pod_at_once() -> None:
     assert rig.series("nodeagent_claim_prepare_duration_seconds_count") == [" 1"]
 
 
-def test_counters_go_on_where_the_driver_began_anew() -> None:
-    rig = Rig(whole())
-    for value in (100, 150, 20, 30):
-        rig.sample({ENERGY: ((WHOLE, value),)})
-    assert rig.series("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION") == ["{} 180"]
-
-
 def test_other_fields_count_from_the_next_scrape_on() -> None:
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),), POWER: ((WHOLE, 300.0),)})

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from nodeagent.plan.shares import ComputeMode
 from nodeagent.structs import replace
 from nodeagent.telemetry.health_sources import owned_modes
 from nodeagent.telemetry.kernel_errors import DEVICE, KernelErrors
-from tests.machine_load import stretched
+from tests.cluster.client.rig import until
 from tests.plan.cards import card
 
 XID = "3,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
@@ -56,12 +56,6 @@ def writer(tmp_path: Path) -> Iterator[int]:
     file = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     yield file
     os.close(file)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(stretched(30)):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_the_drivers_lines_are_read(tmp_path: Path, writer: int) -> None:

@@ -97,9 +97,7 @@ async def test_a_closed_sampler_follows_no_steps(known: Driver) -> None:
     assert known.applied.subscribers == 0
 
 
-async def test_who_waits_for_a_round_outlives_the_closing(
-    known: Driver, node: SimulatedNode
-) -> None:
+async def test_who_awaits_a_round_outlives_closing(known: Driver, node: SimulatedNode) -> None:
     """A sampler that is closed in the middle of a round, as by a changed file of counters, ends
     the round and does not cancel a task that waits for it.
     """
@@ -128,9 +126,7 @@ async def test_health_of_an_instance(known: Driver, node: SimulatedNode) -> None
     assert sampled.addresses == ("00000000:1A:00.0", "00000000:27:00.0")
 
 
-async def test_an_old_driver_reports_the_fabric_in_its_older_way(
-    known: Driver, node: SimulatedNode
-) -> None:
+async def test_an_older_drivers_word_on_the_fabric(known: Driver, node: SimulatedNode) -> None:
     node.inject("nvmlDeviceGetGpuFabricInfoV", gpu=0, error="ARGUMENT_VERSION_MISMATCH")
     sampled = await sampler_of(known, ()).round()
     fabric = sampled.gpus[0].fabric

@@ -149,9 +149,7 @@ async def test_a_handle_that_may_be_of_another_instance(
     assert not sampled.problems
 
 
-async def test_mig_switched_off_brings_back_the_whole_gpu(
-    known: Driver, node: SimulatedNode
-) -> None:
+async def test_mig_off_brings_back_the_whole_gpu(known: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(known, 0, at0="1g.10gb")
     sampler = sampler_of(known, rows(UTILISATION))
     assert whole(await sampler.round(), UTILISATION) == {1: 0}
@@ -187,9 +185,7 @@ async def test_no_call_meets_a_step(known: Driver, node: SimulatedNode) -> None:
     assert meanwhile == []
 
 
-async def test_samples_of_earlier_selections_are_used_again(
-    known: Driver, node: SimulatedNode
-) -> None:
+async def test_samples_of_old_selections_are_used_again(known: Driver, node: SimulatedNode) -> None:
     """Another file of counters makes other readers; what the driver allocated for the first ones is
     not left with it. So it is when a handle was refused, and all is read anew.
     """

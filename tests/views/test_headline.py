@@ -8,14 +8,7 @@ from msgspec import structs
 
 from nodeagent.health.evaluate import evaluate
 from nodeagent.health.findings import Action, Moment, Pod
-from nodeagent.health.readings import (
-    Answer,
-    GpuReading,
-    NodeReading,
-    Silence,
-    XidEvent,
-    XidSource,
-)
+from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence, XidEvent, XidSource
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
 from nodeagent.health.xids import default_table

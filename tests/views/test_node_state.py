@@ -10,12 +10,7 @@ from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, M
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice
-from nodeagent.plan.steps import (
-    SetComputeMode,
-    SetTimeSlice,
-    StartMps,
-    StopMps,
-)
+from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, StopMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase, not_ready, phase_of

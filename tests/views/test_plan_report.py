@@ -2,10 +2,7 @@ from __future__ import annotations
 
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.plan.plan import (
-    NodePlan,
-    Policy,
-)
+from nodeagent.plan.plan import NodePlan, Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, ComputeMode, TimeSlice
 from nodeagent.structs import replace

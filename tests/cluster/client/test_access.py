@@ -78,7 +78,7 @@ async def test_a_pod_follows_over_tls_through_a_change_of_certificates(tmp_path:
                     assert seen.follower.fault is None
 
 
-async def test_a_request_after_the_end_is_a_fault_of_the_cluster(
+async def test_a_request_after_the_end_is_a_cluster_fault(
     server: ApiServer, tmp_path: Path
 ) -> None:
     """Work on a claim outlives the call that asked for it, and may outlive the connection."""
@@ -89,9 +89,7 @@ async def test_a_request_after_the_end_is_a_fault_of_the_cluster(
         await access.listed(requests.list_node("n"), read_node)
 
 
-async def test_a_token_file_that_is_missing_for_a_moment_changes_nothing(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_a_token_file_that_is_away_for_a_moment(server: ApiServer, tmp_path: Path) -> None:
     server.tokens["t"] = "agent"
     way = kubeconfig(tmp_path, server.url, token="t")
     async with ClusterAccess(way, reread_every=0.0) as access:
@@ -126,9 +124,7 @@ async def test_a_program_for_credentials_that_hangs_is_a_fault_and_no_second_one
     assert (tmp_path / "ends.started").read_text() == "\n"
 
 
-async def test_an_answer_that_drags_on_is_given_up(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_an_answer_that_drags_on(server: ApiServer, access: ClusterAccess) -> None:
     access.answer_within = 0.5
     server.faults.next(1, Dribble(60.0))
     before = asyncio.get_running_loop().time()
@@ -263,9 +259,7 @@ def connections(port: int) -> Iterator[socket.socket]:
                 yield found
 
 
-async def test_connections_are_probed_by_the_kernel(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_the_kernel_probes_connections(server: ApiServer, access: ClusterAccess) -> None:
     """Keepalive and user timeout together end a dead connection in time, watch or not."""
     seen = Follower(access)
     async with running(seen.follower.run()):
@@ -297,9 +291,7 @@ async def test_connections_are_probed_by_the_kernel(
 
 
 @pytest.mark.parametrize("fault", [Html(404), Html(404, "404 page not found"), Answer(404)])
-async def test_a_404_that_names_no_object(
-    server: ApiServer, access: ClusterAccess, fault: Fault
-) -> None:
+async def test_a_404_of_no_object(server: ApiServer, access: ClusterAccess, fault: Fault) -> None:
     server.faults.next(1, fault)
     with pytest.raises(faults.ObjectMissing):
         await access.find(requests.get_claim("a", "p"), read_object)

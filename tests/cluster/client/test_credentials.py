@@ -11,12 +11,7 @@ from typing import Literal
 
 import pytest
 
-from nodeagent.cluster.client.credentials import (
-    InCluster,
-    Kubeconfig,
-    read_endpoint,
-    tls_context,
-)
+from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_endpoint, tls_context
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.settings import KubernetesSettings

@@ -38,9 +38,7 @@ pytestmark = pytest.mark.virtual_time
 DEEP = "[" * 20_000 + "\n"  # which Python's own reader of JSON answers with a RecursionError
 
 
-async def test_one_list_and_one_watch_and_then_silence(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_one_list_one_watch_then_silence(server: ApiServer, access: ClusterAccess) -> None:
     seen = Follower(access)
     assert not seen.follower.is_reachable
     async with running(seen.follower.run()):
@@ -80,9 +78,7 @@ async def test_an_hour_without_a_change(tmp_path: Path, progress: bool) -> None:
         assert seen.faults == []
 
 
-async def test_a_node_made_anew_while_no_watch_was_open(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_a_node_made_anew_while_not_watched(server: ApiServer, access: ClusterAccess) -> None:
     seen = Follower(access)
     async with running(seen.follower.run()):
         await follows(server, seen, "one")
@@ -186,9 +182,7 @@ async def test_a_server_that_does_not_go_on_is_noticed(server: ApiServer, tmp_pa
             await follows(server, seen, "two")
 
 
-async def test_watches_that_end_at_once_make_no_storm(
-    server: ApiServer, access: ClusterAccess
-) -> None:
+async def test_watches_that_end_at_once_no_storm(server: ApiServer, access: ClusterAccess) -> None:
     server.faults.next(10**6, End(), watch=True)
     seen = Follower(access)
     async with running(seen.follower.run()):

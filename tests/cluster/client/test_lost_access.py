@@ -9,15 +9,7 @@ from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import read_node
 from nodeagent.cluster.reflector import WatchIntervals
-from tests.cluster.client.rig import (
-    PLAN,
-    Follower,
-    follows,
-    kubeconfig,
-    running,
-    set_plan,
-    until,
-)
+from tests.cluster.client.rig import PLAN, Follower, follows, kubeconfig, running, set_plan, until
 from tests.simulated_cluster.api_server import ApiServer
 
 pytestmark = pytest.mark.virtual_time

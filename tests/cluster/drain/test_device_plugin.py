@@ -224,9 +224,7 @@ async def test_the_configuration_of_the_plan_counts(server: ApiServer, tmp_path:
         await until(lambda: not it.around.problems)
 
 
-async def test_an_undescribed_configuration_is_not_judged(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_undescribed_configurations_are_not_judged(server: ApiServer, tmp_path: Path) -> None:
     async with agent(server, tmp_path) as it:
         assert await it.round(config="other") == ()
         await until(lambda: labels(server, CONFIG).get(CONFIG) == "other")

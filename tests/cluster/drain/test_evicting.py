@@ -68,9 +68,7 @@ def cordoned(server: ApiServer) -> bool:
     return by_the_agent
 
 
-async def test_pods_in_the_way_are_evicted_behind_a_cordon(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_pods_in_the_way_go_behind_a_cordon(server: ApiServer, tmp_path: Path) -> None:
     async with agent(server, tmp_path, cordon=True) as it:
         settle(it, held("a", "b"))
         await until(lambda: evicted(server) == ["a", "b"])
@@ -113,9 +111,7 @@ async def test_the_cordon_stays_for_pods_that_leave_while_the_agent_is_restarted
     assert evicted(server) == ["a"]
 
 
-async def test_a_budget_is_kept_to_reported_and_asked_again(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_a_budget_is_kept_said_and_asked_again(server: ApiServer, tmp_path: Path) -> None:
     server.pods.budgets["team", "a"] = "at-least-one"
     async with agent(server, tmp_path, cordon=True) as it:
         settle(it, held("a"))
@@ -135,9 +131,7 @@ async def test_a_budget_is_kept_to_reported_and_asked_again(
         await until(lambda: it.around.problems == ())
 
 
-async def test_no_pod_is_evicted_for_a_plan_that_has_gone(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_no_pod_is_evicted_for_a_plan_that_is_gone(server: ApiServer, tmp_path: Path) -> None:
     """What is asked for may be another thing while the node is being cordoned."""
     async with agent(server, tmp_path, cordon=True) as it:
         server.faults.next(1, Slow(0.2), path=f"*/nodes/{NODE}")
@@ -170,9 +164,7 @@ async def test_a_server_that_does_not_answer(server: ApiServer, tmp_path: Path) 
         await until(lambda: it.around.problems == ())
 
 
-async def test_pods_that_have_gone_already_make_no_circle(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_pods_that_are_gone_already_make_no_circle(server: ApiServer, tmp_path: Path) -> None:
     async with agent(server, tmp_path) as it:
         settle(it, held("nobody"))
         await until(lambda: it.woken.count(GONE) == 3)
@@ -193,9 +185,7 @@ async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Pa
         await until(lambda: evicted(server) == ["a", "a"])
 
 
-async def test_a_pod_that_comes_while_the_gpus_cannot_be_observed(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_a_pod_that_comes_while_gpus_are_unseen(server: ApiServer, tmp_path: Path) -> None:
     """A round in which the driver does not answer, or only another GPU was read back, ends with
     what was seen before: nothing in it is about the pod that has the name of an evicted one by now.
     """
@@ -214,9 +204,7 @@ async def test_a_pod_that_comes_while_the_gpus_cannot_be_observed(
         await until(lambda: evicted(server) == ["a", "a"])
 
 
-async def test_a_pod_that_comes_between_the_list_and_the_eviction(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_a_pod_that_comes_before_its_eviction(server: ApiServer, tmp_path: Path) -> None:
     server.faults.next(1, Slow(0.5), path="*/pods/a/eviction")
     async with agent(server, tmp_path) as it:
         settle(it, held("a"))
@@ -254,9 +242,7 @@ async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Pa
         assert asked(server)[before:] == []
 
 
-async def test_a_suspicion_that_is_raised_meanwhile_is_kept(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_a_suspicion_that_comes_meanwhile_is_kept(server: ApiServer, tmp_path: Path) -> None:
     """The answer about one pod says nothing of another that was found to have ended since."""
     a, b = PodName("team", "a"), PodName("team", "b")
     server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="team")

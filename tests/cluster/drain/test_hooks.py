@@ -193,9 +193,7 @@ async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path
         assert [r for r in asked(server) if r.startswith("DELETE")] == deletions
 
 
-async def test_what_the_node_does_not_offer_is_reported_until_it_does(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_what_the_node_does_not_offer_is_reported(server: ApiServer, tmp_path: Path) -> None:
     here = f"--field-selector spec.nodeName={NODE}"
     async with agent(server, tmp_path, plugin_pods=("app=plugin", "name=ds,tier=a")) as it:
         assert await it.round() == ()
@@ -235,9 +233,7 @@ async def test_a_change_without_clients_to_notify_asks_for_the_pods_alone(
         assert asked(server)[before:] == ["GET /api/v1/pods"]
 
 
-async def test_the_plugins_configuration_goes_with_the_layout(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_the_plugins_configuration_comes_last(server: ApiServer, tmp_path: Path) -> None:
     async with agent(server, tmp_path) as it:
         evaluation, observed = judged([BEFORE], config="shared")
         it.around.after_round(evaluation, observed)
@@ -252,9 +248,7 @@ async def test_the_plugins_configuration_goes_with_the_layout(
         await until(lambda: labels(server, CONFIG)[CONFIG] == "shared")
 
 
-async def test_a_configuration_that_is_asked_for_while_another_is_set(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_a_configuration_asked_for_meanwhile(server: ApiServer, tmp_path: Path) -> None:
     async with agent(server, tmp_path) as it:
         server.faults.next(1, Slow(0.2), path=f"*/nodes/{NODE}")
         it.around.after_round(*judged([AFTER], config="one"))
@@ -263,9 +257,7 @@ async def test_a_configuration_that_is_asked_for_while_another_is_set(
         await until(lambda: labels(server, CONFIG).get(CONFIG) == "two", seconds=5.0)
 
 
-async def test_writes_by_others_in_between_are_no_obstacle(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_others_writes_in_between_are_no_obstacle(server: ApiServer, tmp_path: Path) -> None:
     server.pods.gone("plugin", "gpu")
     server.faults.next(2, Answer(409), verb="PATCH")
     async with agent(server, tmp_path, clients="pauseLabels") as it:
@@ -319,9 +311,7 @@ async def test_settings_that_name_nothing_known(
             pass
 
 
-async def test_labels_that_mig_manager_paused_stay_paused(
-    server: ApiServer, tmp_path: Path
-) -> None:
+async def test_labels_mig_manager_paused_stay_paused(server: ApiServer, tmp_path: Path) -> None:
     """Who else is at work must not have the clients sent back to him; alone they are put back."""
     server.patch_node(NODE, {"metadata": {"labels": {f"{DEPLOY}device-plugin": PAUSED}}})
     server.add_pod("manager", node=NODE, labels={"app": "nvidia-mig-manager"})

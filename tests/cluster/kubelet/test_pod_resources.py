@@ -12,11 +12,7 @@ import pytest
 
 from nodeagent.claims.model import Allocated
 from nodeagent.cluster.kubelet.allocations import ByClaim, ByFile, ByUuid, Holding, PodName
-from nodeagent.cluster.kubelet.pod_resources import (
-    KubeletBusy,
-    KubeletError,
-    PodResourcesClient,
-)
+from nodeagent.cluster.kubelet.pod_resources import KubeletBusy, KubeletError, PodResourcesClient
 from nodeagent.errors import NodeagentError
 from tests.simulated_cluster.kubelet import RATE_LIMITED, UNKNOWN_METHOD, Kubelet
 

@@ -82,9 +82,7 @@ async def test_a_release_waits_for_the_prepare(claims: Claims, calls: ClaimCalls
     assert claims.prepared == {CLAIM}
 
 
-async def test_a_release_that_could_not_begin_does_not_begin_later(
-    claims: Claims, calls: ClaimCalls
-) -> None:
+async def test_a_release_that_timed_out_does_not_begin(claims: Claims, calls: ClaimCalls) -> None:
     """The kubelet may want the claim again by then."""
     claims.seconds = 60
     preparing = asyncio.gather(calls.prepare(CLAIM), return_exceptions=True)

@@ -57,7 +57,7 @@ async def registered(kubelet: DraKubelet, claims: Claims) -> AsyncIterator[None]
 
 
 @each_version
-async def test_each_kubelet_registers_the_driver(
+async def test_each_registers_the_driver(
     root: Path, claims: Claims, version: KubeletVersion
 ) -> None:
     async with DraKubelet(root, version) as kubelet:

@@ -10,11 +10,7 @@ import grpc.aio
 import pytest
 
 from nodeagent.cluster.kubelet.plugin.driver import RegistrationService
-from nodeagent.cluster.kubelet.plugin.sockets import (
-    check_path,
-    make_directory,
-    serve,
-)
+from nodeagent.cluster.kubelet.plugin.sockets import check_path, make_directory, serve
 from nodeagent.files.open_directory import PathRefused
 from tests.simulated_cluster.kubelet_plugins import channel_to
 

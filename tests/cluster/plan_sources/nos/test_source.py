@@ -154,9 +154,7 @@ async def test_nothing_is_asked_for_while_the_configuration_is_read(
 
 
 @pytest.mark.parametrize("labels", [MIG, {}, MPS, {**MPS, CONFIGURATION_LABEL: ""}])
-async def test_no_key_no_request(
-    server: ApiServer, access: ClusterAccess, labels: dict[str, str]
-) -> None:
+async def test_no_request(server: ApiServer, access: ClusterAccess, labels: dict[str, str]) -> None:
     offers: list[Any] = []
     source = NosSource(offers.append, access, PLACE, rounds=lambda: 0)
     key = {} if labels.items() >= MPS.items() else {CONFIGURATION_LABEL: "shared-4"}
@@ -249,9 +247,7 @@ async def test_a_key_is_read_once(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("there", [None, {}, {"other": "x"}])
-async def test_what_is_missing_is_looked_for_again(
-    reader: Reader, there: dict[str, str] | None
-) -> None:
+async def test_what_is_missing_is_read_again(reader: Reader, there: dict[str, str] | None) -> None:
     if there is not None:
         reader.put(**there)
     reader.configuration.want("node-a-1")
