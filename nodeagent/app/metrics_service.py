@@ -173,7 +173,7 @@ class MetricsService:
         # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
         found.samples["events"] = self._event_values.sample(
             health.xids if health else (),
-            self._sampling.sampler.wholes,
+            self._sampling.sampler.whole_subjects,
             found.slices,
             [sample.whole for sample in found.latest],
         )

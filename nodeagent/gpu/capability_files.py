@@ -180,7 +180,7 @@ class CapabilityUsers(UsageSource):
         self._deadline = deadline
         self._worker = Worker("the look for users")
 
-    async def joined(
+    async def with_users(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
         """Add their users to the GPUs; without MIG devices /proc is not searched."""

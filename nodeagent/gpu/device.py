@@ -15,7 +15,7 @@ from nodeagent.errors import DriverError
 from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import Device
 from nodeagent.gpu.nvml_errors import FUNCTION_NOT_FOUND, NOT_KNOWN, is_unsupported
-from nodeagent.gpu.profiles import Profiles, supported
+from nodeagent.gpu.profiles import Profiles, if_supported
 from nodeagent.gpu.recent import Recent
 from nodeagent.gpu.workers import Worker
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile, MigMode
@@ -87,7 +87,7 @@ class GpuDevice:
                 pci_device_id=pci.pciDeviceId if pci else 0,
                 pci_subsystem_id=pci.pciSubSystemId if pci else 0,
                 minor=_read(handle, "nvmlDeviceGetMinorNumber", None),
-                memory=supported(lambda: nvml.memory(handle).total, 0),
+                memory=if_supported(lambda: nvml.memory(handle).total, 0),
                 compute_capability=_read(handle, "nvmlDeviceGetCudaComputeCapability", (0, 0)),
                 cuda_version=_cuda_version(),
                 no_reset=_VIRTUAL
@@ -145,7 +145,7 @@ class GpuDevice:
     def mode_change_needs_reset(self) -> bool:
         if self.needs_reset is None:
             by_generation = self.identity().compute_capability >= _RESETLESS_SINCE
-            self.needs_reset = not supported(
+            self.needs_reset = not if_supported(
                 lambda: nvml.changes_mode_without_reset(self.handle), by_generation
             )
         return self.needs_reset
@@ -179,9 +179,9 @@ class GpuDevice:
 
 
 def _cuda_version() -> tuple[int, int]:
-    number = int(supported(lambda: nvml.call("nvmlSystemGetCudaDriverVersion_v2"), 0))
+    number = int(if_supported(lambda: nvml.call("nvmlSystemGetCudaDriverVersion_v2"), 0))
     return number // 1000, number % 1000 // 10
 
 
 def _read(device: Device, function: str, otherwise: object) -> Any:
-    return supported(lambda: nvml.call(function, device), otherwise)
+    return if_supported(lambda: nvml.call(function, device), otherwise)

@@ -20,7 +20,7 @@ from typing import TypeVar, assert_never
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse, NodeagentError
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvidia_smi import reset_gpu, set_time_slice
-from nodeagent.gpu.nvml_errors import about
+from nodeagent.gpu.nvml_errors import with_subject
 from nodeagent.gpu.observer import Observer, answers
 from nodeagent.gpu.open_devices import commands_to_end, holders
 from nodeagent.gpu.recent import FRESH
@@ -202,7 +202,7 @@ class Driver(Observer):
                 try:
                     await set_time_slice(self.nvidia_smi, gpu, wanted, deadline=self.step_deadline)
                 except DriverError as error:
-                    raise about(name, error) from error
+                    raise with_subject(name, error) from error
         if wanted is self.original.time_slice(gpu):
             await asyncio.to_thread(self.original.forget, gpu, TimeSlice)
         self._fresh_time_slices[gpu] = (asyncio.get_running_loop().time(), wanted)
@@ -231,12 +231,12 @@ class Driver(Observer):
             try:
                 await reset_gpu(self.nvidia_smi, before.pci_bus_id, deadline=self.step_deadline)
             except GpuInUse as error:
-                raise about(name, await self._held(error, before.minor)) from error
+                raise with_subject(name, await self._held(error, before.minor)) from error
             except DeadlineExceeded as error:
-                raise about(name, error) from error
+                raise with_subject(name, error) from error
             except DriverError as error:  # it will say the same tomorrow
                 gpu.no_reset = error.message
-                raise about(name, error) from error
+                raise with_subject(name, error) from error
             finally:
                 await self.pool.start()
             after = await self._read_without_users(gpu)

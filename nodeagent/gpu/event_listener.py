@@ -24,7 +24,7 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT, constant
-from nodeagent.gpu.nvml_errors import NO_PERMISSION, about, silence_of
+from nodeagent.gpu.nvml_errors import NO_PERMISSION, silence_of, with_subject
 from nodeagent.gpu.workers import JOB_LIMIT, Worker
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, XidEvent, XidSource
 
@@ -252,7 +252,7 @@ def _make_sets(gpus: int) -> _Sets:
         except DriverError as error:
             # One that is lost, or has no events, is so for as long as the driver runs.
             if not isinstance(error, GpuLost) and error.code not in _NEVER:
-                sets.missing = about(f"GPU {index}", error)
+                sets.missing = with_subject(f"GPU {index}", error)
             continue
         sets.gpus[_address(device)] = uuid
         with suppress(DriverError):  # the supported types do not say whether it is

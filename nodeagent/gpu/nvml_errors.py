@@ -41,12 +41,12 @@ LIB_RM_VERSION_MISMATCH: Final = 18
 IN_USE: Final = 19
 INSUFFICIENT_RESOURCES: Final = 23
 ARGUMENT_VERSION_MISMATCH: Final = 25
-# For a handle or an id that the driver does not know (any more), or for an argument beside it.
+# The handle or id is not known (any more), or another argument of the call is wrong.
 NOT_KNOWN: Final = frozenset({INVALID_ARGUMENT, NOT_FOUND})
 
 
 class Explanation(Struct, frozen=True):
-    """The name NVML has for a code, what it means, and what would be right."""
+    """NVML's name of a code, what the code means, and what to do about it."""
 
     name: str
     meaning: str
@@ -113,8 +113,8 @@ def unavailable(error: DriverError) -> DriverUnavailable:
     return _restated(DriverUnavailable, error.message, error)
 
 
-def about(subject: str, error: Error) -> Error:
-    """Put the subject of an error in front of its message: `GPU 3: ...`."""
+def with_subject(subject: str, error: Error) -> Error:
+    """The error with its subject in front of the message: `GPU 3: ...`."""
     return _restated(type(error), f"{subject}: {error.message}", error)
 
 
@@ -128,7 +128,7 @@ def is_unsupported(error: DriverError) -> bool:
 
 
 def silence_of(error: DriverError) -> Silence:
-    """Why there is no answer, as health calls it."""
+    """Classify the error as a kind of silence, for health."""
     from nodeagent.health.readings import Silence  # commands do without health
 
     if isinstance(error, DeadlineExceeded):

@@ -6,11 +6,11 @@ The route, for a GPU with MIG on (what does not change is in `device` and read o
 2. GPU instances, profile by profile, those that were there last time first, and the placement of
    each. Instances cannot overlap, so a profile none of whose placements is free any more has no
    further instance and is not asked for; a full GPU takes one list for each profile present.
-3. MIG devices by index, with their UUID and their ids, as far as these do not follow from it:
-   there is one for each compute instance. The size is asked only where there is more than one
-   slice to have. When the whole node is observed all indices are tried, so that a device in a GPU
-   instance of no listed profile cannot stay hidden, unless there is no room left for one. A GPU
-   that is read alone, around a change of it, has been observed so: it takes those it knows of.
+3. MIG devices by index, one for each compute instance: the UUID, and the ids as far as they do not
+   follow from a known UUID. The size is asked only where the GPU instance has several slices. When
+   the whole node is observed, indices are tried until no room is left, so that a device in a GPU
+   instance of an unlisted profile is found. A GPU that is read alone, around a change of it, has
+   been observed that way: the search ends when the instances found are full.
 4. The process lists of the GPU, which carry instance ids; if refused, those of each device.
 5. Details, where they are wanted: of devices that are new, or that were asked long ago, the memory
    of the GPU instance and the compute mode (with MIG off, that of the GPU); and how an instance of
@@ -32,7 +32,7 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.nvml_errors import NOT_KNOWN, is_unsupported
-from nodeagent.gpu.profiles import room_for, supported
+from nodeagent.gpu.profiles import if_supported, room_for
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.users import ProcessLists
 from nodeagent.plan.names import device_name
@@ -54,7 +54,7 @@ _ATTEMPTS = 3
 
 
 class _ChangedMeanwhile(Exception):
-    """Two answers do not fit together, so it is read again."""
+    """Two answers contradict each other, so the instances are read again."""
 
 
 class _MigDevice(Struct):
@@ -172,7 +172,7 @@ def find_instances(gpu: GpuDevice, among: Collection[int] | None = None) -> list
 
 
 def _find_devices(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> None:
-    """Fill in the MIG devices. `hidden`: find those of instances that are not listed, too."""
+    """Fill in the MIG devices. `hidden`: look for devices of unlisted instances, too."""
     by_id = {instance.info.id: instance for instance in found}
     devices = gpu.mig_devices()
     while not _is_full(gpu, found, hidden=hidden) and (device := next(devices, None)) is not None:
@@ -183,9 +183,8 @@ def _find_devices(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> No
 
 
 def _is_full(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> bool:
-    """Whether there is no room for a device that was not found yet in any of the instances and,
-    with `hidden`, on the GPU beside them. Where a single slice can hold several devices, there may
-    be.
+    """Whether no further device fits into any of the instances nor, with `hidden`, onto the GPU
+    beside them. An instance of one slice that can hold several devices is never full.
     """
     if any(i.slices_left > 0 or not gpu.profiles.holds_one(i.profile) for i in found):
         return False
@@ -193,8 +192,9 @@ def _is_full(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> bool:
         return True
     occupied = mask_of(instance.info.placement for instance in found)
     return all(
-        place.mask & occupied for profile in gpu.profiles.known for place in profile.placements
-    ) and all(profile.placements for profile in gpu.profiles.known)
+        profile.placements and all(place.mask & occupied for place in profile.placements)
+        for profile in gpu.profiles.known
+    )
 
 
 def _add_device(gpu: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) -> None:
@@ -204,7 +204,7 @@ def _add_device(gpu: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) 
     if instance is None:
         raise _ChangedMeanwhile
     if known and gpu.profiles.holds_one(instance.profile) and instance.profile.slices == 1:
-        compute_id = known.compute_instance
+        compute_id = known.compute_instance  # the same each time, as the device is alone
     else:
         compute_id = nvml.compute_instance_id(handle)
     if any(device.compute_id == compute_id for device in instance.devices):
@@ -277,7 +277,7 @@ def _without_mig_device(gpu: GpuDevice, instance: _Instance) -> list[_MigDevice]
     return hidden
 
 
-# --- the picture ----------------------------------------------------------------------------------
+# --- the result -----------------------------------------------------------------------------------
 
 
 def _describe(
@@ -327,12 +327,12 @@ def _read_details(gpu: GpuDevice, instance: _Instance, details: frozenset[str] |
             continue
         if not gpu.recent.details_due(device.uuid, details):
             continue
-        memory = memory or supported(partial(nvml.memory, device.handle), None)
+        memory = memory or if_supported(partial(nvml.memory, device.handle), None)
         gpu.recent.keep(device.uuid, memory, read_compute_mode(device.handle))
 
 
 def read_compute_mode(device: Device) -> ComputeMode | None:
-    """Read it; None where the device has none or the driver does not report it.
+    """Read the compute mode; None where the device has none or the driver does not report it.
 
     Raises only when the GPU as a whole, or the driver, is gone.
     """

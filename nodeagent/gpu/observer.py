@@ -17,7 +17,7 @@ from nodeagent.errors import DeadlineExceeded, DriverError, GpuLost
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.layout_changes import read_changes
 from nodeagent.gpu.nvidia_smi import read_time_slice
-from nodeagent.gpu.nvml_errors import about, unavailable
+from nodeagent.gpu.nvml_errors import unavailable, with_subject
 from nodeagent.gpu.observation import read_gpu
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # commands do without them
     from nodeagent.gpu.process_details import ProcessDetails
     from nodeagent.gpu.topology import Topology
 
-_LEAVING = 1.0  # seconds to wait at the end for a driver that hangs
+_SHUTDOWN_PATIENCE = 1.0  # seconds to wait at the end for a driver that hangs
 _TIME_SLICE_IS_FRESH = 30.0  # seconds; only nvidia-smi reports it, slowly
 
 Result = TypeVar("Result")
@@ -88,7 +88,7 @@ class Observer:
 
     async def _leave(self) -> None:
         with suppress(DriverError):
-            await self.pool.shut_down(patience=_LEAVING)
+            await self.pool.shut_down(patience=_SHUTDOWN_PATIENCE)
         for source in self.sources:
             await source.close()
         if self.processes:
@@ -106,8 +106,8 @@ class Observer:
         clock = asyncio.get_running_loop().time
         until = clock() + self.observe_deadline
         gpus, failure = await self._observe_all(details)
-        if not failure and _silent(gpus) and clock() < until:  # it may be no hang, but in passing
-            # Without persistence mode, to close NVML costs a card its mode and its instances.
+        if not failure and _silent(gpus) and clock() < until:  # the failure may pass
+            # Without persistence mode a card loses MIG mode and instances when NVML is closed.
             gpus, failure = await self._observe_all(details)
         if failure or _silent(gpus) or not self.pool.is_started:
             try:
@@ -132,7 +132,7 @@ class Observer:
             device = self.pool.find(uuid)
             found = await self._read(device, self.details if details else None) if device else None
         if found is None or found.uuid != uuid:
-            return self._known_one((await self.observe()).gpu(uuid), f"GPU {uuid}")
+            return self._require((await self.observe()).gpu(uuid), f"GPU {uuid}")
         return await self._completed(found)
 
     async def observe_changes(
@@ -169,7 +169,7 @@ class Observer:
     async def _observe_all(self, details: bool) -> tuple[list[Gpu], DriverError | None]:
         """All GPUs, and why the driver as a whole does not answer, if it does not."""
         async with self.pool.lock.shared():
-            with self._asked() as asked:
+            with self._ask_remote() as asked:
                 try:
                     await self.pool.enumerate()
                 except DriverError as error:
@@ -184,7 +184,7 @@ class Observer:
         seen = {gpu.uuid for gpu in gpus}
         taken = {gpu.pci_bus_id for gpu in gpus if gpu.pci_bus_id and answers(gpu)}
         for gpu in [g for g in self._last.values() if g.uuid not in seen]:
-            if gpu.pci_bus_id in taken:  # another one was put in its place
+            if gpu.pci_bus_id in taken:  # another GPU is in its place now
                 del self._last[gpu.uuid]
         why = "the driver does not list it any more"
         remedy = "look for it with `lspci -d 10de:`, and reboot the node"
@@ -196,15 +196,15 @@ class Observer:
         return [*gpus, *lost], None
 
     @contextmanager
-    def _asked(self) -> Iterator[Mapping[UsageSource, Awaitable[UsageReading]]]:
-        """Ask other programs for users while the GPUs are read."""
+    def _ask_remote(self) -> Iterator[Mapping[UsageSource, Awaitable[UsageReading]]]:
+        """Have the remote sources asked for users while the block reads the GPUs."""
         remote = [source for source in self.sources if source.is_remote]
         asked = {source: asyncio.create_task(source.ask()) for source in remote}
         try:
             yield asked
         finally:
             for task in asked.values():
-                task.cancel()  # where no GPU answers, or the caller has left
+                task.cancel()  # still running where no GPU answers or the caller was cancelled
 
     async def _read(self, gpu: GpuDevice, details: frozenset[str] | None = None) -> Gpu:
         return (await self._with_users([await self._read_without_users(gpu, details)]))[0]
@@ -242,24 +242,25 @@ class Observer:
         gpus: Sequence[Gpu],
         asked: Mapping[UsageSource, Awaitable[UsageReading]] = MappingProxyType({}),
     ) -> list[Gpu]:
-        """The GPUs with the users that only other sources know, and what is known of them."""
+        """The GPUs with the users that only other sources know, and with details of all users."""
         found = list(gpus)
         for source in self.sources:
-            found = await source.joined(found, asked.get(source))
-        return await self.processes.joined(found) if self.processes else found
+            found = await source.with_users(found, asked.get(source))
+        return await self.processes.with_details(found) if self.processes else found
 
     # --- what NVML does not report with the rest ------------------------------------------------
 
     async def _completed(self, gpu: Gpu) -> Gpu:
         """The GPU with its place in the machine, its time slice, and its original settings."""
         if self.topology:
-            gpu = self.topology.described(gpu)
+            gpu = self.topology.with_topology(gpu)
         if not gpu.uuid:
             return gpu
-        return self.original.described(replace(gpu, time_slice=await self._fresh_time_slice(gpu)))
+        gpu = replace(gpu, time_slice=await self._fresh_time_slice(gpu))
+        return self.original.with_earlier(gpu)
 
     async def _fresh_time_slice(self, gpu: Gpu) -> TimeSlice | None:
-        """Read it where it matters; None also where it cannot be, which a plan copes with."""
+        """Read the time slice where it matters; None also where that fails, as a plan allows."""
         concerned = (
             self.time_slices
             or gpu.uuid in self._fresh_time_slices
@@ -304,7 +305,7 @@ class Observer:
                 for gpu in self.pool
                 if uuid == gpu.uuid or any(d.uuid == uuid for d in self.known(gpu).devices())
             )
-            gpu = self._known_one(next(of_device, None), f"device {uuid}")
+            gpu = self._require(next(of_device, None), f"device {uuid}")
             return await self._call(
                 gpu, read, what="asking for MPS clients", deadline=self.observe_deadline
             )
@@ -324,9 +325,9 @@ class Observer:
             raise
         except DriverError as error:
             gpu.give_up_handle()  # it may be what was wrong, and costs little to get again
-            raise about(gpu.worker.name, error) from error
+            raise with_subject(gpu.worker.name, error) from error
 
-    def _known_one(self, found: Result | None, what: str) -> Result:
+    def _require(self, found: Result | None, what: str) -> Result:
         if found is None:
             raise DriverError(
                 f"the driver knows no {what}",

@@ -63,8 +63,8 @@ class OriginalSettings:
         value = self._values.get((gpu, TimeSlice))
         return value if isinstance(value, TimeSlice) else None
 
-    def described(self, gpu: Gpu) -> Gpu:
-        """The GPU with what it and its MIG devices were before."""
+    def with_earlier(self, gpu: Gpu) -> Gpu:
+        """The GPU with its earlier settings, and those of its MIG devices."""
         if not self._values:
             return gpu
 

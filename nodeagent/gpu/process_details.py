@@ -42,7 +42,7 @@ class ProcessDetails:
         self._read = read or details_of
         self._worker = Worker("the look at processes")
 
-    async def joined(self, gpus: Sequence[Gpu]) -> list[Gpu]:
+    async def with_details(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """The GPUs with the details of their users. Raises nothing."""
         users = {user.pid: user for gpu in gpus for user in _processes(gpu)}
         if not users:

@@ -204,7 +204,7 @@ def room_for(profile: GpuInstanceProfile) -> int:
 
 def _placed(profile: ComputeInstanceProfile, instance: GpuInstanceHandle) -> ComputeInstanceProfile:
     no_places: tuple[Placement, ...] = ()
-    places = supported(lambda: nvml.compute_placements(instance, profile.id), no_places)
+    places = if_supported(lambda: nvml.compute_placements(instance, profile.id), no_places)
     return replace(profile, placements=places)
 
 
@@ -220,7 +220,7 @@ def _beyond(first: int, read: Callable[[int], Value]) -> Iterator[Value]:
                 raise
 
 
-def supported(ask: Callable[[], Value], otherwise: Value) -> Value:
+def if_supported(ask: Callable[[], Value], otherwise: Value) -> Value:
     """The answer, or `otherwise` where the driver or the GPU does not know such a thing."""
     return _twice(ask, otherwise, is_unsupported)
 

@@ -71,7 +71,7 @@ class Topology:
                         deadline=self._patience,
                     )
 
-    def described(self, gpu: Gpu) -> Gpu:
+    def with_topology(self, gpu: Gpu) -> Gpu:
         numa_node, nvlink = self._known.get(gpu.uuid, (gpu.numa_node, gpu.nvlink))
         return replace(gpu, numa_node=numa_node, nvlink=nvlink)
 

@@ -42,7 +42,7 @@ class MigDeviceRef(Struct, frozen=True):
 class GpuRef(Struct, frozen=True):
     """A GPU outside its instances.
 
-    `instances` are the places of those it has; None: what may be meant for one counts nowhere.
+    `instances` are their places. None: what may be for one of them does not count at all.
     """
 
     gpu: str
@@ -63,10 +63,10 @@ class UsageSource(ABC):
     """Something besides NVML that knows users of devices; belongs to one event loop.
 
     A reading takes long on a busy machine, and eight GPUs may want one before each of their steps.
-    So who asks gets one that was begun after the call, shared with all who asked meanwhile.
+    So each caller gets one that was begun after its call, shared with all who asked meanwhile.
     """
 
-    # Whether another program answers: it is asked while the GPUs are read, and not after that.
+    # Whether another program answers, which is then asked while the GPUs are read, not afterwards.
     is_remote: ClassVar[bool] = False
 
     def __init__(self) -> None:
@@ -81,11 +81,11 @@ class UsageSource(ABC):
         """
 
     @abstractmethod
-    async def joined(
+    async def with_users(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
-        """The GPUs with all that it knows of their users; those that do not answer as they are.
-        `asked` is a reading that was asked for when they began to be read.
+        """The GPUs with all users that this source knows; GPUs that do not answer are unchanged.
+        `asked` is a reading that was asked for when the reading of the GPUs began.
         """
 
     async def ask(self) -> UsageReading:
@@ -135,14 +135,14 @@ def with_users(gpu: Gpu, readings: Iterable[UsageReading]) -> Gpu:
 
 
 def mig_device_of(gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> MigDeviceRef:
-    """The device as sources are asked about it."""
+    """Make the reference by which sources are asked about a MIG device."""
     return MigDeviceRef(
         gpu.uuid, gpu.minor, instance.id, compute.id, compute.uuid, instance.placement
     )
 
 
 def whole_gpu(gpu: Gpu) -> GpuRef:
-    """The GPU itself as sources are asked about it."""
+    """Make the reference by which sources are asked about the GPU itself."""
     return GpuRef(gpu.uuid, gpu.minor, tuple(i.placement for i in gpu.instances))
 
 
@@ -150,7 +150,7 @@ def whole_gpu(gpu: Gpu) -> GpuRef:
 
 
 _NO_INSTANCE = 0xFFFFFFFF  # the id that NVML gives to processes outside any instance
-_GROWING = 3  # how often a list that grows between its two calls is asked for
+_LIST_TRIES = 3  # tries, where a list grows between its two calls
 
 # By kind; MPS clients are in the compute list too, and the MPS list comes last and knows better.
 _PROCESS_LISTS: Final = {
@@ -182,7 +182,7 @@ class NvmlProcess(Struct, frozen=True):
 def device_processes(device: Device, kind: str) -> tuple[NvmlProcess, ...]:
     """List a device's processes: two calls where there are some, one where there are none."""
     newer, older = _PROCESS_LISTS[kind]
-    found = newest(partial(_growing, newer), partial(_growing, older), device)
+    found = newest(partial(_list_processes, newer), partial(_list_processes, older), device)
     return tuple(
         NvmlProcess(
             pid=process.pid,
@@ -194,9 +194,9 @@ def device_processes(device: Device, kind: str) -> tuple[NvmlProcess, ...]:
     )
 
 
-def _growing(function: str, device: Device) -> Any:
-    """More processes may come between the call for their number and the one for them."""
-    for _ in range(_GROWING - 1):
+def _list_processes(function: str, device: Device) -> Any:
+    """List again when more processes came between the call for their number and the list."""
+    for _ in range(_LIST_TRIES - 1):
         try:
             return nvml.call(function, device)
         except DriverError as error:
@@ -258,7 +258,7 @@ class ProcessLists:
 
 
 def _command(pid: int) -> str:
-    """The driver may know processes that are not in our /proc."""
+    """The program's name; from the driver for a process that is not in our /proc."""
     if name := name_of(pid):
         return name
     with suppress(DriverError):

@@ -1,11 +1,12 @@
 """The agent's own metrics: a table of their names, types and labels.
 
-The functions that make samples of them stand in the modules of what they are about. Labels that
-are the GPU's or instance's have dcgm-exporter's names, so that both can be joined on them.
+Their samples are made in the modules that know the values. Labels of GPUs and instances have
+dcgm-exporter's names, so that the metrics of both can be joined.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from nodeagent.metrics.catalogue import Kind
@@ -201,7 +202,7 @@ XID_LAST = _gauge(
     "GPU_I_ID",
 )
 
-# --- who had it -----------------------------------------------------------------------------------
+# --- accounting -----------------------------------------------------------------------------------
 
 GPU_SECONDS_HELD = _counter(
     "nodeagent_gpu_seconds_held_total",
@@ -259,7 +260,7 @@ OPEN_FILES = _gauge("process_open_fds", "Files the agent has open")
 MAX_FILES = _gauge("process_max_fds", "How many files the agent may have open")
 START_TIME = _gauge("process_start_time_seconds", "When the agent was started, in Unix time")
 
-# In the order above.
+# All metrics of this module, in the order above.
 AGENT_METRICS = tuple(entry for entry in vars().values() if isinstance(entry, AgentMetric))
 
 
@@ -290,11 +291,11 @@ class Durations(Struct):
 
     def add(self, seconds: float) -> None:
         counts = self._counts = self._counts or [0] * (len(self.bounds) + 1)
-        counts[next((n for n, b in enumerate(self.bounds) if seconds <= b), -1)] += 1
+        counts[bisect_left(self.bounds, seconds)] += 1
         self._sum += seconds
 
     def family(self) -> Family:
-        """As a histogram; without lines before the first."""
+        """The histogram; without series before the first duration."""
         if self._counts is None:
             return Family(self.metric.name, self.metric.type, self.metric.help, {})
         lines, total = [], 0

@@ -27,7 +27,7 @@ _LEAST = 5e-7  # below it six decimals would say 0
 class Family:
     """All series of one name, by their label block; values that are not finite are left out.
 
-    `written` writes a number: DCGM has whole ones and doubles with six decimals, the agent's own
+    `format` writes a number: DCGM has whole ones and doubles with six decimals, the agent's own
     have all digits.
     `suffixed` are the series of a histogram, whole lines without the name.
     """
@@ -36,12 +36,12 @@ class Family:
     type: str
     help: str
     series: Mapping[str, Number]
-    written: Callable[[Number], str] = repr
+    format: Callable[[Number], str] = repr
     suffixed: tuple[str, ...] = ()
 
 
 def render(families: Iterable[Family]) -> bytes:
-    """The text. Families without series are left out; so no name has HELP and TYPE alone."""
+    """Write the text. Families without series are left out, and their HELP and TYPE with them."""
     written: list[str] = []
     for family in families:
         lines = _lines(family)
@@ -58,21 +58,21 @@ def _lines(family: Family) -> list[str]:
     if family.suffixed:
         return [f"{name}{line}\n" for line in family.suffixed]
     return [
-        f"{name}{labels} {family.written(value)}\n"
+        f"{name}{labels} {family.format(value)}\n"
         for labels, value in family.series.items()
         if isfinite(value)
     ]
 
 
 def decimals(value: Number) -> str:
-    """Six decimals; a small number that would lose everything keeps its digits instead."""
+    """Write six decimals, or an exponent where these would be 0 for a small number."""
     if value and abs(value) < _LEAST:
         return f"{value:.6e}"
     return f"{value:.6f}"
 
 
 def whole(value: Number) -> str:
-    """Without a point."""
+    """Write a number as a whole one."""
     return str(value if type(value) is int else round(value))
 
 
@@ -149,25 +149,25 @@ class LabelBlocks:
 
     def of(self, subject: Subject) -> str:
         written = self._used.get(subject) or self._blocks.get(subject)
-        written = written or block((*self._own(subject), *sorted(subject.attributes)))
+        written = written or block((*self._labels(subject), *sorted(subject.attributes)))
         self._used[subject] = written
         return written
 
-    def _own(self, subject: Subject) -> Labels:
+    def _labels(self, subject: Subject) -> Labels:
         match subject.entity:
             case Node():
                 return (*self.host, *self._texts.get("", ()))
             case WholeGpu(gpu):
-                return (*gpu_labels(gpu), *self._after(gpu))
+                return (*gpu_labels(gpu), *self._last_labels(gpu))
             case Slice(gpu, profile, number):
                 instance = (("GPU_I_PROFILE", profile), ("GPU_I_ID", str(number)))
-                return (*gpu_labels(gpu), *instance, *self._after(gpu))
+                return (*gpu_labels(gpu), *instance, *self._last_labels(gpu))
             case NvLink(gpu, link):
                 other = {"UUID": "gpu_uuid", "modelName": "model_name"}
                 named = ((other.get(name, name), value) for name, value in gpu_labels(gpu))
-                return (("nvlink", str(link)), *named, *self._after(gpu))
+                return (("nvlink", str(link)), *named, *self._last_labels(gpu))
             case _:
                 assert_never(subject.entity)
 
-    def _after(self, gpu: GpuIdentity) -> Labels:
+    def _last_labels(self, gpu: GpuIdentity) -> Labels:
         return (*self.host, *self._texts.get(gpu.uuid, self._texts.get("", ())))

@@ -31,8 +31,8 @@ from nodeagent.telemetry.samples import GpuSample, NodeSample, SampleBatch
 Sample = TypeVar("Sample", GpuSample, NodeSample)
 
 _TIERS = (Tier.FAST, Tier.SLOW)
-_SOON = frozenset({Tier.FAST})
-_ALL = frozenset(_TIERS)
+_ONLY_FAST = frozenset({Tier.FAST})
+_ALL_TIERS = frozenset(_TIERS)
 
 
 class Intervals(Struct, frozen=True):
@@ -48,8 +48,8 @@ class Intervals(Struct, frozen=True):
 
 
 class _GpuState(Struct):
-    """One GPU. `changed`: instances known to be others since the last sample, None for none.
-    `overdue_at`: from then on its reading gives way to no look and no step.
+    """One GPU. `changed`: ids of the instances destroyed since the last sample, if any; None: no
+    step was taken. `overdue_at`: from then on its reading gives way to no observation and no step.
     """
 
     index: int
@@ -93,17 +93,17 @@ class Sampler:
         self._driver = driver
         self._held = held
         self._clock = clock
-        self._plan = make_plan(fields, texts)
+        self._reading_plan = make_plan(fields, texts)
         self._intervals = intervals or Intervals()
         self._uptime = uptime
         self._gpus: list[_GpuState] = []
         self._batch = SampleBatch()  # what is new since the last round
-        self._node = NodeSampleReader(self._plan, clock)
+        self._node = NodeSampleReader(self._reading_plan, clock)
         self._node_state = ReaderState("node")
         self._node_task: asyncio.Task[None] | None = None
         self._node_sample: NodeSample | None = None  # if it is new since the last round
-        self._node_at = 0.0
-        self._node_good: float | None = None
+        self._node_due_at = 0.0
+        self._node_last_good: float | None = None
         self._unsubscribe: Callable[[], None] | None = driver.applied.subscribe(self._step_ended)
 
     def close(self) -> None:
@@ -140,10 +140,10 @@ class Sampler:
             done, _ = await asyncio.wait(tasks, timeout=self._intervals.patience)
             for task in done:
                 if not task.cancelled():  # by `close`, which is no reason to cancel the caller
-                    task.result()  # it raises nothing but what should never be
+                    task.result()  # raises only faults of the program
         lost = [gpu for gpu in self._gpus if gpu.lost]
         batch, self._batch = self._batch, SampleBatch()
-        batch.gone = tuple(_name(tier, gpu.index) for gpu in (*vanished, *lost) for tier in _TIERS)
+        batch.gone = tuple(_key(tier, gpu.index) for gpu in (*vanished, *lost) for tier in _TIERS)
         batch.latest = tuple(g.last for g in self._gpus if g.last is not None and not g.lost)
         batch.readers = self._readers()
         # The last of each; one that was slow may have been read twice.
@@ -165,25 +165,25 @@ class Sampler:
         )
 
     def _make_state(self, index: int) -> _GpuState:
-        reader = GpuReader(self._plan, self._clock)
+        reader = GpuReader(self._reading_plan, self._clock)
         states = {tier: ReaderState(tier.value, gpu=str(index)) for tier in _TIERS}
         overdue_at = self._clock() + self._intervals.slow
         return _GpuState(index, reader, self._uptime(), states, overdue_at)
 
     async def _begin(self, now: float, *, only_changed: bool) -> set[asyncio.Task[None]]:
-        """Begin to read all that can be read; what is under way, or was until just now."""
+        """Begin to read all that can be read; return all tasks that run, or have just ended."""
         held, tasks = self._held(), set[asyncio.Task[None]]()
         for gpu in self._gpus[: self._driver.pool.gpu_count]:
             if only_changed and gpu.changed is None and gpu.last is not None:
                 continue
             free = gpu.task is None and not self._driver.pool.is_busy(gpu.index)
             if free and self._names(gpu)[0] not in held:
-                tiers = _ALL if now >= gpu.slow_at else _SOON
+                tiers = _ALL_TIERS if now >= gpu.slow_at else _ONLY_FAST
                 gpu.task = asyncio.create_task(self._visit(gpu, tiers))
                 tasks.add(gpu.task)
                 # Threads that want the interpreter at the same time cost twice as much.
                 await asyncio.wait({gpu.task}, timeout=self._intervals.stagger)
-        if self._node_task is None and now >= self._node_at:
+        if self._node_task is None and now >= self._node_due_at:
             self._node_task = asyncio.create_task(self._ask_node())
         under_way = (self._node_task, *(gpu.task for gpu in self._gpus))
         return tasks | {task for task in under_way if task is not None}
@@ -219,10 +219,10 @@ class Sampler:
             gpu.overdue_at = gpu.slow_at + self._intervals.slow
         for tier in tiers:
             gpu.states[tier] = _state(gpu.states[tier], sample)
-        self._batch.samples |= {_name(tier, gpu.index): s for tier, s in sample.samples.items()}
+        self._batch.samples |= {_key(tier, gpu.index): s for tier, s in sample.samples.items()}
         if sample.problems:
-            # A GPU that answers slowly may be read twice for one batch, the second time without
-            # what is read seldom.
+            # A GPU that answers slowly may be read twice for one batch, the second time without the
+            # slow tier.
             earlier = self._batch.problems.get(gpu.uuid, ())
             self._batch.problems[gpu.uuid] = tuple(dict.fromkeys((*earlier, *sample.problems)))
         answer = Answer(last=gpu.last_good)
@@ -230,9 +230,9 @@ class Sampler:
 
     def _failed(self, gpu: _GpuState, tiers: frozenset[Tier], error: DriverError) -> None:
         gpu.failure = error
-        # A GPU that is gone is gone for what is read of it seldom, too.
+        # A GPU that is gone fails for both tiers, also the one that was not due.
         if isinstance(error, GpuLost):
-            tiers, gpu.slow_at = _ALL, 0.0
+            tiers, gpu.slow_at = _ALL_TIERS, 0.0
         for tier in tiers:
             gpu.states[tier] = replace(gpu.states[tier], succeeded=False)
         uuid, address = self._names(gpu)
@@ -249,20 +249,20 @@ class Sampler:
             )
         except DriverError as error:
             self._node_state = replace(self._node_state, succeeded=False)
-            self._batch.answer = Answer(silence_of(error), self._node_good, str(error))
+            self._batch.answer = Answer(silence_of(error), self._node_last_good, str(error))
         else:
             self._node_sample = sample
-            self._node_good = self._uptime()
-            self._node_at = sample.at + self._intervals.slow
+            self._node_last_good = self._uptime()
+            self._node_due_at = sample.at + self._intervals.slow
             self._node_state = _state(self._node_state, sample)
             self._batch.samples["node"] = sample.sample
-            self._batch.answer = Answer(last=self._node_good)
+            self._batch.answer = Answer(last=self._node_last_good)
         finally:
             self._node_task = None
 
     def _add_node(self, batch: SampleBatch) -> None:
-        """UUIDs and addresses of the GPUs that NVML lists, where the node was read; and a GPU that
-        hangs and was never named, which is trouble of the node.
+        """Add UUIDs and addresses of the GPUs that NVML lists, where the node was read. A GPU that
+        hangs and was never named is reported as the node's failure.
         """
         gpus = self._gpus[: self._driver.pool.gpu_count]
         failed = batch.answer is not None and batch.answer.silence is not None
@@ -276,12 +276,12 @@ class Sampler:
             return
         batch.addresses = tuple(address for _, address in map(self._names, gpus) if address)
         listed = [self._names(gpu)[0] for gpu in self._gpus[: node.count]]
-        if len(listed) == node.count and all(listed):  # none that was not asked yet
+        if len(listed) == node.count and all(listed):  # each GPU was asked
             batch.known = frozenset(listed)
 
     @property
-    def wholes(self) -> Mapping[str, Subject]:
-        """The GPUs that were asked, by UUID, each as the subject of values of its own."""
+    def whole_subjects(self) -> Mapping[str, Subject]:
+        """The subjects for values of whole GPUs, by UUID, of the GPUs that were read so far."""
         known = [gpu.last for gpu in self._gpus if gpu.last is not None]
         return {sample.gpu.uuid: sample.whole for sample in known}
 
@@ -302,7 +302,7 @@ class Sampler:
 
 
 async def _checked(reading: Coroutine[object, object, Sample]) -> Sample:
-    """An unexpected answer of the driver is a failure of this GPU alone."""
+    """Await the reading; an unexpected answer of the driver is a failure of this GPU alone."""
     try:
         return await reading
     except (DriverError, AssertionError, Postponed):
@@ -315,7 +315,7 @@ async def _checked(reading: Coroutine[object, object, Sample]) -> Sample:
         ) from error
 
 
-def _name(tier: Tier, index: int) -> str:
+def _key(tier: Tier, index: int) -> str:
     return f"{tier.value}/{index}"
 
 

@@ -41,7 +41,7 @@ def _code(state: NodeState) -> str:
     return next((problem.code for problem in (*refused, *state.problems)), "")
 
 
-# What passes by itself and needs no explanation.
+# Reasons that pass by themselves and need no explanation.
 _PASSING = frozenset({Phase.WORKING.value, "NotObservedYet", "NotReadYet"})
 
 
@@ -54,8 +54,8 @@ def _explained(condition: Condition, code: str) -> Condition:
 
 
 def _with_headline(condition: Condition, state: NodeState, worst: Headline) -> Condition:
-    """The condition with the headline in front, unless it names the same. With nothing to warn of,
-    its own words are the headline, with the plan that programs wait for.
+    """The condition with the headline in front, unless it says the same already. A headline that
+    warns of nothing is left out: the condition names the plan that programs wait for.
     """
     if worst.severity in (HeadlineSeverity.OK, HeadlineSeverity.INFO):
         return condition
@@ -71,8 +71,8 @@ def _with_headline(condition: Condition, state: NodeState, worst: Headline) -> C
 def _unknown(state: NodeState, *, looked: bool) -> Condition | None:
     """Condition that holds while nothing is known of the GPUs."""
     if state.unread:
-        of_driver = state.unread != state.driver_error
-        reason = "DriverUnavailable" if of_driver else Phase.FAILED.value
+        is_own_fault = state.unread == state.driver_error  # else words on the driver precede it
+        reason = Phase.FAILED.value if is_own_fault else "DriverUnavailable"
         return Condition("Unknown", reason, state.unread)
     if not looked:
         return Condition("Unknown", "NotObservedYet", "the GPUs were not read yet")
@@ -83,7 +83,7 @@ def _partitions(state: NodeState) -> Condition:
     if state.phase is Phase.NO_PLAN:
         return Condition("True", Phase.NO_PLAN.value, state.sentence)
     if state.phase is not Phase.IN_SYNC:
-        return Condition("False", state.phase.value, _why_not(state))
+        return Condition("False", state.phase.value, _why_not_in_sync(state))
     note = f"; {state.note}" if state.note else ""
     return Condition("True", Phase.IN_SYNC.value, f"the node is as {_plan(state)} says{note}")
 
@@ -94,7 +94,7 @@ def _plan(state: NodeState) -> str:
     return f"plan {state.digest}{named}"
 
 
-def _why_not(state: NodeState) -> str:
+def _why_not_in_sync(state: NodeState) -> str:
     if state.phase is Phase.WORKING and not state.problems and state.digest:
         return f"working on {_plan(state)}"
     refusal = state.refusal
@@ -128,7 +128,7 @@ _RANK = {"True": 0, "Unknown": 1, "False": 2}
 
 
 def _answers(state: NodeState) -> Condition:
-    """Whether the driver answers for every GPU, beside what the checks say of that themselves."""
+    """Whether the driver answers for every GPU of which no check has a finding about that."""
     findings = state.health.findings if state.health else ()
     judged = {f.place.gpu for f in findings if f.check == Check.GPU_ACCESS}
     gpus = [gpu for gpu in state.observed.gpus if gpu.uuid not in judged]

@@ -25,8 +25,8 @@ MAX_BYTES: Final = 32 << 10  # bytes
 FREE_SLOTS_LABEL: Final = "nodeagent.io/free-slots"
 CREATABLE_LABEL: Final = "nodeagent.io/creatable."  # then a profile
 
-_AROUND = 128  # bytes kept for what is around the list of GPUs
-_PRODUCT = 100  # characters
+_ENVELOPE = 128  # bytes kept for what is around the list of GPUs
+_MAX_PRODUCT = 100  # characters
 _MAX_NAME = 63  # characters of a label's name, behind the prefix
 
 
@@ -36,8 +36,8 @@ def layout(observed: ObservedNode, daemons: Sequence[MpsDaemon] = ()) -> str:
 
 
 def _text(entries: Iterable[Json]) -> str:
-    """The annotation: the first of the GPUs, as many as fit."""
-    gpus, left_out, _ = that_fit(entries, MAX_BYTES - _AROUND)
+    """The text of an annotation, with as many of the GPUs as fit, the first ones."""
+    gpus, left_out, _ = that_fit(entries, MAX_BYTES - _ENVELOPE)
     more = {"more": {"gpus": left_out}} if left_out else {}
     return compact_json({"version": VERSION, "gpus": gpus, **more})
 
@@ -46,14 +46,14 @@ def layout_labels(observed: ObservedNode) -> Mapping[str, str]:
     """What the node's GPUs together have free: memory slices, and of each profile how many could
     be made (each profile taken alone). None of it on a node without MIG.
     """
-    dividable = [gpu for gpu in observed.gpus if _is_divided(gpu)]
-    if not dividable:
+    divided = [gpu for gpu in observed.gpus if _is_divided(gpu)]
+    if not divided:
         return {}
-    room: Counter[str] = Counter()
-    for gpu in dividable:
-        room.update(creatable(gpu))
-    named = {f"{CREATABLE_LABEL}{_label_name(name)}": str(n) for name, n in room.items()}
-    free = sum(len(free_slots(gpu)) for gpu in dividable)
+    counts: Counter[str] = Counter()
+    for gpu in divided:
+        counts.update(creatable(gpu))
+    named = {f"{CREATABLE_LABEL}{_label_name(name)}": str(n) for name, n in counts.items()}
+    free = sum(len(free_slots(gpu)) for gpu in divided)
     return {FREE_SLOTS_LABEL: str(free), **dict(sorted(named.items()))}
 
 
@@ -147,7 +147,7 @@ def _place(gpu: Gpu) -> Json:
         "uuid": gpu.uuid,
         "index": gpu.index,
         "pciBusId": gpu.pci_bus_id,
-        "product": shortened(gpu.name, most=_PRODUCT),
+        "product": shortened(gpu.name, most=_MAX_PRODUCT),
         "memory": gpu.memory or None,
         "numaNode": gpu.numa_node,
         "nvlink": as_json(links) if (links := nvlink_shape(gpu)) else None,

@@ -38,7 +38,7 @@ class Pods(UsageSource):
             )
         )
 
-    async def joined(
+    async def with_users(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
         reading = await (asked or self.ask())

@@ -100,7 +100,7 @@ class PodsOfProcesses(UsageSource):
         """Nothing is allocated by others."""
         return Allocations()
 
-    async def joined(
+    async def with_users(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
         """With the pods' names."""

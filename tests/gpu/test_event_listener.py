@@ -302,7 +302,7 @@ async def test_values_of_events(
         reading = NodeReading(kernel.now(), "boot-1", gpus=tuple(found.gpus), xids=heard)
         health = evaluate(health, reading, default_table()).state
         latest = [sample.whole for sample in found.latest]
-        sampled = EventValues().sample(health.xids, sampler.wholes, found.slices, latest)
+        sampled = EventValues().sample(health.xids, sampler.whole_subjects, found.slices, latest)
         return [(type(s.entity), dict(s.attributes), value) for s, value in sampled.values[230]]
 
     def named(number: int) -> dict[str, str]:

@@ -72,7 +72,7 @@ async def test_users_get_their_details() -> None:
     known = {4711: Details(1000, "train.py"), 4712: Details()}
     details = ProcessDetails(lambda user: known[user.pid])
     allocated = User(0, source="kubelet", pod="p")
-    found = await details.joined([_gpu(TRAIN, OTHER), _gpu(allocated)])
+    found = await details.with_details([_gpu(TRAIN, OTHER), _gpu(allocated)])
     details.close()
     trained = replace(TRAIN, uid=1000, script="train.py")
     assert found == [_gpu(trained, OTHER), _gpu(allocated)]
@@ -89,7 +89,7 @@ async def test_a_process_that_holds_up_the_look_delays_nothing() -> None:
     details = ProcessDetails(read)
     try:
         for _ in range(2):
-            assert await details.joined([_gpu(TRAIN)]) == [_gpu(TRAIN)]
+            assert await details.with_details([_gpu(TRAIN)]) == [_gpu(TRAIN)]
     finally:
         going_on.set()
         details.close()

@@ -205,4 +205,4 @@ async def sample_events(sampled: Sampled) -> None:
             xids = tuple(event for event in heard if isinstance(event, XidEvent))
             reading = NodeReading(kernel.now(), "boot-1", xids=xids)
             counted = evaluate(HealthState(), reading, default_table()).state.xids
-            sampled.take(values.sample(counted, sampler.wholes, reported.slices, ()))
+            sampled.take(values.sample(counted, sampler.whole_subjects, reported.slices, ()))

@@ -98,7 +98,7 @@ class KubeletUsage(UsageSource):
         self._processes = processes
         self._client: PodResourcesClient | None = None
 
-    async def joined(
+    async def with_users(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
         """The GPUs with allocations as users, and with the pods of processes named."""

@@ -16,7 +16,7 @@ from nodeagent.errors import DriverError, GpuInUse
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import ComputeInstanceHandle, GpuInstanceHandle
-from nodeagent.gpu.nvml_errors import about
+from nodeagent.gpu.nvml_errors import with_subject
 from nodeagent.gpu.profiles import room_for
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.steps.change import Change, find_instance, in_use, mig_device, other_than_planned
@@ -127,7 +127,7 @@ def _taken_back(
                 nvml.destroy_compute_instance(handle)
         destroy_emptied(change, instance)
     except DriverError as left:
-        return about(f"{profile.name} is left half-made, because also {left.message}", error)
+        return with_subject(f"{profile.name} is left half-made, because also {left.message}", error)
     return error
 
 

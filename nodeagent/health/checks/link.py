@@ -92,8 +92,8 @@ def _links(numbers: tuple[int, ...]) -> str:
 
 
 def _missing(view: GpuView, never: frozenset[int]) -> tuple[frozenset[int] | None, str]:
-    """Those of the links that were `never` up in this boot that should be, and why; None: that
-    cannot be known. Boards without a bridge have links that lead nowhere.
+    """Which of the links that were `never` up in this boot should be up, and why; None: not known.
+    Boards without a bridge have links that lead nowhere.
     """
     like_up = frozenset[int]().union(*(other.links_up for other in view.like))
     expected = never & like_up
@@ -101,10 +101,10 @@ def _missing(view: GpuView, never: frozenset[int]) -> tuple[frozenset[int] | Non
         return expected, "up on a GPU like it"
     fabric = view.gpu.fabric
     if never and fabric is not None and (fabric.state, fabric.status) == (_COMPLETED, 0):
-        narrow = fabric.health_mask >> _MASK["bandwidth"] & 0x3
-        if narrow == _TRUE or not view.past.links_up:
+        degraded = fabric.health_mask >> _SHIFT["bandwidth"] & 0x3
+        if degraded == _TRUE or not view.past.links_up:
             return never, "though the fabric has taken the GPU in"
-        if narrow == _FALSE:
+        if degraded == _FALSE:
             return frozenset(), ""
     if never and not (like_up and view.past.links_up):
         return None, ""
@@ -113,8 +113,8 @@ def _missing(view: GpuView, never: frozenset[int]) -> tuple[frozenset[int] | Non
 
 _NOT_SUPPORTED, _NOT_STARTED, _COMPLETED = 0, 1, 3
 
-_TRUE, _FALSE = 1, 2  # of two bits each; 0: not known
-_MASK = {"bandwidth": 0, "route recovery": 2, "unhealthy route": 4, "access timeout": 6}
+_TRUE, _FALSE = 1, 2  # values of a two-bit field; 0: not known
+_SHIFT = {"bandwidth": 0, "route recovery": 2, "unhealthy route": 4, "access timeout": 6}
 _CONFIGURATION_SHIFT, _CONFIGURATION_MASK, _CONFIGURATION_GOOD = 8, 0xF, (0, 1)
 _SUMMARY = {2: "unhealthy", 3: "limited capacity"}
 
@@ -134,7 +134,7 @@ def fabric(view: GpuView) -> Iterator[Observation]:
 
 
 def _fabric_faults(read: Fabric) -> list[str]:
-    faults = [name for name, shift in _MASK.items() if read.health_mask >> shift & 0x3 == _TRUE]
+    faults = [name for name, shift in _SHIFT.items() if read.health_mask >> shift & 0x3 == _TRUE]
     configuration = read.health_mask >> _CONFIGURATION_SHIFT & _CONFIGURATION_MASK
     if configuration not in _CONFIGURATION_GOOD:
         faults.append(f"incorrect configuration {configuration}")

@@ -12,8 +12,8 @@ from nodeagent.health.findings import Severity
 def uncorrected_ecc(view: GpuView) -> Iterator[Observation]:
     """Uncorrected errors belong to the GPU instances that count them, the rest to the GPU.
 
-    What is left in MIG mode degrades the GPU only: it lies somewhere, and not everywhere. A GPU for
-    which the driver asks no recovery has contained them: it is degraded until a reset.
+    In MIG mode that rest only degrades the GPU, since it need not concern the instances there are.
+    A GPU for which the driver asks no recovery has contained them: it is degraded until a reset.
     """
     gpu = view.gpu
     severity = Severity.DEGRADED if view.no_recovery else None
@@ -30,7 +30,7 @@ def uncorrected_ecc(view: GpuView) -> Iterator[Observation]:
         )
     total, where = gpu.ecc_uncorrected, ""
     if gpu.mig:
-        # The count of an instance goes with it, and its errors stay in the GPU's.
+        # A destroyed instance's count is lost, while the GPU's count still has its errors.
         severity, where = Severity.DEGRADED, ", some of them in instances that are gone"
         if gpu.instances is None:
             total = None  # without the instances' counts it is not known what is left of it

@@ -41,7 +41,7 @@ class Kubelet(UsageSource):
         self.asked += 1
         return Snapshot(frozenset(self.allocated))
 
-    async def joined(
+    async def with_users(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
         return list(gpus)
