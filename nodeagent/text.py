@@ -1,4 +1,4 @@
-"""Values and names in sentences for people: what was found, and what was probably meant."""
+"""Renders values and names for sentences, and finds the names that were probably meant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_QUOTED = 60
 
 
 def quote(value: object) -> str:
-    """What was found, short and free of control characters: safe for a terminal and a log."""
+    """Render a value, short and free of control characters: safe for a terminal and a log."""
     match value:
         case None:
             return "nothing"
@@ -34,7 +34,7 @@ def _cut(text: str) -> str:
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
-    """Names for a sentence, not more than a reader can take in."""
+    """Join names by commas: the first `most` of them, and how many more there are."""
     known = list(names)
     rest = len(known) - most
     return ", ".join(known[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -27,10 +27,10 @@ def make_driver(
     finished: FinishedAmong | None = None,
     recorded: Recorded | None = None,
 ) -> Driver:
-    """The driver, to be entered; not to be made again in a process where one may hang.
+    """Make the driver, an async context manager: one a process, since its calls may hang for good.
 
-    `simulated_smi` is the stand-in for nvidia-smi where the GPUs are simulated, None where they are
-    real; simulated processes have no files. The rest is as `Driver` and `kubelet_users` have it.
+    `simulated_smi` is the command in place of nvidia-smi where the GPUs are simulated, None where
+    they are real. `Driver` and `kubelet_users` explain the other parameters.
     """
     simulated, processes = simulated_smi is not None, None
     if not simulated:
@@ -62,7 +62,7 @@ def _sources(
 
         yield CapabilityUsers(UsageProbe().read, deadline=settings.driver.observe_deadline)
     if settings.kubelet.use == "never" or (simulated and settings.kubelet.use == "auto"):
-        return  # as it would say itself; but most commands can do without importing it
+        return  # as in `kubelet_users`, which most commands need not import then
     from nodeagent.cluster.kubelet.device_users import kubelet_users
 
     in_cluster = is_in_cluster(settings.kubernetes)

@@ -24,7 +24,7 @@ from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.event_reporter import event_of
 from nodeagent.reconcile.node_controller import NodeController, compute_mode_check
 from nodeagent.structs import replace
-from nodeagent.views.devices import device_words, gpu_of, located
+from nodeagent.views.devices import device_words, devices_by_uuid, gpu_of
 from nodeagent.views.mps import MpsOverview, client_words, mps_problems
 from nodeagent.views.shapes import MpsClient, MpsDaemon, Pod
 
@@ -129,8 +129,8 @@ class MpsService:
     def _publish(
         self, kind: EventType, device: str, message: str, facts: Mapping[str, object]
     ) -> None:
-        where = located(self.node.seen or ObservedNode())
-        words, gpu = device_words(device, where), gpu_of(device, where)
+        devices = devices_by_uuid(self.node.seen or ObservedNode())
+        words, gpu = device_words(device, devices), gpu_of(device, devices)
         self._events.add(kind, f"{words}: {message}", gpu=gpu, device=device, facts=facts)
 
     def _changed(self) -> None:

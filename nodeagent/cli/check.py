@@ -81,7 +81,7 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
             claims=settings.dra.mode != "off",
         )
         yield from found
-    if source == "file" or node is not None:  # else what it asks for is not known
+    if source == "file" or node is not None:  # else the node's plan is not known
         finding, document = _plan(settings, source, node)
         yield finding
     kubelet = settings.kubelet
@@ -94,9 +94,9 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
 
 
 def _observe(options: Namespace, settings: Settings) -> ObservedNode | DriverError:
-    of_the_driver = Settings(driver=settings.driver, nvidia_smi=settings.nvidia_smi)
+    driver_settings = Settings(driver=settings.driver, nvidia_smi=settings.nvidia_smi)
     try:
-        return event_loop.run(observed_node(options, of_the_driver))
+        return event_loop.run(observed_node(options, driver_settings))
     except DriverError as failure:
         return failure
 
@@ -116,13 +116,13 @@ def _mps(
     document: PlanDocument | None,
     accounts: Mapping[str, Account],
 ) -> Iterator[PreflightFinding]:
-    """A simulated node brings its own programs, so the machine's do not matter there."""
+    """Check what MPS needs; the machine's programs only where the node is not simulated."""
     users = mps.users_of(document, settings.mps.user)
     directory = run_dir(options, settings)
     if not is_simulated(options):
-        ours = settings.mps
-        programs = Programs(ours.control, ours.path, ours.library_path or "")
-        private_shm = has_private_shm(ours, simulated=False)
+        setting = settings.mps
+        programs = Programs(setting.control, setting.path, setting.library_path or "")
+        private_shm = has_private_shm(setting, simulated=False)
         yield from mps.mps_findings(programs, directory, users=users, private_shm=private_shm)
     elif users:
         yield mps.path_finding(directory, wanted=True)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from nodeagent.simulation import SimulatedNode
 
 _CLAIMS = "claims"  # the folder below state.dir in which claims have their records
-_HEALTH = "health.json"  # as its module has it, which most commands do not import
-_LAST_GOOD_PLAN = "last-good-plan"  # as its module has it, which most commands do not import
+# Copied from their modules, which most commands do not import.
+_HEALTH, _LAST_GOOD_PLAN = "health.json", "last-good-plan"
 SIMULATED_SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 
 
@@ -155,19 +155,18 @@ def run_dir(options: Namespace, settings: Settings) -> Path:
 
 
 def kept_file(options: Namespace, settings: Settings, name: str) -> Path:
-    """An agent's file of this name that survives its restart."""
+    """The path of a file of an agent on this node that survives its restart."""
     if options.state is not None and "dir" not in settings.state.given:
         return Path(f"{options.state.absolute()}.{name}")
     return settings.state.dir / name
 
 
 def kept_claims(options: Namespace, settings: Settings) -> BesideClaims:
-    """Goals of GPUs beside what claims have, as the records of an agent say that is stopped by now.
-
-    Raises NodeagentError. Blocks for a moment.
+    """A function that adds to a GPU's goal what claims hold there, by the records that an agent
+    left when it stopped. Raises NodeagentError. Blocks for a moment.
     """
     folder = state_dir(options, settings) / _CLAIMS
-    if is_throwaway(options) or not os.path.isdir(folder):  # noqa: PTH112  # False where it is hidden
+    if is_throwaway(options) or not os.path.isdir(folder):  # noqa: PTH112  # a Path may raise
         return lambda goal, _: goal
     from nodeagent.claims.records import LeftRecords
 
@@ -177,11 +176,11 @@ def kept_claims(options: Namespace, settings: Settings) -> BesideClaims:
 def as_accepted(
     options: Namespace, settings: Settings, observed: ObservedNode, digest: str
 ) -> ObservedNode:
-    """The GPUs by the numbers of the plan of this digest, where an agent has accepted it: as it
-    means them, whether or not one of them has fallen off the bus since. Blocks for a moment.
+    """The GPUs with the numbers that they had when an agent accepted the plan with this digest, or
+    as observed if none did: a GPU off the bus moves the numbers of others. Blocks for a moment.
     """
     path = kept_file(options, settings, _LAST_GOOD_PLAN)
-    if is_throwaway(options) or not os.path.isfile(path):  # noqa: PTH113  # False where it is hidden
+    if is_throwaway(options) or not os.path.isfile(path):  # noqa: PTH113  # a Path may raise
         return observed
     from nodeagent.documents.reading import digest_of
     from nodeagent.plan.numbers import numbered, numbers_of
@@ -196,10 +195,10 @@ def as_accepted(
 def as_judged(options: Namespace, settings: Settings, observed: ObservedNode) -> ObservedNode:
     """The GPUs with what an agent found unhealthy in this boot. Blocks for a moment.
 
-    Some errors only the samples of an agent meet, or the kernel log that it follows.
+    A single command would miss errors that show between samples or in the kernel log.
     """
     path = kept_file(options, settings, _HEALTH)
-    if is_throwaway(options) or not os.path.isfile(path):  # noqa: PTH113  # False where it is hidden
+    if is_throwaway(options) or not os.path.isfile(path):  # noqa: PTH113  # a Path may raise
         return observed
     from nodeagent.gpu.kernel import boot_id
     from nodeagent.health import fencing

@@ -1,4 +1,4 @@
-"""From a command line to an exit code: parse, run one command, turn what went wrong into words."""
+"""Runs a command line: parses it, runs one command, reports errors, gives the exit code."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _MODULES = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line and return its exit code; never raises. None: the process' own, which
-    ends with it.
+    """Run a command line and return its exit code; never raises. Without `argv` it runs that of the
+    process, and ends the process.
     """
     code = _exit_code_of(argv)
     if argv is None:
@@ -94,9 +94,9 @@ def _main(argv: list[str] | None) -> int:
 
 
 def _begin_process(command: str) -> None:
-    """Go on from `__main__`, by the command; the agent unblocks signals where it can end well."""
+    """Undo what `__main__` set up; the agent itself unblocks SIGTERM, once it can end well."""
     if command != "run":
-        gc.set_threshold(200_000)
+        gc.set_threshold(200_000)  # a short command needs no collection
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     gc.enable()
 

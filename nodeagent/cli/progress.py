@@ -1,4 +1,4 @@
-"""What `apply` is at, on a line of the terminal, and waiting for those who use what must go."""
+"""The progress of `apply` on a line of the terminal, and its wait for the users of GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_OF_LINE, _CLEAR_TO_END = "\r", "\x1b[K"
 
 
 class ProgressLine:
-    """The steps that run, each with its time, how many of how many are over, and the time of all.
+    """A line with the steps that run and their times, how many are over, and the time of all.
 
     `stream` None: nothing is drawn. `clock` gives seconds. What is written to the same terminal
     has to call `clear` before.
@@ -38,13 +38,13 @@ class ProgressLine:
         self._drawn = False
 
     def expect(self, steps: int) -> None:
-        """So many more are to come, and nothing is waited for."""
+        """Add so many steps that are to come, and end a wait that was shown."""
         self._total += steps
         self._waiting_for = ""
 
     def begin(self, step: str) -> None:
         self._running[step] = self._clock()
-        self._total = max(self._total, self._over + len(self._running))  # some restore
+        self._total = max(self._total, self._over + len(self._running))  # rollbacks add some
 
     def end(self, step: str) -> None:
         """Count a step that ended, or is not begun any more."""
@@ -110,7 +110,7 @@ def on_terminal(clock: Callable[[], float]) -> ProgressLine:
 
 
 def _columns_of(stream: TextIO) -> int:
-    """Standard output, which `shutil` asks, may be no terminal while this is one."""
+    """The width of this terminal; `shutil` alone would ask standard output, which may be none."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
@@ -122,7 +122,7 @@ _RECHECK_INTERVAL = 2.0  # seconds
 
 
 async def wait_for_blockers(plan: NodePlan, deadline: float, stop: asyncio.Event) -> bool:
-    """Wait until one of them may be gone; False when `deadline` (loop time) or a stop came first.
+    """Wait until a user may be gone; False when `deadline` (loop time) has passed or on a stop.
 
     The kernel reports a process' end; everything else is looked at again every two seconds.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nodeagent.terminal.page import Json, Line, Span, Tone, count, cut, dim, line
+from nodeagent.terminal.page import Json, Line, Span, Tone, cut, dim, line, quantity
 
 _MAX_EVENTS = 6  # events below the other rows of a page
 _ALL = "nodeagent status --events shows all of them"
@@ -12,7 +12,7 @@ _ALL = "nodeagent status --events shows all of them"
 
 def events_page(status: Json, events: Sequence[Json]) -> tuple[Line, ...]:
     """All of them in full."""
-    title = f"node {status.get('node', '?')}: {count(len(events), 'event')} in the last hour"
+    title = f"node {status.get('node', '?')}: {quantity(len(events), 'event')} in the last hour"
     return (line(Span(title, Tone.TITLE)), *event_lines(status, events))
 
 
@@ -30,7 +30,7 @@ def last_event_lines(
     shown = notable[-min(room - 1, _MAX_EVENTS) :] if room > 1 else []
     if not shown:
         return ()
-    title = line(dim(f"last hour: {count(len(events), 'event')}; {_ALL}"))
+    title = line(dim(f"last hour: {quantity(len(events), 'event')}; {_ALL}"))
     return tuple(_in_one_row(spans, width) for spans in (title, *event_lines(status, shown)))
 
 

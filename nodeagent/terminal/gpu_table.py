@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal import status_words
-from nodeagent.terminal.page import Json, Line, Span, Tone, counted, dim, line, table
-from nodeagent.terminal.slices import Cell, without_gaps
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line, table, with_counts
+from nodeagent.terminal.slices import Cell, with_gaps_filled
 from nodeagent.text import index_ranges
 
 _IN_USE, _IDLE, _HALF_MADE, _NOT_KNOWN, _FREE = "█", "·", "×", "?", " "
@@ -84,7 +84,7 @@ def _cells(gpu: Json, daemons: Sequence[Json], claims: Sequence[Json]) -> list[s
         _figure(gpu, "temperature", "C"),
         _figure(gpu, "power", "W"),
         _mps([daemon for daemon, _ in status_words.daemons_on(gpu, daemons)]),
-        str(_held(gpu, claims) or _NONE),
+        str(_claim_count(gpu, claims) or _NONE),
     ]
 
 
@@ -93,7 +93,7 @@ def _figure(gpu: Json, key: str, unit: str) -> str:
 
 
 def _memory(memory: Json) -> str:
-    """`12.3/79.6`: used and there, in GiB."""
+    """`12.3/79.6`: used and total memory in GiB."""
     if not memory.get("total"):
         return _NONE
     used = _gibibytes(memory["used"]) if "used" in memory else _NONE
@@ -117,7 +117,7 @@ def _mps(daemons: Sequence[Json]) -> str | Span:
     return Span(f"{ready}/{len(states)} Ready", Tone.WARNING)
 
 
-def _held(gpu: Json, claims: Sequence[Json]) -> int:
+def _claim_count(gpu: Json, claims: Sequence[Json]) -> int:
     uuid = gpu.get("uuid")
     return sum(any(d.get("gpu") == uuid for d in claim.get("devices", ())) for claim in claims)
 
@@ -131,7 +131,7 @@ def _bar(gpu: Json, width: int) -> Line:
     )
     pitch = min(max((width - 1) // slots, _MIN_PITCH), _MAX_PITCH if slots > 1 else width)
     spans = [dim("│")]
-    for cell in without_gaps(_parts(gpu, slots), slots):
+    for cell in with_gaps_filled(_parts(gpu, slots), slots):
         spans += [Span(_filled(cell.labels, cell.size * pitch - 1), cell.tone), dim("│")]
     return tuple(spans)
 
@@ -154,7 +154,7 @@ def _parts(gpu: Json, slots: int) -> list[Cell]:
 
 def _slice(place: tuple[int, int], devices: Sequence[Json], gpu: Json) -> Cell:
     profiles = [str(device.get("profile", "?")) for device in devices]
-    names = (counted(profiles), *_short(profiles[0]))
+    names = (with_counts(profiles), *_short(profiles[0]))
     if not status_words.answers(gpu):
         return Cell(*place, (_NOT_KNOWN, *names), Tone.DIM)
     if not any(device.get("uuid") for device in devices):

@@ -10,11 +10,11 @@ from nodeagent.terminal.page import (
     Line,
     Span,
     Tone,
-    count,
     dim,
     gibibytes,
     indent,
     line,
+    quantity,
     remark,
     table,
 )
@@ -72,7 +72,7 @@ def daemon_line(daemon: Json, what: str) -> Line:
     facts += [f"restarts {daemon['restarts']}"] if daemon.get("restarts") else []
     facts += [shares_words(daemon)] if daemon.get("shares") else []
     clients = len(daemon.get("clients", ()))
-    facts += [count(clients, "client")] if clients else []
+    facts += [quantity(clients, "client")] if clients else []
     return line(f"MPS on {what}: ", _state_span(daemon), dim(f"  {', '.join(facts)}"))
 
 

@@ -1,4 +1,4 @@
-"""Lines of text whose parts carry a meaning (a tone) in place of a colour; and plain words."""
+"""Lines of text whose parts carry a meaning (a tone) in place of a colour, and words for them."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ _STYLES = {
     Tone.WARNING: _YELLOW,
     Tone.BAD: f"{_BOLD};{_RED}",
 }
-_OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # and its cursor
-_CLEARED = "\x1b[H\x1b[J"
+_ALTERNATE_SCREEN, _NORMAL_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # and cursor
+_CLEAR = "\x1b[H\x1b[J"
 
 
 def painted(lines: Iterable[Line]) -> str:
@@ -98,18 +98,18 @@ def _painted(text: str, tone: Tone) -> str:
 
 @contextmanager
 def screen(terminal: TextIO) -> Iterator[Callable[[Iterable[Line]], None]]:
-    """The whole terminal for one page after the other, by a call each; restored at the end."""
+    """Take the whole terminal, and restore it at the end; each call of the result shows a page."""
 
     def show(lines: Iterable[Line]) -> None:
         # No newline at the end, which would move the page up.
-        terminal.write(_CLEARED + painted(lines).removesuffix("\n"))
+        terminal.write(_CLEAR + painted(lines).removesuffix("\n"))
         terminal.flush()
 
-    terminal.write(_OTHER_SCREEN)
+    terminal.write(_ALTERNATE_SCREEN)
     try:
         yield show
     finally:
-        terminal.write(_FIRST_SCREEN)
+        terminal.write(_NORMAL_SCREEN)
         terminal.flush()
 
 
@@ -138,33 +138,33 @@ def _rows(spans: Line, width: int) -> Iterator[Line]:
     yield (*lead, *_part(spans, begin, len(text)))
 
 
-def rows_of(lines: Iterable[Line], width: int) -> int:
-    """How many rows they take."""
+def row_count(lines: Iterable[Line], width: int) -> int:
+    """How many rows of `width` columns the lines take."""
     return len(wrapped(lines, width))
 
 
 def at_most(
     lines: Sequence[Line], room: int, width: int, *, keep: int = 0, more: str
 ) -> tuple[Line, ...]:
-    """The lines in at most `room` rows: without so many of the middle, with a line in their place
-    that says how many, and with `more` how to see them. The first `keep` stay.
+    """The lines in at most `room` rows. Where they take more, a note stands for some in the middle:
+    their number, and `more`, which says how to see them. The first `keep` lines stay.
     """
     if room <= 0:
         return ()
-    rows = [rows_of((spans,), width) for spans in lines]
+    rows = [row_count((spans,), width) for spans in lines]
     if sum(rows) <= room:
         return tuple(lines)
     for gone in range(1, len(lines) + 1):
         first = max((len(lines) - gone) // 2, keep)
-        note = line(dim(f"... {count(gone, 'line')} left out; {more}"))
+        note = line(dim(f"... {quantity(gone, 'line')} left out; {more}"))
         left = sum(rows[:first]) + sum(rows[first + gone :])
-        if left + rows_of((note,), width) <= room:
+        if left + row_count((note,), width) <= room:
             return (*lines[:first], note, *lines[first + gone :])
     return tuple(lines[:room])
 
 
 def _part(spans: Line, begin: int, end: int) -> Iterator[Span]:
-    for text, tone in spans:
+    for text, tone in spans:  # `begin` and `end` count from the beginning of this span
         if piece := text[max(begin, 0) : max(end, 0)]:
             yield Span(piece, tone)
         begin, end = begin - len(text), end - len(text)
@@ -191,7 +191,7 @@ def _table_row(row: Sequence[Span], widths: Sequence[int], right: frozenset[int]
 def remark(
     message: str, remedy: str = "", *, path: str = "", tone: Tone = Tone.WARNING
 ) -> tuple[Line, ...]:
-    """What is wrong, after the place in the document it comes from; the remedy below."""
+    """A problem as a line: `! PATH: MESSAGE`, and a second one with its remedy, if it has one."""
     found = line(Span(f"! {path}: {message}" if path else f"! {message}", tone))
     return (found, line(f"  {remedy}")) if remedy else (found,)
 
@@ -222,13 +222,13 @@ def gpu_blocks(bodies: Iterable[tuple[GpuTitle, tuple[Line, ...]]]) -> list[Line
     return lines
 
 
-def count(number: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
+def quantity(number: int, noun: str) -> str:
+    """A number of things: `1 step`, `2 steps`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def counted(names: Iterable[str]) -> str:
-    """`3g.40gb 2 x 1g.10gb`: each name once."""
+def with_counts(names: Iterable[str]) -> str:
+    """Each name once, with how often it is there: `3g.40gb 2 x 1g.10gb`."""
     return " ".join(name if n == 1 else f"{n} x {name}" for name, n in Counter(names).items())
 
 
@@ -238,7 +238,7 @@ def gibibytes(size: int) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """The text in at most `most` columns; that it was longer, shows at its end."""
+    """The text in at most `most` columns, with an ellipsis where it was longer."""
     return text if len(text) <= most else text[: max(most - 1, 0)] + "…"
 
 

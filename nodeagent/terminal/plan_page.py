@@ -20,7 +20,7 @@ from nodeagent.plan.plan import (
 from nodeagent.plan.planner import once_free
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, count, dim, gpu_blocks, indent, line
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gpu_blocks, indent, line, quantity
 from nodeagent.terminal.plan_words import (
     cells_after,
     cells_before,
@@ -95,10 +95,10 @@ def summary(plan: NodePlan) -> Line:
         case Verdict.IN_SYNC:
             return line("The plan is ", span, ": nothing to do.")
         case Verdict.APPLICABLE:
-            steps = f"{count(len(plan.steps), 'step')} on {count(gpus, 'GPU')}"
+            steps = f"{quantity(len(plan.steps), 'step')} on {quantity(gpus, 'GPU')}"
             return line("The plan ", span, f": {steps}. Nothing was touched.")
         case Verdict.BLOCKED | Verdict.UNSATISFIABLE | Verdict.INVALID:
-            rest = f" {count(gpus, 'GPU')} could be changed." if gpus else ""
+            rest = f" {quantity(gpus, 'GPU')} could be changed." if gpus else ""
             verb = "" if plan.verdict is Verdict.UNSATISFIABLE else "is "
             return line(f"The plan {verb}", span, f".{rest} Nothing was touched.")
 
@@ -110,10 +110,10 @@ def assert_page(plan: NodePlan) -> tuple[Line, ...]:
     """Equal differences are shown once."""
     different = [gpu for gpu in plan.gpus if gpu.verdict is not Verdict.IN_SYNC or gpu.problems]
     if plan.verdict is Verdict.IN_SYNC and not different:
-        checked = count(len(plan.gpus), "GPU")
+        checked = quantity(len(plan.gpus), "GPU")
         return (line(Span("The node is as the document says", Tone.GOOD), f" ({checked})."),)
     title = Span("The node is not as the document says", Tone.BAD)
-    where = f": {count(len(different), 'GPU')} of {len(plan.gpus)} differ." if different else "."
+    where = f": {quantity(len(different), 'GPU')} of {len(plan.gpus)} differ." if different else "."
     return (
         line(title, where),
         *indent(_differences(different), 2),
@@ -220,30 +220,32 @@ def _last_word(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
         if any(gpu.failed for gpu in outcome.gpus) or any(gpu.problems for gpu in rest.gpus):
             return line(
                 Span("Partly failed", Tone.BAD),
-                f": {count(done, 'step')} done; the GPUs are as the document says, but not every "
-                "MPS daemon on them is Ready.",
+                f": {quantity(done, 'step')} done; the GPUs are as the document says, but not "
+                "every MPS daemon on them is Ready.",
             )
         if not done:
             return line(Span("In sync", Tone.GOOD), ": nothing to do.")
         return line(
             Span("Applied", Tone.GOOD),
-            f": {count(done, 'step')} done; read back, the node is as the document says.",
+            f": {quantity(done, 'step')} done; read back, the node is as the document says.",
         )
-    left = count(len(rest.steps), "step")
+    left = quantity(len(rest.steps), "step")
     if stopped:
-        return line(Span("Stopped", Tone.WARNING), f": {count(done, 'step')} done, {left} left.")
+        return line(Span("Stopped", Tone.WARNING), f": {quantity(done, 'step')} done, {left} left.")
     if rest.verdict is Verdict.APPLICABLE:
-        return line(Span("Failed", Tone.BAD), f": {count(done, 'step')} done, {left} left.")
+        return line(Span("Failed", Tone.BAD), f": {quantity(done, 'step')} done, {left} left.")
     unread = [gpu for gpu in outcome.gpus if gpu.after.access is not Access.OK]
     open_gpus = {gpu.before.key for gpu in rest.gpus if gpu.verdict is not Verdict.IN_SYNC}
     if open_gpus == {g.after.key for g in unread} and not any(map(_has_open_steps, unread)):
         names = ", ".join(str(gpu.after.index) for gpu in unread)
         return line(
             Span("Not confirmed", Tone.WARNING),
-            f": {count(done, 'step')} done, but GPU {names} could not be read back; `nodeagent "
+            f": {quantity(done, 'step')} done, but GPU {names} could not be read back; `nodeagent "
             "assert` compares it with the document once it answers.",
         )
-    return line("Not all applied: ", verdict_span(rest.verdict), f"; {count(done, 'step')} done.")
+    return line(
+        "Not all applied: ", verdict_span(rest.verdict), f"; {quantity(done, 'step')} done."
+    )
 
 
 def _has_open_steps(outcome: GpuOutcome) -> bool:

@@ -18,7 +18,7 @@ from nodeagent.plan.steps import (
     DestroyGpuInstance,
     Step,
 )
-from nodeagent.terminal.page import GpuTitle, Line, Span, Tone, counted, remark
+from nodeagent.terminal.page import GpuTitle, Line, Span, Tone, remark, with_counts
 from nodeagent.terminal.slices import Cell
 from nodeagent.views.text import step_words
 
@@ -47,7 +47,7 @@ def devices_in(instance: GpuInstance) -> str:
     """The MIG devices of a GPU instance: `3g.40gb`, `3 x 1c.3g.40gb`, or that it is half made."""
     if not instance.compute:
         return f"{instance.profile} half made"
-    return counted(device.profile for device in instance.compute)
+    return with_counts(device.profile for device in instance.compute)
 
 
 def step_sentence(step: Step) -> str:

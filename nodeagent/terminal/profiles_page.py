@@ -11,12 +11,12 @@ from nodeagent.terminal.page import (
     Line,
     Span,
     Tone,
-    count,
     dim,
     gibibytes,
     gpu_blocks,
     indent,
     line,
+    quantity,
     table,
 )
 from nodeagent.terminal.plan_words import gpu_title, mode_words, problem_lines
@@ -110,6 +110,6 @@ def _board(board: Board) -> list[Line]:
     if not rows:
         rows.append(line(dim("no MIG")))
     if board.assumed:
-        fields = count(len(board.assumed), "field")
+        fields = quantity(len(board.assumed), "field")
         rows.append(line(dim(f"without evidence, {fields}: {', '.join(board.assumed)}")))
     return [title, *indent(rows, 2)]

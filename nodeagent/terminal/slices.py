@@ -22,7 +22,7 @@ class Cell(NamedTuple):
 
 
 def drawing(rows: Sequence[tuple[str, Sequence[Cell]]], slots: int, width: int) -> tuple[Line, ...]:
-    """Named bars below a ruler of memory slices."""
+    """A ruler over the GPU's `slots` memory slices, and a named bar below it for each row."""
     room = width - _MARGIN
     lines = [(dim(" " * _MARGIN), *ruler(slots, room))]
     for name, cells in rows:
@@ -41,7 +41,7 @@ def ruler(slots: int, width: int) -> Line:
 def bar(cells: Iterable[Cell], slots: int, width: int) -> tuple[Line, ...]:
     """The boxes side by side, `width` columns wide at most, gaps as empty boxes."""
     pitch = _pitch(slots, width)
-    row = [_folded(cell, pitch) for cell in without_gaps(cells, slots)]
+    row = [_folded(cell, pitch) for cell in with_gaps_filled(cells, slots)]
     height = max(len(cell.labels) for cell in row)
     middle = (_label_row(row, number, pitch) for number in range(height))
     return (_edge(row, pitch, "┌┬┐"), *middle, _edge(row, pitch, "└┴┘"))
@@ -52,8 +52,8 @@ def _pitch(slots: int, width: int) -> int:
     return max(_MIN_PITCH, (width - 1) // max(slots, 1))
 
 
-def without_gaps(cells: Iterable[Cell], slots: int) -> Iterable[Cell]:
-    """The cells in their order, with empty ones between them and behind."""
+def with_gaps_filled(cells: Iterable[Cell], slots: int) -> Iterable[Cell]:
+    """The cells in their order, with empty cells where none is, up to `slots` memory slices."""
     position = 0
     for cell in (*sorted(cells, key=lambda cell: cell.start), Cell(slots, 0, ())):
         if cell.start > position:

@@ -21,10 +21,10 @@ from nodeagent.terminal.page import (
     Span,
     Tone,
     at_most,
-    count,
     dim,
     line,
-    rows_of,
+    quantity,
+    row_count,
 )
 from nodeagent.terminal.troubles import Trouble, headline_lines, troubles
 from nodeagent.text import index_ranges, listed
@@ -64,11 +64,11 @@ def status_page(
     def spare(*parts: Sequence[Line]) -> int:
         """How many rows are left beside these parts, a blank one between two."""
         there = [part for part in parts if part]
-        return height - sum(rows_of(part, width) for part in there) - max(len(there) - 1, 0)
+        return height - sum(row_count(part, width) for part in there) - max(len(there) - 1, 0)
 
     if spare(top, table) < 0:  # a very low terminal
         end = (*rows, line(dim(_NOT_SHOWN)))
-        fits = (n for n in range(len(top), 0, -1) if rows_of((*top[:n], *end), width) <= height)
+        fits = (n for n in range(len(top), 0, -1) if row_count((*top[:n], *end), width) <= height)
         return at_most((*top[: next(fits, 1)], *end), height, width, keep=2, more=_IN_FULL)
     # However much needs a hand, a third of the room says who has the GPUs, and a few rows what
     # happened.
@@ -165,8 +165,8 @@ def _first_that_fit(found: Sequence[Trouble], room: int, width: int) -> list[Lin
     for number, trouble in enumerate(found):
         left = len(found) - number
         note = line(dim(f"and {left} more: nodeagent status -o json has all problems"))
-        needed = rows_of((*lines, *trouble.lines()), width) + (
-            rows_of((note,), width) if left > 1 else 0
+        needed = row_count((*lines, *trouble.lines()), width) + (
+            row_count((note,), width) if left > 1 else 0
         )
         if needed > room:
             return [*lines, note] if room > 0 else []
@@ -201,7 +201,7 @@ def _details(status: Json, room: int, width: int) -> tuple[Line, ...]:
         *_by_gpu(gpus, status_words.room_lines),
     ]
     users = _by_gpu(gpus, status_words.user_lines)
-    if rows_of((*users, *others), width) > room:
+    if row_count((*users, *others), width) > room:
         users = _by_gpu(gpus, _users_in_short)
     return at_most((*users, *others), room, width, more=_IN_FULL)
 
@@ -222,7 +222,7 @@ def _users_in_short(gpu: Json) -> Iterator[Line]:
     names = list(status_words.holders(gpu))
     used = sum(bool(device.get("inUse")) for device in gpu.get("instances", ()))
     if names:
-        devices = f" on {count(used, 'MIG device')}" if used else ""
+        devices = f" on {quantity(used, 'MIG device')}" if used else ""
         yield line(Span("used by ", Tone.IN_USE), listed(names, _MAX_NAMED), dim(devices))
 
 

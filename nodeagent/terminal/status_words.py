@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from nodeagent.terminal.mps_page import pod_words, process_words
-from nodeagent.terminal.page import Json, Line, Span, Tone, counted, dim, gibibytes, line
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, gibibytes, line, with_counts
 from nodeagent.terminal.slices import Cell
 
 _USUAL = "default"
@@ -54,7 +54,7 @@ def cells_of(gpu: Json) -> list[Cell]:
 
 
 def _cell(place: tuple[int, int], devices: Sequence[Json]) -> Cell:
-    name = counted(str(device.get("profile", "?")) for device in devices)
+    name = with_counts(str(device.get("profile", "?")) for device in devices)
     half_made = not any(device.get("uuid") for device in devices)
     in_use = any(device.get("inUse") for device in devices)
     state = "half made" if half_made else "in use" if in_use else "idle"

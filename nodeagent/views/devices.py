@@ -1,4 +1,4 @@
-"""Where a device is, and which one a person means: GPUs and the MIG devices on them, by name."""
+"""Names of GPUs and MIG devices for people, and the devices that such a name stands for."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterator, Mapping
 
 from nodeagent.plan.observed import ComputeInstance, Device, Gpu, GpuInstance, ObservedNode
 
-Located = Mapping[str, tuple[Gpu, Device]]
+DevicesByUuid = Mapping[str, tuple[Gpu, Device]]
 
 
-def located(observed: ObservedNode) -> Located:
-    """Map UUIDs to every device that a daemon can be for, in the order of the GPUs."""
+def devices_by_uuid(observed: ObservedNode) -> DevicesByUuid:
+    """Map UUIDs to GPUs without MIG and to MIG devices, each with its GPU, in the GPUs' order."""
     return {device.uuid: (gpu, device) for gpu in observed.gpus for device in gpu.devices()}
 
 
 def mig_devices(gpu: Gpu) -> Iterator[tuple[GpuInstance, ComputeInstance | None]]:
-    """Iterate by slice over MIG devices and half-made GPU instances, which have none."""
+    """List the MIG devices by memory slice; a GPU instance without one comes with None."""
     for instance in sorted(gpu.instances, key=lambda i: (i.placement, i.id)):
         yield from ((instance, device) for device in instance.compute or (None,))
 
 
-def device_words(device: str, where: Located) -> str:
-    """`GPU 0`, `1g.10gb at 4 of GPU 0`; the UUID where nothing more is known of it."""
-    return place_words(*where[device]) if device in where else device
+def device_words(uuid: str, devices: DevicesByUuid) -> str:
+    """Name a device: `GPU 0`, `1g.10gb at 4 of GPU 0`, or its UUID if it is not among `devices`."""
+    return place_words(*devices[uuid]) if uuid in devices else uuid
 
 
 def place_words(gpu: Gpu, device: Device) -> str:
@@ -32,29 +32,29 @@ def place_words(gpu: Gpu, device: Device) -> str:
     return f"{device.profile} at {device.placement.start} of {whole}" if device.placement else whole
 
 
-def gpu_of(device: str, where: Located) -> str:
-    """The UUID of its GPU; "" when it is not known."""
-    return where[device][0].uuid if device in where else ""
+def gpu_of(uuid: str, devices: DevicesByUuid) -> str:
+    """The UUID of the GPU of a device; "" when it is not known."""
+    return devices[uuid][0].uuid if uuid in devices else ""
 
 
 def devices_named(named: str, observed: ObservedNode) -> tuple[str, ...] | None:
-    """The UUIDs of what a person calls a device; None when the node has no such device.
+    """The UUIDs of the devices that a user named; None when the node has no such device.
 
-    By index or UUID a GPU with its MIG devices, by UUID a MIG device, by `0:4` the MIG devices
-    that lie on memory slice 4 of GPU 0.
+    The index or UUID of a GPU means the GPU or its MIG devices, the UUID of a MIG device that one,
+    and `0:4` the MIG devices that lie on memory slice 4 of GPU 0.
     """
     if not named:
         return None
     index = re.fullmatch(r"[0-9]{1,4}", named)
     slot = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,2})", named)
     for gpu in observed.gpus:
-        there = gpu.devices()
+        devices = gpu.devices()
         if (index and int(named) == gpu.index) or _same(named, gpu.uuid):
-            return tuple(device.uuid for device in there)
+            return tuple(device.uuid for device in devices)
         if slot and int(slot[1]) == gpu.index:
-            at = 1 << int(slot[2])
-            return tuple(d.uuid for d in there if d.placement and d.placement.mask & at) or None
-        if found := next((d.uuid for d in there if _same(named, d.uuid)), None):
+            bit = 1 << int(slot[2])
+            return tuple(d.uuid for d in devices if d.placement and d.placement.mask & bit) or None
+        if found := next((d.uuid for d in devices if _same(named, d.uuid)), None):
             return (found,)
     return None
 

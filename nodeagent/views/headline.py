@@ -18,7 +18,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, GONE
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.views.devices import device_words, gpu_of, located
+from nodeagent.views.devices import device_words, devices_by_uuid, gpu_of
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.node_state import FOR_CLAIMS, SHOWN_ONLY, WAITING, NodeState, Phase
 from nodeagent.views.shapes import Headline
@@ -199,9 +199,9 @@ def _users_unknown(state: NodeState) -> Iterator[Headline]:
 
 def _mps_troubles(state: NodeState) -> Iterator[Headline]:
     """Daemons that are drained, are started again, or take no new client."""
-    where = located(state.observed)
+    devices = devices_by_uuid(state.observed)
     for daemon in state.mps:
-        of = f"The MPS daemon of {device_words(daemon.device, where)}"
+        of = f"The MPS daemon of {device_words(daemon.device, devices)}"
         remedy = f"See the end of its log: `nodeagent mps status {daemon.device}`."
         if daemon.is_wanted and daemon.state == "Down" and daemon.why:
             text = f"{of} is down: {_end(daemon.why)}"
@@ -212,7 +212,7 @@ def _mps_troubles(state: NodeState) -> Iterator[Headline]:
             text = f"{of}: {_end(daemon.trouble)}"
         else:
             continue
-        yield Headline(WARNING, text, remedy, gpu_of(daemon.device, where), Code.MPS.value)
+        yield Headline(WARNING, text, remedy, gpu_of(daemon.device, devices), Code.MPS.value)
 
 
 def _refused_claims(state: NodeState) -> Iterator[Headline]:

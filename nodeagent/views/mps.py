@@ -14,11 +14,11 @@ from nodeagent.plan.shares import MIB, Account, Share, Sharing
 from nodeagent.structs import Struct, replace
 from nodeagent.views import shapes
 from nodeagent.views.devices import (
-    Located,
+    DevicesByUuid,
     device_words,
+    devices_by_uuid,
     devices_named,
     gpu_of,
-    located,
     place_words,
 )
 from nodeagent.views.shapes import Json, MpsClient, MpsDaemon, as_json
@@ -42,10 +42,10 @@ def daemon_shapes(
     daemons: Sequence[MpsDaemon], observed: ObservedNode | None = None
 ) -> list[MpsDaemon]:
     """Shapes of daemons; with `observed`, also their devices' places, in the devices' order."""
-    where = located(observed) if observed else {}
-    order = {device: number for number, device in enumerate(where)}  # what is gone comes last
+    devices = devices_by_uuid(observed) if observed else {}
+    order = {device: number for number, device in enumerate(devices)}  # what is gone comes last
     ordered = sorted(daemons, key=lambda daemon: order.get(daemon.device, len(order)))
-    return [_at(where.get(daemon.device), daemon) for daemon in ordered]
+    return [_at(devices.get(daemon.device), daemon) for daemon in ordered]
 
 
 def mps_answer(state: NodeState, device: str | None = None) -> Json | None:
@@ -71,13 +71,13 @@ def mps_answer(state: NodeState, device: str | None = None) -> Json | None:
 
 def done_json(daemon: MpsDaemon, done: str, observed: ObservedNode) -> Json:
     """The answer to a request that was carried out; `done` is `restarted` or `drained`."""
-    where = located(observed)
-    name = device_words(daemon.device, where)
+    devices = devices_by_uuid(observed)
+    name = device_words(daemon.device, devices)
     answer = shapes.MpsDone(
         device=daemon.device,
         done=done,
         message=f"the MPS daemon of {name} was {done}; it is {daemon.state} now",
-        daemon=_at(where.get(daemon.device), daemon),
+        daemon=_at(devices.get(daemon.device), daemon),
     )
     return as_json(answer)
 
@@ -132,9 +132,9 @@ def on_its_way(daemons: Iterable[MpsDaemon]) -> bool:
 
 def not_ready_reasons(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> tuple[str, ...]:
     """Name each wanted daemon that is not Ready, in a sentence."""
-    where = located(observed)
+    devices = devices_by_uuid(observed)
     return tuple(
-        f"the MPS daemon of {device_words(daemon.device, where)} ({daemon.device}) is "
+        f"the MPS daemon of {device_words(daemon.device, devices)} ({daemon.device}) is "
         f"{daemon.state}{_because(daemon.why)}"
         for daemon in daemons
         if daemon.is_wanted and not daemon.is_ready
@@ -173,12 +173,12 @@ def mps_problems(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> tuple[
 
     A daemon that is being started again mends itself, and is only shown.
     """
-    where = located(observed)
-    return tuple(problem for daemon in daemons for problem in _problems_of(daemon, where))
+    devices = devices_by_uuid(observed)
+    return tuple(problem for daemon in daemons for problem in _problems_of(daemon, devices))
 
 
-def _problems_of(daemon: MpsDaemon, where: Located) -> Iterator[Problem]:
-    device, gpu = device_words(daemon.device, where), gpu_of(daemon.device, where)
+def _problems_of(daemon: MpsDaemon, devices: DevicesByUuid) -> Iterator[Problem]:
+    device, gpu = device_words(daemon.device, devices), gpu_of(daemon.device, devices)
     clients = ", ".join(map(client_words, daemon.clients))
     why = daemon.why
     if daemon.state == "Fault" and clients:

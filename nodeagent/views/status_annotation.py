@@ -14,7 +14,7 @@ from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.users import as_used
 from nodeagent.strict_json import parse_json
-from nodeagent.views.devices import located, mig_devices
+from nodeagent.views.devices import devices_by_uuid, mig_devices
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Headline, Json, MpsDaemon, Refused, as_json
 from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
@@ -161,5 +161,5 @@ def _gpu(gpu: Gpu) -> Json:
 
 def _in_order(state: NodeState) -> list[MpsDaemon]:
     """Daemons in the order of their devices; those whose device is gone come last."""
-    order = {device: number for number, device in enumerate(located(state.observed))}
+    order = {device: number for number, device in enumerate(devices_by_uuid(state.observed))}
     return sorted(state.mps, key=lambda d: (order.get(d.device, len(order)), d.device))

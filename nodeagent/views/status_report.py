@@ -17,7 +17,7 @@ from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views import shapes, status_shapes
 from nodeagent.views.claims import Claim
-from nodeagent.views.devices import gpu_of, located
+from nodeagent.views.devices import devices_by_uuid, gpu_of
 from nodeagent.views.headline import headline
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.mps import daemon_shapes
@@ -34,8 +34,8 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         return None
     problems = [p for p in state.problems if gpu is None or p.gpu in ("", gpu)]
     less = [p for p in state.less_offered if gpu is None or p.gpu == gpu]
-    where = located(state.observed)
-    daemons = [d for d in state.mps if gpu is None or gpu_of(d.device, where) == gpu]
+    devices = devices_by_uuid(state.observed)
+    daemons = [d for d in state.mps if gpu is None or gpu_of(d.device, devices) == gpu]
     in_cluster = state.cluster is not None
     remedies = HealthRemedies(state.node, in_cluster, state.observed)
     report = status_shapes.Status(

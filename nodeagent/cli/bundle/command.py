@@ -37,7 +37,7 @@ from nodeagent.reconcile.plan_update import FILE_NAME as PLAN
 from nodeagent.reconcile.plan_update import last_good_plan
 from nodeagent.settings import PlanSettings, Settings
 from nodeagent.settings.sources import setting_names, variable_of
-from nodeagent.terminal.page import Span, Tone, count, line
+from nodeagent.terminal.page import Span, Tone, line, quantity
 
 _ANSWERS = {  # of the agent, by the file that each becomes
     "status.json": ("/v1/status", "the agent's picture of the node"),
@@ -76,7 +76,7 @@ def run_bundle(options: Namespace, output: Output) -> ExitCode:
     missing = [part for part in parts if part.missing]
     output.page(
         [
-            line(Span(f"{options.archive}: {count(len(there), 'file')}", Tone.GOOD)),
+            line(Span(f"{options.archive}: {quantity(len(there), 'file')}", Tone.GOOD)),
             *(line(f"  not in it: {part.name}: {part.missing}") for part in missing),
             line(f"Read it before you pass it on: tar -xzf {options.archive}"),
         ]
