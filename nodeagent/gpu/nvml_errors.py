@@ -109,7 +109,7 @@ def driver_error(code: int, call: str) -> DriverError:
 
 
 def unavailable(error: DriverError) -> DriverUnavailable:
-    """Restate a failure at a moment when it means that NVML cannot be used at all."""
+    """Restate a failure after which NVML cannot be used at all."""
     return _restated(DriverUnavailable, error.message, error)
 
 

@@ -1,8 +1,8 @@
 """Which device files of a driver a process has open, as the kernel knows it.
 
-Paths say nothing here: they are names in the mount namespace of the process, which can call any
-file as it likes, and a device too. So each descriptor's file is looked at, without asking its file
-system: that may be a program of the process' owner (FUSE), which never answers.
+Paths prove nothing here: they are names in the mount namespace of the process, which can give any
+file or device any name. So each descriptor's file is looked at, without asking its file system:
+that may be a program of the process' owner (FUSE), which never answers.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _is_open(descriptor: str) -> bool:
 
 
 def holders(minor: int, proc_root: Path) -> tuple[User, ...]:
-    """The processes with /dev/nvidiaN open, as far as they may be seen; NVML lists none that does
-    no work on it, such as nvidia-persistenced, DCGM or a display server. Raises nothing; blocks.
+    """The processes with /dev/nvidiaN open, as far as they may be seen. NVML lists only those that
+    work on it, so not nvidia-persistenced, DCGM or a display server. Raises nothing; blocks.
     """
     found = []
     with suppress(OSError):
@@ -84,7 +84,7 @@ def holders(minor: int, proc_root: Path) -> tuple[User, ...]:
 
 
 def commands_to_end(users: Iterable[User], proc_root: Path) -> str:
-    """systemd would start a service again that was killed. Blocks."""
+    """Commands that end the users, services by systemd, which would restart killed ones. Blocks."""
     services: set[str] = set()
     others = []
     for user in users:

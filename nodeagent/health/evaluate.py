@@ -95,7 +95,8 @@ def evaluate(
     state, news = _record_xids(state, reading, now, xids, store)
     for event in reading.events:
         past = state.gpus.get(event.gpu, GpuHistory())
-        store.record(xid_findings.of_event(xid_findings.believed(event, past), past, now))
+        located = xid_findings.without_false_instance(event, past)
+        store.record(xid_findings.event_finding(located, past, now))
     gpus = _measure(state, reading, store, observed)
     _correct(store, gpus)
     store.end(lambda finding: end_of(finding, reading, now))
@@ -174,12 +175,12 @@ def _record_xids(
         read = max(read, given.sequence)
         event = xid_findings.with_uuid(given, gpus.items())
         past = gpus.get(event.gpu, GpuHistory())
-        event = xid_findings.believed(event, past)
+        event = xid_findings.without_false_instance(event, past)
         recent, is_news = xid_findings.deduplicated(recent, event)
         if event.gpu in gpus and event.xid == RECOVERY_CHANGED:
             gpus[event.gpu] = _announced(past, event)
         row = xids.row(event.xid)
-        finding = xid_findings.of_xid(event, row, past, now)
+        finding = xid_findings.xid_finding(event, row, past, now)
         if not is_news:
             if finding is not None:
                 store.refine(finding)
@@ -189,7 +190,7 @@ def _record_xids(
         before = counts.get(key, XidCount(*key, 0, at))
         counts[key] = replace(before, count=before.count + 1, last=max(before.last, at))
         if finding is not None:
-            store.record(xid_findings.escalated(finding, state.repairs))
+            store.record(xid_findings.escalate(finding, state.repairs))
     state = replace(
         state, recent_xids=recent, xids=tuple(counts.values()), kernel_log_read=read, gpus=gpus
     )
@@ -225,7 +226,7 @@ def _correct(store: FindingStore, gpus: Mapping[str, GpuHistory]) -> None:
     """Correct findings by the driver's word, and by where their instances lie."""
     for finding in store.findings:
         past = gpus.get(finding.place.gpu, GpuHistory())
-        better, place = xid_findings.corrected(finding, past), finding.place
+        better, place = xid_findings.with_driver_action(finding, past), finding.place
         if place.instance is not None and place.placement is None:
             place = replace(place, placement=past.placements.get(place.instance))
         store.replace(replace(better, place=place))

@@ -9,7 +9,7 @@ from nodeagent.health.checks.observation import Observation
 from nodeagent.health.findings import Action, End, Finding, Key, Location, Moment, Severity
 from nodeagent.health.state import HealthState, Hold
 from nodeagent.health.table import new_finding
-from nodeagent.health.xid_findings import repeated
+from nodeagent.health.xid_findings import merge
 from nodeagent.structs import Struct, replace
 
 # Seconds an observation must last to raise its cause, and be gone to end it; others: at once.
@@ -103,7 +103,7 @@ class FindingStore:
     def record(self, finding: Finding) -> None:
         """An event: one more of a kind that is known, or the first."""
         existing = self._findings.get(finding.key)
-        self._findings[finding.key] = finding if existing is None else repeated(existing, finding)
+        self._findings[finding.key] = finding if existing is None else merge(existing, finding)
 
     def refine(self, finding: Finding) -> None:
         """The other source's report of a known event, the newest that it can be of: it may know
@@ -118,7 +118,7 @@ class FindingStore:
             return
         place = max(existing.place, finding.place, key=lambda p: p.ids)
         longer = max(existing.evidence, finding.evidence, key=len)
-        worse = repeated(existing, finding)
+        worse = merge(existing, finding)
         self._findings.pop(existing.key)
         merged = replace(
             existing,

@@ -17,7 +17,7 @@ from nodeagent.structs import replace
 
 _MAX_MESSAGE = 160  # letters of the kernel's message that are shown
 
-# Of these the driver's recovery action knows better, as soon as it speaks of them.
+# Causes for which the recovery action that the driver reports replaces the table's.
 _DRIVER_KNOWS = frozenset({"xidReset", "xidReboot", "xidNvlink", "eccDoubleBit", "poisonFatal"})
 _NO_RECOVERY = "; the driver asks for no recovery"
 
@@ -60,8 +60,8 @@ def cause_of_xid(row: XidRow) -> str | None:
     return "fallenOffBus" if row.xid == OFF_THE_BUS and cause == "xidReboot" else cause
 
 
-def of_xid(event: XidEvent, row: XidRow, past: GpuHistory, now: Moment) -> Finding | None:
-    """The finding that an XID makes; None for those that are only counted."""
+def xid_finding(event: XidEvent, row: XidRow, past: GpuHistory, now: Moment) -> Finding | None:
+    """The finding that an XID raises; None for those that are only counted."""
     cause = cause_of_xid(row)
     if cause is None:
         return None
@@ -92,8 +92,8 @@ def xid_evidence(event: XidEvent, row: XidRow) -> str:
     return text
 
 
-def of_event(event: GpuEvent, past: GpuHistory, now: Moment) -> Finding:
-    """The finding that another event of NVML makes."""
+def event_finding(event: GpuEvent, past: GpuHistory, now: Moment) -> Finding:
+    """The finding that an event of NVML other than an XID raises."""
     at = moment(event.at, now)
     return new_finding(cause_of(event), _place(event, past), event.kind.value, at)
 
@@ -106,12 +106,12 @@ def cause_of(event: GpuEvent) -> str:
 _Event = TypeVar("_Event", XidEvent, GpuEvent)
 
 
-def believed(event: _Event, past: GpuHistory) -> _Event:
-    """Some drivers name number 0 outside MIG mode. Any other number is of an instance, though the
-    GPU was not in MIG mode when it was looked at last.
+def without_false_instance(event: _Event, past: GpuHistory) -> _Event:
+    """Drop instance 0 if the GPU is not in MIG mode: some drivers report it then. Another number is
+    of an instance that was made since the GPU was last observed.
     """
-    means_none = event.instance == 0 and past.mig is False
-    return replace(event, instance=None, compute=None) if means_none else event
+    is_false = event.instance == 0 and past.mig is False
+    return replace(event, instance=None, compute=None) if is_false else event
 
 
 def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Location:
@@ -120,16 +120,16 @@ def _place(event: XidEvent | GpuEvent, past: GpuHistory) -> Location:
     return Location(event.gpu, event.instance, event.compute, past.placements.get(event.instance))
 
 
-def repeated(existing: Finding, new: Finding) -> Finding:
-    """Merge a repeated finding: as bad as the worse of the two."""
+def merge(existing: Finding, new: Finding) -> Finding:
+    """Merge a finding with its repetition: as bad as the worse of the two."""
     worse = new if rank(new.severity) >= rank(existing.severity) else existing
+    action = worse.action
+    if Action.INSPECT_HARDWARE in (existing.action, new.action) or new.cause in _INSPECT_REPEATED:
+        action = Action.INSPECT_HARDWARE
     return replace(
         new,
         severity=worse.severity,
-        action=Action.INSPECT_HARDWARE
-        if Action.INSPECT_HARDWARE in (existing.action, new.action)
-        or new.cause in _INSPECT_REPEATED
-        else worse.action,
+        action=action,
         place=replace(new.place, placement=new.place.placement or existing.place.placement),
         since=min(existing.since, new.since),
         last=max(existing.last, new.last),
@@ -138,8 +138,8 @@ def repeated(existing: Finding, new: Finding) -> Finding:
     )
 
 
-def escalated(finding: Finding, repairs: tuple[XidRepair, ...]) -> Finding:
-    """A repair that helped twice and not for long is none: the hardware is to be inspected."""
+def escalate(finding: Finding, repairs: tuple[XidRepair, ...]) -> Finding:
+    """Ask for an inspection of the hardware when an error came back after several repairs."""
     mine = [r for r in repairs if (r.gpu, r.xid) == (finding.place.gpu, finding.code)]
     if finding.severity is not Severity.UNHEALTHY or len(mine) < limits.REPAIRS_BEFORE_INSPECTION:
         return finding
@@ -147,8 +147,8 @@ def escalated(finding: Finding, repairs: tuple[XidRepair, ...]) -> Finding:
     return replace(finding, action=Action.INSPECT_HARDWARE, evidence=evidence)
 
 
-def corrected(finding: Finding, past: GpuHistory) -> Finding:
-    """The driver's own word outranks the table, once it was asked after the event."""
+def with_driver_action(finding: Finding, past: GpuHistory) -> Finding:
+    """Replace severity and action by the driver's, if it was asked after the event."""
     if finding.cause not in _DRIVER_KNOWS or past.recovery is None:
         return finding
     code, at = past.recovery
@@ -190,9 +190,9 @@ def deduplicated(
 ) -> tuple[tuple[XidEvent, ...], bool]:
     """The XIDs to remember, and whether the event is news.
 
-    It is none when the other source reported it at about the same time: each report of the one
-    takes away one of the other, so that three errors stay three. A GPU falls off the bus once,
-    however many lines say so.
+    An event is no news when the other source reported it at about the same time. A report of one
+    source cancels just one of the other, so that three errors are counted as three. A GPU falls
+    off the bus once, however many lines say so.
     """
     recent = reported[-_MAX_RECENT:]
     if recent and recent[0].at < event.at - _KEPT:
@@ -204,7 +204,7 @@ def deduplicated(
         if event.xid == OFF_THE_BUS:
             return recent, False
         return (*recent[:index], *recent[index + 1 :]), False
-    return (*recent, replace(event, process="", message="")), True  # neither is compared
+    return (*recent, replace(event, process="", message="")), True  # not compared, so not kept
 
 
 def _same(other: XidEvent, event: XidEvent) -> bool:

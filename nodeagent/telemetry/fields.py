@@ -21,7 +21,7 @@ from nodeagent.telemetry.nvml_reader import NvmlReader
 ReadValue = tuple[int, Subject, Number]
 RawValues = Iterable[tuple[Subject, Raw | None]]
 
-READ = (Tier.FAST, Tier.SLOW, Tier.ONCE)
+POLLED_TIERS = (Tier.FAST, Tier.SLOW, Tier.ONCE)
 _WRONG_SHAPE = (TypeError, ValueError, AttributeError, IndexError)
 _OK = 0  # NVML_P2P_STATUS_OK
 
@@ -35,7 +35,7 @@ _BRANDS = (
 
 
 class Rows(Struct):
-    """The rows of one tier, of GPUs or of GPU instances, and what they need in batches."""
+    """The rows of one tier, of GPUs or of GPU instances, and what is read for them in batches."""
 
     rows: list[tuple[int, Source, Callable[[ReadTarget], RawValues]]] = field(default_factory=list)
     field_ids: list[FieldId] = field(default_factory=list)
@@ -43,15 +43,15 @@ class Rows(Struct):
     port_counters: list[int] = field(default_factory=list)
 
     def add(self, row: int, source: Source) -> None:
-        """A row of the catalogue, by its number, that is read from `source`."""
-        self.rows.append((row, source, _reads(self, row, source)))
+        """Add a row of the catalogue, by its number, that is read from `source`."""
+        self.rows.append((row, source, _reader_of(self, row, source)))
 
 
 class FieldPlan(Struct):
-    """`whole` of GPUs and `part` of their instances, by tier; `node` of the node."""
+    """The rows to read by tier: `whole` for GPUs, `part` for GPU instances, `node` for the node."""
 
-    whole: dict[Tier, Rows] = field(default_factory=lambda: {tier: Rows() for tier in READ})
-    part: dict[Tier, Rows] = field(default_factory=lambda: {tier: Rows() for tier in READ})
+    whole: dict[Tier, Rows] = field(default_factory=lambda: {tier: Rows() for tier in POLLED_TIERS})
+    part: dict[Tier, Rows] = field(default_factory=lambda: {tier: Rows() for tier in POLLED_TIERS})
     node: Rows = field(default_factory=Rows)
     texts: list[TextField] = field(default_factory=list)
     node_texts: list[TextField] = field(default_factory=list)
@@ -143,13 +143,13 @@ def read_rows(rows: Rows, target: ReadTarget) -> Iterator[ReadValue]:
             target.reader.problems["shape", function] = why
 
 
-def _reads(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], RawValues]:  # noqa: C901 # one case for each kind of source
-    """How the raw values of a row are read; the constants that it names are looked up once, and
-    what is read in batches is added to the batches of `rows`.
+def _reader_of(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], RawValues]:  # noqa: C901 # one case for each kind of source
+    """A function that reads the raw values of a row. The constants that the row names are looked up
+    here, once, and what is read in batches is added to the batches of `rows`.
     """
     match source:
         case sources.DeviceCall() | sources.SystemCall():
-            ask, items = _asks(source), source.items
+            ask, items = _call_of(source), source.items
             return lambda target: _of_answer(target.subject, ask(target.reader), items)
         case sources.VerdictCall(function, name):
             refusal = constant(name)
@@ -202,7 +202,7 @@ def _links_of(scope: Link) -> Iterable[int]:
     return (scope,) if isinstance(scope, int) else range(MAX_LINKS)
 
 
-def _asks(source: sources.DeviceCall | sources.SystemCall) -> Callable[[NvmlReader], Any]:
+def _call_of(source: sources.DeviceCall | sources.SystemCall) -> Callable[[NvmlReader], Any]:
     function = source.function
     if isinstance(source, sources.SystemCall):
         return lambda reader: reader.ask((function,), lambda: call(function))
@@ -215,7 +215,7 @@ def _asks(source: sources.DeviceCall | sources.SystemCall) -> Callable[[NvmlRead
 def _of_answer(
     subject: Subject, answer: Any, items: tuple[str, ...]
 ) -> Iterator[tuple[Subject, Raw]]:
-    """The numbers in an answer; evaluated late, since it may have another shape than known."""
+    """The numbers in an answer. A generator: `read_rows` catches what an unknown shape raises."""
     if answer is None:
         return
     if len(items) < 2:
@@ -231,7 +231,7 @@ def _mean(gpm: dict[int, float], metrics: tuple[int, ...]) -> float | None:
 
 
 def _peers(target: ReadTarget, function: str, argument: int) -> int | None:
-    """A bit for each of the other GPUs, set where the status is OK."""
+    """A bit for each of the other GPUs, set where the status is OK; None if no status is known."""
     reader = target.reader
 
     def status(index: int, other: Device) -> int | None:
@@ -243,7 +243,7 @@ def _peers(target: ReadTarget, function: str, argument: int) -> int | None:
     peers: list[tuple[int, Device]] | None = reader.ask(("peers",), target.others)
     answers = [(index, status(index, device)) for index, device in peers or ()]
     known = [(index, found) for index, found in answers if found is not None]
-    if not known and peers != []:
+    if not known and peers != []:  # without other GPUs it is known to be 0
         return None
     return sum(1 << index for index, found in known if found == _OK)
 
@@ -255,7 +255,7 @@ def read_texts(texts: Iterable[TextField], reader: NvmlReader) -> Iterator[tuple
     """The texts of a GPU or the node that become labels, by their number."""
     for text in texts:
         if isinstance(text.source, sources.DeviceCall | sources.SystemCall):
-            answer, items = _asks(text.source)(reader), text.source.items
+            answer, items = _call_of(text.source)(reader), text.source.items
             if answer is not None:
                 yield text.id, as_text(text.name, member(answer, items[0]) if items else answer)
 

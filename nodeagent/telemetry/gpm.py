@@ -1,7 +1,7 @@
 """GPM metrics of a GPU or a GPU instance: what happened between its last two samples.
 
-The results are read out of the structure's memory at once, since an access to a field of a pynvml
-structure costs as much as a call.
+All results are unpacked from the structure's memory in one go, since an access to a field of a
+pynvml structure costs as much as a call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEAD = 24  # bytes before the first metric
 
 
 class GpmMetrics:
-    """The structure by which some metrics are requested, filled again and again."""
+    """A request for some metrics: one NVML structure, which every request fills anew."""
 
     def __init__(self, metrics: Iterable[int]) -> None:
         wanted = sorted(metrics)
@@ -42,8 +42,8 @@ class GpmMetrics:
 
 
 class FreeSamples:
-    """Samples to be used by all trails of a GPU in one session of NVML: at first those of its
-    earlier readers, which read no more.
+    """Samples of a GPU that are not in use. They live as long as the session of NVML, so those of
+    earlier readers of the GPU are used again.
     """
 
     def __init__(self, gpu: GpuDevice, session: int) -> None:
@@ -63,7 +63,7 @@ class FreeSamples:
         self._free.append(sample)
 
 
-class GpmTrail:
+class GpmSampler:
     """Keeps the last sample of a GPU or, with `instance`, of one of its GPU instances."""
 
     def __init__(self, free: FreeSamples, instance: int | None = None) -> None:
@@ -72,9 +72,9 @@ class GpmTrail:
         self._last: Any = None
 
     def step(self, gpu: Device, metrics: GpmMetrics) -> dict[int, float] | None:
-        """Take a sample; the metrics since the last one, None at the first.
+        """Take a sample; returns the metrics since the last one, None for the first.
 
-        Raises DriverError; then the trail begins anew.
+        Raises DriverError; the next sample is then a first one again.
         """
         sample = self._free.pop()
         before, self._last = self._last, None

@@ -37,7 +37,7 @@ from nodeagent.telemetry.fields import (
     read_rows,
     read_texts,
 )
-from nodeagent.telemetry.gpm import FreeSamples, GpmMetrics, GpmTrail
+from nodeagent.telemetry.gpm import FreeSamples, GpmMetrics, GpmSampler
 from nodeagent.telemetry.health import health_fields, read_health, read_instance
 from nodeagent.telemetry.layout import InstanceTracker, SampledInstance
 from nodeagent.telemetry.nvml_reader import LastingAnswers, NvmlReader
@@ -74,7 +74,7 @@ class GpuReader:
         self._session = session
         self._standing = LastingAnswers()
         self._free_samples = FreeSamples(gpu, session)
-        self._gpm = GpmTrail(self._free_samples)
+        self._gpm = GpmSampler(self._free_samples)
         self._rates = Rates(self._clock)
         self._layout.forget()
         self._layout_known = False
@@ -246,9 +246,9 @@ def _gpm_metrics(plan: Mapping[Tier, Rows]) -> GpmMetrics:
 
 
 def _step(
-    reader: NvmlReader, trail: GpmTrail, gpu: Device, metrics: GpmMetrics
+    reader: NvmlReader, sampler: GpmSampler, gpu: Device, metrics: GpmMetrics
 ) -> dict[int, float]:
-    return reader.ask(("gpm",), lambda: trail.step(gpu, metrics)) or {}
+    return reader.ask(("gpm",), lambda: sampler.step(gpu, metrics)) or {}
 
 
 def _require_same_part(number: int, part: SampledInstance) -> None:

@@ -12,7 +12,7 @@ from nodeagent.gpu.nvml import Device, InstanceInfo
 from nodeagent.gpu.nvml_errors import NOT_KNOWN
 from nodeagent.metrics.samples import GpuIdentity, Slice, Subject
 from nodeagent.structs import Struct, field
-from nodeagent.telemetry.gpm import FreeSamples, GpmTrail
+from nodeagent.telemetry.gpm import FreeSamples, GpmSampler
 from nodeagent.telemetry.nvml_reader import LastingAnswers
 
 _ATTEMPTS = 3
@@ -24,7 +24,7 @@ class SampledInstance(Struct):
     info: InstanceInfo
     device: Device
     subject: Subject
-    gpm: GpmTrail
+    gpm: GpmSampler
     standing: LastingAnswers = field(default_factory=LastingAnswers)
 
 
@@ -61,7 +61,7 @@ class InstanceTracker:
                 name = _profile_name(gpu, device, info)
                 entity = Slice(identity, name, number, self._generations[number])
                 self._generations[number] += 1
-                part = SampledInstance(info, device, Subject(entity), GpmTrail(samples, number))
+                part = SampledInstance(info, device, Subject(entity), GpmSampler(samples, number))
             part.device = device
             parts[number] = part
         for number, part in self.parts.items():

@@ -25,7 +25,7 @@ from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.users import Usage
 from nodeagent.structs import Struct
 
-_REREADS = 2  # times, before a failure to read back is one of the step
+_REREADS = 2  # of a change, before the failure to read it back fails the step
 _PAUSE = 0.05  # seconds
 
 Answer = TypeVar("Answer")
@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 class StaleReadings(Exception):
     """The driver was slow, and the readings are too old to decide; nothing was changed yet.
 
-    `looked`: processes were looked for meanwhile.
+    `looked`: the attempt got as far as looking for processes, which is what takes long.
     """
 
     def __init__(self, *, looked: bool) -> None:
@@ -45,9 +45,9 @@ class StaleReadings(Exception):
 class Change(Struct, frozen=True):
     """A step about to be applied: to which GPU, and until when, in monotonic seconds.
 
-    `readings` are of the sources besides NVML that know users, and `are_stale` once they are too
-    old. `looked`: an attempt before this one has just looked for processes; for those that came
-    since, the driver itself refuses to take a device away.
+    `readings` tell the users that NVML does not know, and `are_stale` when they are too old.
+    `looked`: an earlier attempt has just looked for processes, which is not repeated: from those
+    that came since, the driver itself refuses to take a device away.
     """
 
     gpu: GpuDevice
@@ -57,7 +57,7 @@ class Change(Struct, frozen=True):
     looked: bool = False
 
     def require_time(self, what: str) -> None:
-        """Call before what cannot be taken back: an old reading of the users proves nothing."""
+        """Raise DeadlineExceeded if it is too late for what cannot be undone: readings are old."""
         if time.monotonic() > self.until:
             raise DeadlineExceeded(
                 f"{what} was given up, because the driver was too slow for the deadline"
@@ -115,7 +115,7 @@ def find_instance(
 
 
 def _instance(gpu: GpuDevice, instance: int) -> tuple[GpuInstanceHandle, InstanceInfo]:
-    """Take it as read a moment ago, else ask for it."""
+    """The instance as it was read a moment ago, else as the driver answers now."""
     if known := gpu.recent.instance(instance):
         return known.handle, known.info
     handle = nvml.gpu_instance_by_id(gpu.handle, instance)
