@@ -25,12 +25,12 @@ from nodeagent.structs import replace
 
 @dataclass(frozen=True, slots=True)
 class Evictions:
-    """The pods to evict now with the reason of each, those that leave already, and why elsewhere
-    none is evicted.
+    """The pods to evict now with the reason of each, those that terminate already, and the
+    problems because of which no pod of a GPU is evicted.
     """
 
     wanted: Mapping[PodName, str] = field(default_factory=dict)
-    leaving: frozenset[PodName] = frozenset()
+    terminating: frozenset[PodName] = frozenset()
     problems: tuple[Problem, ...] = ()
 
 
@@ -42,10 +42,10 @@ def asks_for_eviction(plan: NodePlan, desired: DesiredNode) -> bool:
 def evictions(
     plan: NodePlan, desired: DesiredNode, policy: Policy, pods: Iterable[Pod]
 ) -> Evictions:
-    """For all GPUs that are blocked by their users and whose entry says `evict`."""
+    """Choose pods of all GPUs that are blocked by their users and whose entry says `evict`."""
     known = {pod.key: pod for pod in pods}
     wanted: dict[PodName, str] = {}
-    leaving: set[PodName] = set()
+    terminating: set[PodName] = set()
     problems: list[Problem] = []
     for gpu, desired_gpu in _to_evict(plan, desired):
         chosen = _for_gpu(gpu, desired_gpu, policy, known)
@@ -55,12 +55,12 @@ def evictions(
         for name in chosen:
             pod = known.get(name)
             if pod is not None and pod.finished:
-                continue  # only listed still: to evict it would delete what is left to read of it
-            if pod is not None and pod.leaving:
-                leaving.add(name)
+                continue  # it holds no GPU any more, and an eviction would delete its logs
+            if pod is not None and pod.terminating:
+                terminating.add(name)
             else:
                 wanted.setdefault(name, _reason(gpu, name))
-    return Evictions(wanted, frozenset(leaving), tuple(problems))
+    return Evictions(wanted, frozenset(terminating), tuple(problems))
 
 
 def _to_evict(plan: NodePlan, desired: DesiredNode) -> Iterator[tuple[Gpu, DesiredGpu]]:

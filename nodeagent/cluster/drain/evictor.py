@@ -47,10 +47,10 @@ class Evictor:
         self._policy = policy
         self._goal: tuple[PlanEvaluation, NodePlan] | None = None
         self._another_goal = asyncio.Event()  # another desired state than before
-        self._leaving: dict[PodName, str] = {}  # with the uid of each
+        self._terminating: dict[PodName, str] = {}  # with the uid of each
         self._looked_at: datetime | None = None  # when the GPUs were observed last
         self._blocking: dict[PodName, str] = {}  # uids as first listed since that observation
-        self._leaving_since = 0.0
+        self._terminating_since = 0.0
         self._backoff = Backoff(*node.intervals.evict)
         self._next_attempt = 0.0
         self._refused: tuple[Problem, ...] = ()
@@ -103,7 +103,7 @@ class Evictor:
         self._backoff.reset()
         self._next_attempt, self._refused = 0.0, ()
         if self._goal is None:
-            self._leaving.clear()
+            self._terminating.clear()
             self._report((), cordon=False)
 
     # --- one attempt ------------------------------------------------------------------------------
@@ -114,9 +114,11 @@ class Evictor:
             pods = await self._node.list_pods(within=self._node.intervals.answer)
             found = evictions(plan, evaluation.desired, self._policy, pods)
             here = {pod.key: pod.uid for pod in pods}
-            were_leaving = bool(self._leaving)
-            self._leaving |= {pod: here[pod] for pod in found.leaving}
-            self._leaving = {p: uid for p, uid in self._leaving.items() if here.get(p) == uid}
+            were_terminating = bool(self._terminating)
+            self._terminating |= {pod: here[pod] for pod in found.terminating}
+            self._terminating = {
+                p: uid for p, uid in self._terminating.items() if here.get(p) == uid
+            }
             wanted = [pod for pod in found.wanted if self._is_blocking(pod, here)]
             if wanted and asyncio.get_running_loop().time() >= self._next_attempt:
                 objections = self._node.objections() or await self._plugin.objections(
@@ -129,8 +131,8 @@ class Evictor:
             elif not wanted:
                 self._refused = ()
             problems = (*found.problems, *self._refused)
-            self._report(problems, cordon=bool(self._leaving) or were_leaving)
-            return self._until_next(found, were_leaving=were_leaving)
+            self._report(problems, cordon=bool(self._terminating) or were_terminating)
+            return self._until_next(found, were_terminating=were_terminating)
         except faults.ClusterFault as fault:
             problem = undone("no pod is evicted, because the API server does not answer", fault)
             self._report((problem,), cordon=self._restore.holds_cordon)
@@ -143,16 +145,16 @@ class Evictor:
         uid = here.get(pod)
         if uid is None or self._blocking.setdefault(pod, uid) != uid:
             return False
-        return pod not in self._leaving
+        return pod not in self._terminating
 
-    def _until_next(self, found: Evictions, *, were_leaving: bool) -> float:
+    def _until_next(self, found: Evictions, *, were_terminating: bool) -> float:
         now = asyncio.get_running_loop().time()
-        if self._leaving:
-            if not were_leaving:
-                self._leaving_since = now
-            look = max(self._node.intervals.first_look, (now - self._leaving_since) / 10)
+        if self._terminating:
+            if not were_terminating:
+                self._terminating_since = now
+            look = max(self._node.intervals.first_look, (now - self._terminating_since) / 10)
             return min(look, self._node.intervals.evict[1])
-        if were_leaving or (found.wanted and not self._refused):
+        if were_terminating or (found.wanted and not self._refused):
             # The GPUs were observed before the pods had gone.
             self._node.wake("pods that were in the way have gone")
         return self._backoff.next()
@@ -174,7 +176,7 @@ class Evictor:
             except faults.ClusterFault as fault:
                 refused.append(_refusal(pod, reason, fault))
                 continue
-            self._leaving[pod] = here[pod]
+            self._terminating[pod] = here[pod]
             self._node.report(EventType.EVICTED, f"pod {pod} is evicted: {reason}")
         self._refused = tuple(refused)
         if refused:

@@ -20,11 +20,12 @@ _DYNAMIC_MIG: Final = re.compile(r"(?:^|,)\s*DynamicMIG=true\s*(?:,|$)", re.IGNO
 class Pod:
     """A pod on this node.
 
-    `ended`: it is finished, and none of its containers is reported as running. `controller` is the
-    kind of its controlling owner ("DaemonSet"), "" without one. `mirror`: the kubelet runs it from
-    a file, and the API server cannot remove it. `selects` are the node labels that its nodeSelector
-    and its required node affinity name. `dynamic_mig`: a variable of its containers switches on
-    the feature gate DynamicMIG. `uid` distinguishes it from a later pod of the same name.
+    `ended`: it is finished, and no container is reported as running. `terminating`: its deletion
+    was requested. `controller` is the kind of its controlling owner ("DaemonSet"), "" without one.
+    `mirror`: the kubelet runs it from a file, and the API server cannot remove it. `selects` are
+    the node labels that its nodeSelector and its required node affinity name. `dynamic_mig`: a
+    container's variable switches on the feature gate DynamicMIG. `uid` distinguishes it from a
+    later pod of the same name.
     """
 
     namespace: str
@@ -32,7 +33,7 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     phase: str = "Running"
     ended: bool = False
-    leaving: bool = False
+    terminating: bool = False
     controller: str = ""
     mirror: bool = False
     selects: frozenset[str] = frozenset()
@@ -44,7 +45,7 @@ class Pod:
         return PodName(self.namespace, self.name)
 
     @property
-    def finished(self) -> bool:
+    def finished(self) -> bool:  # by its phase, while containers may still run
         return self.phase in ("Succeeded", "Failed")
 
     def __str__(self) -> str:
@@ -53,9 +54,8 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class PodSelector:
-    """Pods of this node with all of these labels, in any namespace.
-
-    With `selects`, pods of DaemonSets whose node selector or affinity names that node label.
+    """Selects pods of this node, in any namespace: those that have all of `labels`, or, where it is
+    set, those of DaemonSets whose node selector or affinity names the node label `selects`.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class PodSelector:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """From `key=value,key=value`; raises ValueError for anything else."""
+        """Read `key=value,key=value`; raises ValueError for anything else."""
         pairs = [pair.partition("=") for pair in text.split(",")]
         if not all(key.strip() and mark for key, mark, _ in pairs):
             raise ValueError(f"{text!r} are no labels: key=value is due, with commas between")
@@ -168,7 +168,7 @@ def read_pod(text: bytes) -> Pod:
         labels=metadata.labels or {},
         phase=pod.status.phase,
         ended=_has_ended(pod.status),
-        leaving=metadata.deletion_timestamp is not None,
+        terminating=metadata.deletion_timestamp is not None,
         controller=next(owners, ""),
         mirror=_MIRROR in (metadata.annotations or {}),
         selects=frozenset(_selected(pod.spec)),
@@ -187,7 +187,7 @@ def _has_ended(status: _Status) -> bool:
 
 
 def _selected(spec: _Spec) -> Iterator[str]:
-    """The labels that a node must have, or have in some way, for the pod to be on it."""
+    """The keys of the node labels on which it depends whether the pod may be on a node."""
     yield from spec.node_selector or {}
     affinity = (spec.affinity or _Affinity()).node_affinity or _NodeAffinity()
     required = affinity.required_during_scheduling_ignored_during_execution or _Terms()

@@ -209,7 +209,7 @@ class Restore:
             if str(selector) in deleted:
                 continue
             for pod in await self._node.list_pods(within=self._node.intervals.answer):
-                if pod.leaving or not selector.matches(pod):
+                if pod.terminating or not selector.matches(pod):
                     continue
                 try:
                     request = requests.delete_pod(pod.namespace, pod.name, uid=pod.uid)

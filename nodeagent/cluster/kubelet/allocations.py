@@ -34,25 +34,25 @@ _REPLICA: Final = "::"
 
 _DRA_DRIVER: Final = "gpu.nvidia.com"
 _DRA_GPU: Final = re.compile(r"gpu-(\d+)(?![0-9a-z])", re.ASCII)
-# Of the numbers after `mig` the last two are the placement's start and size where the first is
-# the profile's id (static MIG), and the profile's id and the start after a profile's name.
+# Static MIG: gpu-N-mig-ID-START-SIZE with the profile's id. Otherwise: gpu-N-mig-NAME-ID-START with
+# its name and id.
 _DRA_STATIC_MIG: Final = re.compile(r"gpu-(\d+)-mig-\d+-(\d+)-\d+", re.ASCII)
 _DRA_NAMED_MIG: Final = re.compile(r"gpu-(\d+)-mig-.*[a-z].*-\d+-(\d+)", re.ASCII)
 _OWN_MIG: Final = re.compile(r"mig-.+-(\d{1,9})", re.ASCII)
-_MAX_NAME: Final = 63  # characters of a device of a ResourceSlice
+_MAX_NAME: Final = 63  # characters of a device's name in a ResourceSlice
 _DRA_PASSED_THROUGH: Final = re.compile(r"gpu-vfio-\d+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class ByUuid:
-    """The GPU or MIG device of this UUID, in small letters; of none of ours perhaps."""
+    """The device of this UUID, in small letters; it may be none of this node's GPUs."""
 
     uuid: str
 
 
 @dataclass(frozen=True, slots=True)
 class ByInstance:
-    """A compute instance, in the words of drivers before R470. `gpu` in small letters."""
+    """A compute instance by its ids, as drivers before R470 name it. `gpu` in small letters."""
 
     gpu: str
     gpu_instance: int
@@ -84,9 +84,9 @@ class Anywhere:
 
 @dataclass(frozen=True, slots=True)
 class ByClaim:
-    """What a claim (namespace and name) has of this agent's own driver: the MIG device that begins
-    at memory slice `start` of the GPU with this UUID, in small letters; None: the GPU as a whole,
-    or a share of it.
+    """A device that a claim (namespace and name) has of this agent's own driver: the MIG device at
+    memory slice `start` of the GPU with this UUID, in small letters, or, if `start` is None, the
+    GPU as a whole or a share of it.
     """
 
     gpu: str
@@ -147,7 +147,7 @@ def read_claimed_device(driver: str, device: str) -> DeviceId | None:
 
 
 def read_own_device(claim: tuple[str, str], pool: str, device: str) -> DeviceId:
-    """What a device of this agent's own driver means that a claim (namespace and name) has."""
+    """What a device means that a claim (namespace and name) has of this agent's own driver."""
     gpu = pool.rpartition("/")[2]
     if device == WHOLE_GPU or share_named(device):
         return ByClaim(gpu, None, claim)

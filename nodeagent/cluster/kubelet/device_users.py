@@ -39,9 +39,9 @@ _BUSY_PAUSE = 0.05  # seconds; the kubelet serves 100 calls a second, to all tha
 
 Owners = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod
 FinishedAmong = Callable[[Collection[PodName], float], Awaitable[Collection[PodName]]]
-"""Which of these pods are known to have ended, found out within so many seconds. Raises nothing."""
+"""Gives those of the pods that are known to have ended, within so many seconds. Raises nothing."""
 Recorded = Callable[[], Collection[tuple[str, str]]]
-"""Claims of the agent's own driver (namespace, name) that have only what their records say."""
+"""Gives the agent's own claims (namespace, name) whose devices are known from their records."""
 
 
 def kubelet_users(
@@ -52,10 +52,10 @@ def kubelet_users(
     finished: FinishedAmong | None = None,
     recorded: Recorded | None = None,
 ) -> KubeletUsage | None:
-    """The kubelet as a source of users; None where it is not to be asked at all.
+    """Make the kubelet a source of users; None where the settings say not to ask it.
 
-    With `use: auto` and outside a cluster it is asked from when on its socket's folder exists.
-    Simulated processes are no processes, so nothing is looked up of them.
+    With `use: auto` and outside a cluster it is asked once its socket's folder exists. Simulated
+    processes are not in /proc, so their pods are not looked up.
     """
     if settings.use == "never" or (settings.use == "auto" and simulated):
         return None
@@ -74,7 +74,7 @@ class KubeletUsage(UsageSource):
 
     `deadline` in seconds, for the kubelet and for `finished` each. `optional`: on a node without
     the socket's folder nothing is allocated. `processes` finds the pod of a process. Claims that
-    `recorded` knows are left out: who makes and releases their devices goes by the records.
+    `recorded` knows are left out: their devices are protected by their records.
     """
 
     is_remote = True
@@ -101,7 +101,7 @@ class KubeletUsage(UsageSource):
     async def with_users(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
-        """The GPUs with allocations as users, and with the pods of processes named."""
+        """Add allocations as users, and name the pods of processes; `asked`: a question begun."""
         if not any(_answers(gpu) for gpu in gpus):
             return list(gpus)
         reading = await (asked or self.ask())
@@ -211,7 +211,7 @@ def _user(one: Holding) -> User:
 
 
 def _is_device(held: DeviceId, device: MigDeviceRef) -> bool:
-    """Whether it is the MIG device, in it, or around it; not so the whole GPU."""
+    """Whether what is held is this MIG device, a part of it or its GPU instance, not the GPU."""
     match held:
         case ByUuid(uuid):
             return bool(device.uuid) and uuid == device.uuid.lower()
@@ -229,13 +229,13 @@ def _is_device(held: DeviceId, device: MigDeviceRef) -> bool:
                 return False
             return device.placement is None or device.placement.start == start
         case Anywhere():
-            return False  # it makes everything unknown
+            return False  # `Allocations._usage` has it make all users unknown
         case _:
             assert_never(held)
 
 
 def _is_gpu(held: DeviceId, gpu: GpuRef) -> bool:
-    """Whether it is the GPU as a whole, or something on it that none of its instances is."""
+    """Whether what is held is the GPU as a whole, or an instance that it does not have."""
     match held:
         case ByUuid(uuid):
             return uuid == gpu.gpu.lower()
@@ -259,7 +259,7 @@ def _is_gpu(held: DeviceId, gpu: GpuRef) -> bool:
 
 
 def with_allocations(gpu: Gpu, reading: UsageReading, owners: Owners) -> Gpu:
-    """The GPU with whom it and its devices were given to, and its processes' pods named."""
+    """Add the allocations of the GPU and its devices as users, and name the pods of processes."""
 
     def device_with(instance: GpuInstance, device: ComputeInstance) -> ComputeInstance:
         holders = reading.users(users.mig_device_of(gpu, instance, device))

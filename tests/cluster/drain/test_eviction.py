@@ -126,8 +126,8 @@ def test_a_pod_that_comes_back_is_not_evicted() -> None:
 
 def test_a_pod_that_is_going_is_waited_for() -> None:
     gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
-    found = chosen(gpu, evict(("7g.80gb", 1)), Pod("team", "a", leaving=True))
-    assert (names(found), found.leaving) == (["b"], frozenset({PodName("team", "a")}))
+    found = chosen(gpu, evict(("7g.80gb", 1)), Pod("team", "a", terminating=True))
+    assert (names(found), found.terminating) == (["b"], frozenset({PodName("team", "a")}))
 
 
 def test_a_pod_is_evicted_once_whatever_it_holds() -> None:

@@ -58,7 +58,7 @@ def test_a_whole_pod() -> None:
         {"app": "x"},
         phase="Failed",
         ended=True,
-        leaving=True,
+        terminating=True,
         controller="DaemonSet",
         mirror=True,
         selects=frozenset({"by-selector", "by-affinity"}),

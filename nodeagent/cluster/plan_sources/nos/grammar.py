@@ -40,14 +40,14 @@ def share_size(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def spelled(device: str) -> str | None:
+def nos_spelling(device: str) -> str | None:
     """A MIG device's profile as nos spells it; None when no key of nos' can hold it."""
     text = device.replace("+", ".")
     return text if _IN_A_KEY.fullmatch(text) else None
 
 
 def requested_names(gpu: Gpu, asked: Iterable[str]) -> dict[str, str]:
-    """The words of what was asked for, by the device that they mean on this GPU.
+    """Map each device that was asked for, by its name on this GPU, to its name in the request.
 
     Drivers and nos' own tables disagree on names such as 7g.79gb and 7g.80gb, and nos sees a spec
     as fulfilled only when the status repeats it letter for letter.
@@ -55,22 +55,23 @@ def requested_names(gpu: Gpu, asked: Iterable[str]) -> dict[str, str]:
     texts = sorted(set(asked))
     if len(texts) > MAX_INSTANCES:
         return {}  # no GPU can be that
-    words: dict[str, str] = {}
+    names: dict[str, str] = {}
     for text in texts:
-        device = _meant(text, gpu)
-        if device is not None and words.get(device) != spelled(device):
-            words[device] = text if text == spelled(device) else words.get(device, text)
-    return words
+        device = _device_on(gpu, text)
+        spelling = None if device is None else nos_spelling(device)
+        if device and spelling and (device not in names or text == spelling):
+            names[device] = text
+    return names
 
 
-def _meant(text: str, gpu: Gpu) -> str | None:
-    """The name that a device asked for in these words has on this GPU."""
+def _device_on(gpu: Gpu, text: str) -> str | None:
+    """The name that a requested device has on this GPU; None when it has none or several."""
     name = mig_profile(text)
     found = find(name, gpu.profiles) if name else ()
     if name is None or len(found) != 1:
         return None
     profile = found[0]
-    # A part keeps its size; a whole instance is as large as the card's own.
+    # A part of an instance has the requested slices, a whole one all that this card's profile has.
     compute = profile.slices if name.compute == name.slices else name.compute
     return device_name(profile.name, profile.slices, compute)
 
@@ -79,7 +80,7 @@ def _meant(text: str, gpu: Gpu) -> str | None:
 class DeviceRequest:
     """`count` devices of `profile`, as nos spells it, on the GPU with this NVML index.
 
-    `where` is its path.
+    `where` is the path of the annotation that requests them.
     """
 
     index: int
@@ -88,7 +89,7 @@ class DeviceRequest:
     where: str
 
     def fault(self, code: Code, what: str, remedy: str, *, gpu: str = "") -> Problem:
-        """That this is wrong with it, on the GPU of this UUID."""
+        """A problem of this request, of the GPU with the UUID `gpu`."""
         return Problem(
             code=code, message=f"{self.where} {what}", remedy=remedy, gpu=gpu, path=self.where
         )
@@ -96,8 +97,8 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What a carrier requests. With anything `wrong` it must not be acted upon. What is `ignored`
-    nos ignores in silence; here it is reported.
+    """What annotations or labels request. If anything is `wrong`, none of it may be acted upon.
+    What is `ignored` nos ignores, too, but without a word.
     """
 
     devices: tuple[DeviceRequest, ...] = ()
@@ -125,7 +126,7 @@ class PartitioningKind(StrEnum):
 
     MIG = "mig"
     MPS = "mps"
-    HYBRID = "hybrid"  # nos knows the word and nothing behind it; here each GPU is one or the other
+    HYBRID = "hybrid"  # nos has only the name for it; here each GPU is one or the other
 
 
 class NosDeviceUse(StrEnum):
@@ -148,17 +149,17 @@ class StatusKey:
         return f"{STATUS}-{self.index}-{self.profile}-{self.use}"
 
 
-def mode_of(labels: Mapping[str, str]) -> PartitioningKind | None:
+def partitioning_of(labels: Mapping[str, str]) -> PartitioningKind | None:
     """How nos divides this node, None when not at all."""
     value = labels.get(MODE_LABEL)
-    return next((mode for mode in PartitioningKind if mode.value == value), None)
+    return next((kind for kind in PartitioningKind if kind.value == value), None)
 
 
 def _path(key: str) -> str:
     return path_text(("metadata", "annotations", key))
 
 
-# --- asked for ------------------------------------------------------------------------------------
+# --- spec annotations -----------------------------------------------------------------------------
 
 
 def read_spec(annotations: Mapping[str, str]) -> Requests:
@@ -193,7 +194,7 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
                 wrong.append(_fault(key, f"requests {count} devices", remedy))
             case request:
                 asked.append(request)
-    return Requests(tuple(asked), tuple(wrong), (*ignored, *_twice(asked)))
+    return Requests(tuple(asked), tuple(wrong), (*ignored, *_duplicates(asked)))
 
 
 def requested_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, str]]:
@@ -226,7 +227,7 @@ def _fault(key: str, what: str, remedy: str) -> Problem:
     return Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=_path(key))
 
 
-def _twice(asked: list[DeviceRequest]) -> Iterator[Problem]:
+def _duplicates(asked: list[DeviceRequest]) -> Iterator[Problem]:
     first: dict[tuple[int, str], DeviceRequest] = {}
     for one in asked:
         other = first.setdefault((one.index, one.profile), one)
@@ -240,7 +241,7 @@ def _twice(asked: list[DeviceRequest]) -> Iterator[Problem]:
             )
 
 
-# --- what is so -----------------------------------------------------------------------------------
+# --- status annotations ---------------------------------------------------------------------------
 
 
 def read_status(key: str) -> StatusKey | None:

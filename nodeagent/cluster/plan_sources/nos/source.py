@@ -25,7 +25,7 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     CONFIGURATION_LABEL,
     SPEC_PLAN,
     PartitioningKind,
-    mode_of,
+    partitioning_of,
 )
 from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
 from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan, deferred_plan
@@ -152,7 +152,7 @@ class NosSource(NodeSource):
 
 def _key(view: NodeView) -> str | None:
     """The key of the ConfigMap that matters for this node; None when none does."""
-    if mode_of(view.labels) not in (PartitioningKind.MPS, PartitioningKind.HYBRID):
+    if partitioning_of(view.labels) not in (PartitioningKind.MPS, PartitioningKind.HYBRID):
         return None
     return view.labels.get(CONFIGURATION_LABEL) or None
 

@@ -39,7 +39,7 @@ def status_annotations(
     plan that is acknowledged beside them. A key that is not named stays as it is. On a node that
     nos does not divide nothing is written at all.
     """
-    mode = grammar.mode_of(labels)
+    mode = grammar.partitioning_of(labels)
     if mode is None:
         return {}
     wanted: dict[str, str | None] = {}
@@ -119,7 +119,7 @@ def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[Statu
     """One key for each MIG device."""
     words = grammar.requested_names(gpu, asked)
     for _, device in gpu.mig_devices():
-        profile = words.get(device.profile) or grammar.spelled(device.profile)
+        profile = words.get(device.profile) or grammar.nos_spelling(device.profile)
         if profile is not None:
             used = not answers or device.usage.in_use
             yield StatusKey(gpu.index, profile, NosDeviceUse.USED if used else NosDeviceUse.FREE)

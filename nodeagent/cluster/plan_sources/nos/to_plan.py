@@ -18,10 +18,10 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     SPEC_PLAN,
     PartitioningKind,
     Requests,
-    mode_of,
+    nos_spelling,
+    partitioning_of,
     read_spec,
     share_size,
-    spelled,
 )
 from nodeagent.cluster.plan_sources.nos.requested_devices import (
     MEMORY_LABEL,
@@ -58,7 +58,7 @@ class DeferredNosPlan:
         """The plan for this node's cards. A GPU in MIG mode for which nos requests nothing is
         emptied.
         """
-        mode = mode_of(self.labels)
+        mode = partitioning_of(self.labels)
         if mode is None:
             return NoPlan(_not_divided(self.labels))
         reading = self._read(mode)
@@ -78,7 +78,7 @@ class DeferredNosPlan:
         """What nos ignores in silence, or does without an explicit request; none of it keeps the
         plan from being executed. At most 20, and one with the number of the others.
         """
-        mode = mode_of(self.labels)
+        mode = partitioning_of(self.labels)
         reading = self._read(mode) if mode else None
         if mode is None or reading is None:
             return ()
@@ -116,7 +116,7 @@ def deferred_plan(
     plugin_configuration: str | None = None,
 ) -> DeferredNosPlan:
     """What nos requests of this Node, reduced to what matters, so that nothing else is a change."""
-    mode = mode_of(labels)
+    mode = partitioning_of(labels)
     spec = {key: text for key, text in annotations.items() if key.startswith(SPEC)}
     if annotations.get(SPEC_PLAN):
         spec[SPEC_PLAN] = _SOME_ID
@@ -166,7 +166,7 @@ def _unspeakable(mode: PartitioningKind, observed: ObservedNode) -> Iterator[Pro
     for gpu in observed.gpus:
         devices = {device.profile for _, device in gpu.mig_devices()}
         for profile in sorted(devices):
-            if spelled(profile) is None:
+            if nos_spelling(profile) is None:
                 yield gpu.problem(Code.UNSUPPORTED, "noNosName", profile=profile)
 
 
