@@ -26,10 +26,10 @@ _CLIENT_AUTH = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert")
-# The last letter of the salt has two bits. What does not have this form, bcrypt refuses.
+# bcrypt refuses any other form; the last letter of a salt carries only two bits.
 _BCRYPT = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")
 _COSTS = range(4, 16)  # bcrypt knows none below; each step doubles the time, and 15 takes 2 s
-_NO_CREDENTIAL = "a certificate and its key belong together"
+_BOTH_NEEDED = "a certificate and its key belong together"
 
 _SECTIONS = ("tls_server_config", "basic_auth_users", "http_server_config")
 _TLS_KEYS = (
@@ -66,7 +66,7 @@ class Tls:
         return tuple(path for path in (self.certificate, self.key, self.client_ca) if path)
 
     def context(self) -> ssl.SSLContext:
-        """The files read; raises UsageError where one cannot be used."""
+        """Read the files; raises UsageError where one cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self.oldest
         context.maximum_version = self.newest
@@ -76,7 +76,7 @@ class Tls:
         except ssl.SSLError as error:
             raise UsageError(
                 f"{self.certificate} and {self.key} cannot be used: {error.reason or error}",
-                remedy=f"PEM files without a passphrase; {_NO_CREDENTIAL}",
+                remedy=f"PEM files without a passphrase; {_BOTH_NEEDED}",
             ) from None
         except OSError as error:
             raise _unreadable(f"{self.certificate} or {self.key}", error) from None
@@ -124,7 +124,7 @@ def read_web_config(path: Path) -> WebConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One file; every fault names it. No value is ever repeated: it may be a secret."""
+    """Reads the parts of one file. Faults name the file and never a value, which may be secret."""
 
     path: Path
 
@@ -132,9 +132,9 @@ class _Reading:
         return UsageError(f"{self.path}: {message}", remedy=remedy)
 
     def map(
-        self, value: Any, where: str, keys: Sequence[str] = (), not_one: str = "is not known"
+        self, value: Any, where: str, keys: Sequence[str] = (), refusal: str = "is not known"
     ) -> dict[str, Any]:
-        """The map at this place, with no keys but these, if there are any."""
+        """The map at this place; if `keys` are given, it may have no others."""
         if value is None:
             return {}
         if not isinstance(value, dict):
@@ -142,7 +142,7 @@ class _Reading:
         for name in value:
             if keys and name not in keys:
                 remedy = did_you_mean(name, keys) or listed(keys, most=len(keys))
-                raise self.fault(f"{where}.{name} {not_one}".removeprefix("."), remedy)
+                raise self.fault(f"{where}.{name} {refusal}".removeprefix("."), remedy)
         return value
 
     def tls(self, value: Any) -> Tls | None:
@@ -157,7 +157,7 @@ class _Reading:
         certificate, key = self._file(given, "cert_file"), self._file(given, "key_file")
         if certificate is None or key is None:
             missing = "cert_file" if certificate is None else "key_file"
-            raise self.fault(f"tls_server_config has no {missing}", _NO_CREDENTIAL)
+            raise self.fault(f"tls_server_config has no {missing}", _BOTH_NEEDED)
         client_ca = self._file(given, "client_ca_file")
         oldest = self._version(given, "min_version", ssl.TLSVersion.TLSv1_2)
         newest = self._version(given, "max_version", ssl.TLSVersion.MAXIMUM_SUPPORTED)

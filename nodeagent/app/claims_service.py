@@ -58,7 +58,7 @@ _LOOK_EVERY = 60.0  # seconds, for taints that end and claims that were missed
 class ClaimsService:
     """Made where `dra.mode` is not off and there is a cluster; `load` before anything is planned.
 
-    `places` are those of the plan's instances.
+    `places` remembers where the plan's instances were.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ClaimsService:
         settings, paths, states = shared.settings, shared.paths, shared.states
         simulation = paths.simulation
         self._is_simulated = simulation is not None
-        self._asked_for_pods = False  # whether they have GPUs from a device plugin
+        self._asked_for_pods = False  # that may have GPUs from a device plugin
         # A simulated node has a kubelet only where the settings say so.
         self._follows_kubelet = simulation is None or settings.kubelet.use == "always"
         self._upkeep_problems: tuple[Problem, ...] = ()  # what the last upkeep left
@@ -132,12 +132,12 @@ class ClaimsService:
         await asyncio.to_thread(self.places.load)
 
     def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
-        """A plan's goal of the GPU beside what claims have, its instances where they were."""
+        """Adapt a plan's goal to what claims have of the GPU, and to where its instances were."""
         return self.places.as_before(self.claims.store.beside(goal, gpu), gpu)
 
     @property
     def recorded(self) -> Collection[tuple[str, str]]:
-        """Namespace and name of the claims of which it is known what they have."""
+        """Namespace and name of the claims whose devices are known: with records, or ending."""
         named = {(one.namespace, one.name) for one in self.claims.store.records}
         return named | self.view.attempts.ending
 
@@ -177,15 +177,15 @@ class ClaimsService:
 
     async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         asked = claim.namespace, claim.name, claim.uid
-        with self.view.attempts.attempt(Operation.PREPARE, *asked) as waits:
+        with self.view.attempts.attempt(Operation.PREPARE, *asked) as is_news:
 
-            def waits_for(error: NodeagentError) -> None:
-                if waits(error):
+            def on_wait(error: NodeagentError) -> None:
+                if is_news(error):
                     self._observe_change()
                     self._report("a claim waits")
 
             return await self._patience.persist(
-                claim.uid, partial(self.claims.prepare, *asked), waits_for
+                claim.uid, partial(self.claims.prepare, *asked), on_wait
             )
 
     def give_way(self, claim: ClaimName) -> None:
@@ -208,7 +208,7 @@ class ClaimsService:
         return found
 
     async def _observed(self) -> ObservedNode:
-        # Without a state of this life it is not known what the plan has.
+        # Before the first state of this agent it is not known what the plan has.
         if self._observation.node is None or self._states.newest.observed_at is None:
             raise Transient(
                 "the node's GPUs have not been read yet",
@@ -217,7 +217,7 @@ class ClaimsService:
         return self._observation.node
 
     def _kubelet_client(self) -> PodResourcesClient | None:
-        """To ask the kubelet what pods have; None where it is not asked."""
+        """Make a client that asks the kubelet what pods have; None where it is not asked."""
         if not self._follows_kubelet:
             return None
         from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
@@ -232,9 +232,9 @@ class ClaimsService:
         from nodeagent.cluster.slice_publisher import SlicePublisher
 
         while not self._states.newest.rounds:
-            await self._next()
+            await self._wait_for_change()
         while not (uid := self._cluster.publisher.node_uid or ""):
-            await self._next()
+            await self._wait_for_change()
         node = NodeReference(self._settings.node_name, uid)
         self._publisher = SlicePublisher(self._cluster.access, node)
         self._publisher.state.subscribe(lambda _: self._slices_changed())
@@ -242,10 +242,11 @@ class ClaimsService:
             group.create_task(self._publisher.run(), name="slices")
             group.create_task(self._reports.run(), name="reports on claims")
             if kubelet:
-                group.create_task(self._keep_up(kubelet), name="upkeep of claims")
+                group.create_task(self._run_upkeep(kubelet), name="upkeep of claims")
             self._offers.continue_from(await self._publisher.published())
             while True:
-                await self._refuse_beside_others(self._publisher, kubelet)
+                self._offers.keeps_taints = self._publisher.state.newest.keeps_taints
+                await self._close_beside_others(self._publisher, kubelet)
                 state = self._states.newest
                 # What was read back after a release is newer than the loop's last state.
                 gpus = (self._observation.node or state.observed).gpus
@@ -264,8 +265,8 @@ class ClaimsService:
                 self._note_reasons(offers)
                 self._publisher.owned_by(self._cluster.publisher.node_uid or "")
                 self._publisher.publish(offers)
-                await self._next()
-                # Once for many claims: the offers of eight GPUs take ten milliseconds from them.
+                await self._wait_for_change()
+                # Many claims share one update, as the offers of eight GPUs take ten milliseconds.
                 await asyncio.sleep(SETTLE_INTERVAL)
                 self._changed.clear()
 
@@ -283,17 +284,18 @@ class ClaimsService:
         self._report("ResourceSlices changed")
         self._changed.set()
 
-    async def _refuse_beside_others(
+    async def _close_beside_others(
         self, publisher: SlicePublisher, kubelet: PodResourcesClient | None
     ) -> None:
-        published = publisher.state.newest
-        self._offers.keeps_taints = published.keeps_taints
+        """Close the offers while another program hands out GPUs of this node."""
         from nodeagent.cluster.drain.owners import other_allocator, other_holder
+
+        published = publisher.state.newest
 
         before = self._offers.closed
         allocatable = self._cluster.publisher.allocatable
         closed = other_allocator(published.others, allocatable)
-        # A device plugin that is restarted or removed offers nothing; its pods have theirs still.
+        # A device plugin that is restarted or removed offers nothing, but its pods keep their GPUs.
         if kubelet and not closed and (before or not self._asked_for_pods):
             try:
                 closed = other_holder(await kubelet.allocations())
@@ -304,8 +306,8 @@ class ClaimsService:
             self._offers.closed = closed
             self._report("another program hands out GPUs, or does not any more")
 
-    async def _keep_up(self, kubelet: PodResourcesClient) -> NoReturn:
-        """Put right what a crash, a reboot or a lost call left."""
+    async def _run_upkeep(self, kubelet: PodResourcesClient) -> NoReturn:
+        """Mend, again and again, what a crash, a reboot or a lost call left."""
         allocations = self.view.recording(kubelet.claimed_devices)
         upkeep = Upkeep(self.claims, allocations=allocations, planned=self._planned_instances)
         async with asyncio.TaskGroup() as group:
@@ -320,7 +322,7 @@ class ClaimsService:
                 await asyncio.sleep(INTERVAL)
 
     def _planned_instances(self) -> frozenset[tuple[str, Placement]]:
-        """Whatever lies on a GPU that a plan names is the plan's, but for what claims have."""
+        """GPU and placement of all instances on GPUs that the plan names, claims' as well."""
         plan = self._states.newest.plan
         named = {gpu.before.uuid for gpu in plan.gpus} if plan else set()
         node = self._observation.node or ObservedNode()
@@ -332,9 +334,7 @@ class ClaimsService:
         )
 
     def _observe_change(self) -> None:
-        """The node, its health or its claims are others: the kubelet gets that without the API
-        server, too.
-        """
+        """The node, its health or its claims changed: wake what waits, and tell the kubelet."""
         self._changed.set()
         self._patience.wake()
         health, records = self._device_health(), self.claims.store.records
@@ -353,7 +353,7 @@ class ClaimsService:
             now=time.time(),
         )
 
-    async def _next(self) -> None:
+    async def _wait_for_change(self) -> None:
         try:
             async with asyncio.timeout(_LOOK_EVERY):
                 await self._changed.wait()

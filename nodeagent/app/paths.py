@@ -33,10 +33,10 @@ _CLAIMS = "claims"  # the folder below state.dir in which claims have their reco
 class Simulation:
     """The GPUs are simulated; the simulator is installed before the agent runs.
 
-    `state` is the file that other commands share, `nvidia_smi` what stands in for the real one,
-    `directory` where its MPS daemons live, and `mps` what they run. `real_pids` gives those of its
-    processes that are some of this machine, `capabilities` what each capability file stands for:
-    GPU, GPU instance and compute instance. `throwaway`: no command can find the node afterwards.
+    `state` is the file that other commands share, `nvidia_smi` the command in place of the real
+    one, `directory` where its MPS daemons live, and `mps` what they run. `real_pids` gives the pids
+    of simulated GPU users that are processes of this machine, `capabilities` GPU, GPU instance and
+    compute instance by capability file. `throwaway`: no command can find the node afterwards.
     """
 
     state: Path | None
@@ -81,7 +81,7 @@ class Paths:
         return (directory,)
 
     def kept(self, name: str) -> Path | None:
-        """The file of this name that survives a restart; None where nothing is to survive."""
+        """The path of a file that survives a restart; None where nothing is to survive."""
         if self.simulation and "dir" not in self.settings.state.given:
             return _beside(self.simulation.state, name)
         return self.settings.state.dir / name
@@ -114,10 +114,10 @@ _LOSS_SHOWN_FOR = 600.0  # seconds that a loss is a problem after it was repaire
 
 
 class OwnFiles:
-    """Checks them; `problems` says what is wrong, `changed` publishes it when that changes.
+    """Checks the agent's files and directories while it runs, and makes again what was deleted.
 
-    What was deleted is made again, then `repaired` is called to restore what else the run
-    directory held.
+    `problems` says what is wrong, `changed` publishes that. After a repair it calls `repaired`,
+    which restores what others keep in the run directory.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class OwnFiles:
         self._files = files
         self.changed: Signal[tuple[Problem, ...]] = Signal(())
         self._repaired = repaired
-        self._unusable: Problem | None = None  # of the run directory, now
+        self._unusable: Problem | None = None  # what is wrong with the run directory now
         self._lost: dict[Path, float] = {}  # deleted paths, and when by the event loop's clock
 
     @property
@@ -144,7 +144,7 @@ class OwnFiles:
         return (*states, run) if run else states
 
     def lost(self, path: Path) -> None:
-        """A file was deleted under the agent, and is made again by the caller."""
+        """Note that a file was deleted, for the problem; the caller makes it again."""
         if path not in self._lost:
             log.warning("deleted while the agent runs; created again", path=str(path))
         self._lost[path] = time.monotonic()
@@ -174,7 +174,7 @@ class OwnFiles:
                 self.changed.publish(known)
 
     def _check(self) -> list[Path]:
-        """What was deleted and made again just now."""
+        """Check everything, and make again what was deleted; the result is what that was."""
         deleted: list[Path] = []
         try:
             directory = self._paths.make_run_directory()
@@ -190,7 +190,7 @@ class OwnFiles:
             why = error.strerror or error
             self._unusable = Problem.of(Code.RUN_DIRECTORY, "unseen", file=path, why=why)
         else:
-            for file in self._files:  # only where no other agent was found to have the directory
+            for file in self._files:  # another agent would have raised OtherWriter above
                 file.review()
         return list(dict.fromkeys(deleted))
 

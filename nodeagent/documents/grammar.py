@@ -65,7 +65,7 @@ class DocumentValue(NamedTuple):
 class Rule(Generic[T]):
     """What is accepted at a place; `read` raises NotAccepted when a fault had to be noted.
 
-    `written` gives a value that was read as a document has it.
+    `written` turns what was read into the value that a document has for it.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ def scalar(
     schema: JsonSchema,
     hint: Callable[[Any], str] = lambda _: "",
 ) -> Rule[Any]:
-    """A value as it is, if it is `accepted`; `hint` knows what was probably meant otherwise."""
+    """A value that is kept as it is; `hint` gives the remedy for one that is not accepted."""
 
     def read(place: DocumentValue) -> object:
         if not accepts(place.value):
@@ -129,7 +129,7 @@ def flag() -> Rule[bool]:
 
 
 def word(*choices: str) -> Rule[str]:
-    """One word of a few."""
+    """One of some words."""
     return scalar(
         lambda value: isinstance(value, str) and value in choices,
         " or ".join(choices),
@@ -191,7 +191,7 @@ def map_of(
         if len(place.value) < least:
             raise place.refuse("the map is empty")
         reads: list[Callable[[], Any]] = []
-        for name in place.value:  # both, so that the faults of both are noted
+        for name in place.value:  # key and value, so that the faults of both are noted
             reads += [partial(check_key, place, name), partial(value.read, place.below(name))]
         return dict(zip(place.value, _read_all(reads)[1::2], strict=True))
 
@@ -206,9 +206,9 @@ def form(
     constraints: JsonSchema | None = None,
     hint: Callable[[str], str] = lambda _: "",
 ) -> Rule[T]:
-    """A map with known keys. `build` makes the result of their values and checks what concerns
-    several of them; `constraints` are the same in JSON Schema, as far as it can express them.
-    `hint` knows what an unknown key was meant to be, besides a known one.
+    """A map with known keys. `build` makes the result of their values, and checks what concerns
+    several keys; `constraints` are these checks in JSON Schema, as far as it can express them.
+    `hint` gives the remedy for an unknown key that is not a misspelt one.
     """
     known = [key.name for key in keys]
 
@@ -216,11 +216,11 @@ def form(
         if not isinstance(place.value, dict):
             raise place.unexpected(f"a map with the keys {listed(known)}")
         unknown = [name for name in place.value if name not in known]
-        misspelt = {_refuse_key(place, name, known, hint(name)) for name in unknown}
+        meant = {_refuse_key(place, name, known, hint(name)) for name in unknown}
         given: dict[str, Any] = {}
         for key in keys:
-            if key.name in misspelt and key.name not in place.value:
-                continue
+            if key.name in meant and key.name not in place.value:
+                continue  # misspelt, which was noted, so not missing
             try:
                 given[key.name] = _read_key(place, key)
             except NotAccepted:
@@ -267,7 +267,7 @@ def _read_key(place: DocumentValue, key: Key) -> object:
 def by_kind(
     rules: Mapping[type, Rule[Any]], accepted: str, hint: Callable[[Any], str] | None = None
 ) -> Rule[Any]:
-    """One rule for text, another for a list, another for a map; `hint` knows usual slips."""
+    """One rule for each type of value; `hint` gives the remedy for a usual slip."""
 
     def read(place: DocumentValue) -> object:
         rule = rules.get(type(place.value))
@@ -280,12 +280,12 @@ def by_kind(
 
 
 def then(rule: Rule[T], make: Callable[[DocumentValue, T], U]) -> Rule[U]:
-    """What `make` makes of the value that a rule has read; it raises NotAccepted for a fault."""
+    """Convert what a rule has read by `make`, which raises NotAccepted for a fault."""
     return Rule(lambda place: make(place, rule.read(place)), rule.schema)
 
 
 def read_with(rule: Rule[T], value: object, findings: Findings, path: DocumentPath = ()) -> T:
-    """What the rule makes of the value at `path`; raises DocumentError with every fault."""
+    """Read the value at `path` by a rule; raises DocumentError with every fault."""
     try:
         result = rule.read(DocumentValue(value, path, findings))
     except NotAccepted:

@@ -1,4 +1,4 @@
-"""The one way in: a text becomes a `PlanDocument`, whether it is a plan or a mig-parted file."""
+"""Reads a text into a `PlanDocument`, whether it is a plan or a mig-parted file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SMALLEST_PLAN = "a plan is a map with the keys version and gpus"
 _KEYS = frozenset({"gpus", _MIG_PARTED_KEY})  # of a plan, of a mig-parted file
 # Compiled when a document has something like it, as `re` keeps what it compiled.
 _PLAN_TEXT = rf"""^[\s{{"']*({"|".join(sorted(_KEYS))})["']?\s*:"""
-_SHOWN = 3
+_SHOWN = 3  # places of plans in a message
 
 
 def read_document(text: str | bytes, *, configuration: str | None = None) -> PlanDocument:
     """Read a plan, or one configuration of a mig-parted file (recognised by its key `mig-configs`).
 
-    `configuration` names the latter's; a file with only one needs no name. All of the text is
-    checked, however little of it is used. Raises DocumentError with every fault found.
+    `configuration` names one of a mig-parted file; a file with only one needs no name. All of the
+    text is checked, however little of it is used. Raises DocumentError with every fault found.
     """
     encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     # A mig-parted file may be larger than a plan, and only it holds the word.
@@ -66,7 +66,7 @@ def digest_of(text: bytes) -> str:
 
 
 def _is_mig_parted(document: dict[str, Value]) -> bool:
-    """Recognised by its key, also a misspelt one, so that the fault is reported as that."""
+    """Whether it has the key of a mig-parted file, be it misspelt: that fault is then reported."""
     if _MIG_PARTED_KEY in document:
         return True
     keys = [key.lower().replace("_", "-") for key in document]
@@ -85,7 +85,7 @@ def _too_large(encoded: bytes) -> DocumentError:
 
 
 def _refuse_wrapped(document: dict[str, Value]) -> None:
-    """Raise DocumentError where the plan lies further down, or an object of Kubernetes has none."""
+    """Raise DocumentError for a plan in another document, or a Kubernetes object without one."""
     places = list(_plans_in(document, ()))
     kind = document.get("kind")
     if not places and not (kind and "apiVersion" in document):

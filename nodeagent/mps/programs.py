@@ -1,4 +1,4 @@
-"""The programs of MPS, and how one that ends soon is run, however much it prints."""
+"""The programs of MPS, and a run of one to its end that bounds what it may print."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Programs(Struct, frozen=True):
 
 
 class TooMuchOutput(OSError):
-    """A daemon's user may have put another program in its place, which never stops printing."""
+    """A program printed too much. It may be another that its user put in the place of MPS'."""
 
     def __init__(self) -> None:
         super().__init__(errno.EMSGSIZE, f"it printed more than {MAX_OUTPUT} bytes")
@@ -58,8 +58,8 @@ class ProgramOutput(Struct, frozen=True):
 async def run_program(
     command: Sequence[str], environment: Mapping[str, str], *, stdin: bytes | None = None
 ) -> ProgramOutput:
-    """Run it to its end with this environment alone. Raises OSError, also as TooMuchOutput. When
-    this is left early, the program is killed.
+    """Run a command to its end with this environment alone; it is killed when this is cancelled.
+    Raises OSError, which includes TooMuchOutput.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -91,8 +91,8 @@ async def run_program(
 
 
 async def _end(process: Process) -> None:
-    """Kill it if it runs, and wait for that: which also waits for the ends of its streams, which
-    never come while they are not read.
+    """Kill the process if it still runs, and wait for its end. asyncio waits for the ends of the
+    streams too, so they are read until then.
     """
     if process.returncode is None:
         with suppress(ProcessLookupError):

@@ -23,9 +23,8 @@ from nodeagent.structs import Struct
 
 
 class Verdict(StrEnum):
-    """Values are those of the JSON output."""
+    """How a GPU stands to its goal, from best to worst; the values are those of the JSON output."""
 
-    # From best to worst.
     IN_SYNC = "inSync"
     APPLICABLE = "applicable"
     BLOCKED = "blocked"
@@ -38,8 +37,8 @@ def worst(verdicts: Collection[Verdict]) -> Verdict:
     return max(verdicts, key=list(Verdict).index, default=Verdict.IN_SYNC)
 
 
-# Steps that leave the devices as they are.
-_SHARING = (SetComputeMode, SetTimeSlice, StartMps, StopMps)
+# Steps that change how devices are shared, and no device.
+_SHARING_STEPS = (SetComputeMode, SetTimeSlice, StartMps, StopMps)
 
 
 class Policy(Struct, frozen=True):
@@ -57,7 +56,7 @@ class GpuPlan(Struct, frozen=True):
     """`before` as observed, `after` as it would be; `steps` is empty unless APPLICABLE.
 
     `problems` of an APPLICABLE plan are warnings (what will still be missing afterwards). `goal` is
-    what it was planned for, to plan again when a step has another result.
+    what it was planned for, to plan again when a step has not the result that was planned.
     """
 
     before: Gpu
@@ -78,15 +77,15 @@ class GpuPlan(Struct, frozen=True):
     @property
     def changes_devices(self) -> bool:
         """Whether the devices that a device plugin can offer differ after the plan."""
-        waits = self.before.mode_change_needs_reset  # then a mode that is set changes nothing yet
+        pends = self.before.mode_change_needs_reset  # a mode that is set waits for a reset
         return any(
-            not isinstance(step, _SHARING) and not (waits and isinstance(step, SetMigMode))
+            not isinstance(step, _SHARING_STEPS) and not (pends and isinstance(step, SetMigMode))
             for step in self.steps
         )
 
     @property
     def respelled(self) -> dict[str, str]:
-        """The card's names of profiles that the plan spells differently, by the plan's."""
+        """Map the names of profiles in the plan to the card's, where these differ."""
         layout = self.goal and self.goal.mig
         wanted = layout.instances if isinstance(layout, Layout) else ()
         return {instance.written: instance.profile for instance in wanted if instance.written}
@@ -111,7 +110,7 @@ class NodePlan(Struct, frozen=True):
 
 
 class StepResult(StrEnum):
-    """`undone`: done, then taken back because a later step of that GPU failed."""
+    """How a step ended; `undone`: done, and rolled back since a later step of the GPU failed."""
 
     DONE = "done"
     FAILED = "failed"
@@ -129,8 +128,8 @@ class StepReport(Struct, frozen=True):
 
 
 class GpuOutcome(Struct, frozen=True):
-    """`after` was read back from the hardware; `restored` are the steps of the way back, which was
-    taken if `turned_back`.
+    """What became of one GPU. `after` was read back from the hardware. `turned_back`: it was
+    rolled back, by the steps in `restored`.
     """
 
     plan: GpuPlan
@@ -146,8 +145,8 @@ class GpuOutcome(Struct, frozen=True):
 
     @property
     def restarted_driver(self) -> bool:
-        """Whether the driver was restarted: other GPUs may have lost instances by that, as without
-        persistence mode they do.
+        """Whether the driver was restarted, by which other GPUs may have lost their instances, as
+        they do without persistence mode.
         """
         return any(isinstance(one.step, ResetGpu) for one in (*self.steps, *self.restored))
 

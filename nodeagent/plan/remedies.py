@@ -45,7 +45,7 @@ def in_use_remedy(*usages: Usage) -> str:
 
 
 def reset_remedy(gpu: Gpu, *, mode_off_first: bool = False) -> str:
-    """How to reset an idle GPU by hand; `mode_off_first`: nothing has asked the driver for it yet.
+    """How to reset an idle GPU by hand; `mode_off_first`: MIG mode off has not been requested yet.
 
     The driver resets no GPU that anything has open, an agent included.
     """
@@ -60,7 +60,7 @@ def reset_remedy(gpu: Gpu, *, mode_off_first: bool = False) -> str:
 
 
 def silent_remedy(gpu: Gpu) -> str:
-    """What brings a GPU back that does not answer: what its last answer calls for, if anything."""
+    """How to bring back a GPU that does not answer: by its last error's remedy, if it has one."""
     if gpu.access_remedy:
         return gpu.access_remedy.replace("-i GPU", f"-i {gpu.pci_bus_id or gpu.index}")
     if gpu.access is Access.LOST:
@@ -69,7 +69,7 @@ def silent_remedy(gpu: Gpu) -> str:
 
 
 def idle_reset_remedy(gpu: Gpu) -> str:
-    """How to reset a GPU that may be in use, by hand or by the agent."""
+    """How to make idle and reset a GPU that may be in use, by hand or by the agent."""
     if gpu.no_reset:
         return reset_remedy(gpu)
     return (

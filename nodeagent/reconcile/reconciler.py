@@ -43,7 +43,7 @@ _MAX_AGE = 0.2  # seconds after which what was seen is not acted upon without an
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the reconciler goes about it. Times in seconds.
+    """The settings of the reconciler. Times in seconds.
 
     `resync`: the longest time between two looks. `patience`: how long it may be busy without a sign
     of life. `mend`: whether drift is repaired or only reported.
@@ -77,13 +77,11 @@ class Reconciler:
     own_problems: Callable[[], tuple[Problem, ...]] = tuple
     _queue: WorkQueue = field(init=False)
     _processes: ProcessWatch = field(init=False)
-    _failures: int = field(init=False, default=0)  # rounds in a row that a GPU did not answer
-    _done: NodeOutcome | None = field(init=False, default=None)  # what was done in this round
-    _seen: PlanEvaluation = field(
-        init=False, default_factory=PlanEvaluation
-    )  # the last observation's
-    _details: bool = field(init=False, default=False)  # that only people ask for were read
-    _observed_at: datetime | None = field(init=False, default=None)  # as a whole
+    _failures: int = field(init=False, default=0)  # rounds in a row with a GPU that did not answer
+    _done: NodeOutcome | None = field(init=False, default=None)  # of the steps of this round
+    _seen: PlanEvaluation = field(init=False, default_factory=PlanEvaluation)  # the last one
+    _has_details: bool = field(init=False, default=False)  # of all devices, for people
+    _observed_at: datetime | None = field(init=False, default=None)  # all GPUs, the last time
 
     def __post_init__(self) -> None:
         self._queue = WorkQueue(self.backoff, mend=self.rules.mend)
@@ -100,8 +98,8 @@ class Reconciler:
             await control.offered.wait()
             while not control.stopping:
                 look = control.begin_round() or self._failures > 0 or self._next_look() <= 0
-                pause = await self._round_whatever_happens(look=look)
-                # What was prepared stays if the next round is at hand and needs it, too.
+                pause = await self._guarded_round(look=look)
+                # After a halt the next round is at hand, which may need what this one prepared.
                 if self.control.stopping or not control.halt.is_set():
                     now, seen = asyncio.get_running_loop().time(), self._seen
                     postponed = self._queue.postponed(seen, now)
@@ -114,8 +112,8 @@ class Reconciler:
             self._processes.close()
             await self.owners.close()
 
-    async def _round_whatever_happens(self, *, look: bool) -> float:
-        """Do one round; gives the seconds until the next, if nothing wakes the loop earlier."""
+    async def _guarded_round(self, *, look: bool) -> float:
+        """Do one round, and report what it raises; returns the seconds until the next one."""
         try:
             pause = await self._reconcile_once(look=look)
         except NodeagentError as error:
@@ -157,8 +155,8 @@ class Reconciler:
         return pause
 
     async def _reconcile_once(self, *, look: bool) -> float:
-        """Do one round; without a `look` it goes by what owners read back, as long as that leaves
-        nothing to do.
+        """Do one round. Without `look` the GPUs are not observed but taken as their owners read
+        them back last, unless that leaves something to do.
         """
         began = asyncio.get_running_loop().time()
         self._done = None
@@ -166,7 +164,7 @@ class Reconciler:
         async with self.control.abandoned_at_stop():
             await self.owners.open()
         if look:
-            # A plan waits for nothing that only people ask for.
+            # A new plan does not wait for the details, which only people ask for.
             brief = self.plan.is_new and self._seen.observed.gpus != ()
             evaluation = await self._observe(details=not brief)
         else:
@@ -175,7 +173,7 @@ class Reconciler:
                 evaluation = await self._observe()
         self.control.resume()  # what was offered meanwhile has been judged, too
         # The disk and the API server are asked side by side: each may take 10 ms and more.
-        tried = self.plan.kept
+        kept = self.plan.kept
         saving = asyncio.create_task(self._save_plan(), name="save the plan")
         try:
             async with self.control.abandoned_at_stop():
@@ -191,7 +189,7 @@ class Reconciler:
         unfinished = self.control.halt.is_set()
         self.states.publish(self._describe(evaluation, objections, unfinished=unfinished))
         self._processes.watch(blocking_pids(evaluation))
-        if self.plan.kept != tried:  # accepted by the last look
+        if self.plan.kept != kept:  # a plan was accepted after the steps
             await self._save_plan()
         clock = asyncio.get_running_loop().time
         self.on_round(self._done, clock() - began)
@@ -212,9 +210,9 @@ class Reconciler:
     async def _work(
         self, evaluation: PlanEvaluation, todo: NodePlan
     ) -> tuple[PlanEvaluation, tuple[Problem, ...]]:
-        """Do what is to be done now; what is so afterwards, and why nothing was done if so."""
+        """Do what is to be done now; returns the evaluation after it, and why nothing was done."""
         began = asyncio.get_running_loop().time()
-        unprepared = await self._prepared(todo)
+        unprepared = await self._prepare(todo)
         if self.control.halt.is_set() or (unprepared and not undisturbing(todo).gpus):
             return evaluation, unprepared
         if asyncio.get_running_loop().time() - began > _MAX_AGE:
@@ -231,7 +229,7 @@ class Reconciler:
         as_planned = is_whole and all(gpu.as_planned for gpu in outcome.gpus)
         restarted = any(gpu.restarted_driver for gpu in outcome.gpus)
         if restarted:
-            self.control.wake("the driver was restarted")  # what others lost is made again
+            self.control.wake("the driver was restarted")  # other GPUs may have lost instances
         if self.control.halt.is_set() or restarted or not as_planned:
             evaluation = await self._observe()
         else:
@@ -240,8 +238,8 @@ class Reconciler:
         self._learn(outcome, evaluation)
         return evaluation, unprepared
 
-    async def _prepared(self, todo: NodePlan) -> tuple[Problem, ...]:
-        """Have the hooks prepare for `todo`, which is given up for another plan."""
+    async def _prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
+        """Have the hooks prepare for `todo`; they are cancelled when another plan comes."""
         preparing = asyncio.create_task(self.hooks.prepare(todo), name="prepare")
         halted = asyncio.create_task(self.control.halt.wait(), name="wait for another plan")
         both = {preparing, halted}
@@ -262,21 +260,21 @@ class Reconciler:
             observed = await self.owners.observe(details=details)
         self.control.looked_at = asyncio.get_running_loop().time()
         self._observed_at = datetime.now(UTC)
-        self._details = details
+        self._has_details = details
         self._alive(0)
         self.reporter.driver_answers()
         return await self._evaluate(observed)
 
     async def _evaluate_read_back(self) -> PlanEvaluation:
         """Go by what was observed last, where each GPU that was changed since was read back."""
-        self._details = False
+        self._has_details = False
         return await self._evaluate(self.owners.observed)
 
     async def _complete(self) -> float:
-        """Read what only people ask for of devices that were made, now that they are reported; the
-        seconds that it took.
+        """Read the details of new devices that only people ask for, after the devices were
+        reported. Returns the seconds that it took.
         """
-        if self._details or self._failures or self.control.halt.is_set():
+        if self._has_details or self._failures or self.control.halt.is_set():
             return 0.0
         clock = asyncio.get_running_loop().time
         began, before = clock(), _layouts(self.owners.observed)
@@ -288,7 +286,7 @@ class Reconciler:
         except NodeagentError:
             self.control.wake("details of new devices cannot be read")
             return 0.0
-        self._details, observed = True, self.owners.observed
+        self._has_details, observed = True, self.owners.observed
         if _layouts(observed) == before:
             self.states.newest = replace(self.states.newest, observed=observed)
         else:
@@ -317,7 +315,7 @@ class Reconciler:
         for gpu in outcome.gpus:
             uuid = gpu.plan.before.uuid
             after = next((p for p in evaluation.gpus if p.before.uuid == uuid), None)
-            # What was left because of the halt is no failure.
+            # Steps that were left out because of the halt are no failure.
             may_fail = gpu.failed or not self.control.halt.is_set()
             retry = self._queue.learn(gpu, after, evaluation, now) if may_fail else None
             self.reporter.worked(gpu, after, retry)
@@ -326,7 +324,7 @@ class Reconciler:
         self._alive(0)
         self.reporter.step(report)
 
-    # --- what is so -------------------------------------------------------------------------
+    # --- the state --------------------------------------------------------------------------
 
     def _describe(
         self, evaluation: PlanEvaluation, objections: tuple[Problem, ...] = (), *, unfinished: bool
@@ -355,7 +353,7 @@ class Reconciler:
             blocking=blocking_codes(problems),
             problems=(
                 *(refused.problems if refused else ()),
-                *dict.fromkeys((*problems, *self.own_problems())),  # not of the plan
+                *dict.fromkeys((*problems, *self.own_problems())),  # own ones change no phase
                 *self.plan.source_problems,
             ),
             driver_error=_driver_error(evaluation.observed),
@@ -372,7 +370,7 @@ def _layouts(observed: ObservedNode) -> list[object]:
 
 
 def _driver_error(observed: ObservedNode) -> str:
-    """Return why the driver does not answer at all; "" when it does, be it for one GPU."""
+    """Return why the driver does not answer at all; "" when it answers for at least one GPU."""
     if any(gpu.access is not Access.UNKNOWN for gpu in observed.gpus):
         return ""
     return observed.gpus[0].access_reason if observed.gpus else ""

@@ -1,4 +1,4 @@
-"""What is said when steps fail: the problems, and which steps were taken back.
+"""Problems of steps that failed, and which steps were undone.
 
 Everything is judged by what was observed afterwards, not by what a call returned.
 """
@@ -24,15 +24,15 @@ def step_failed(step: steps.Step, error: BaseException, seen: Gpu) -> Problem:
     """Return why a step failed; `seen` is the GPU right after it, for the names of its users."""
     what, why = step_words(step), error_sentence(error)
     remedy = error.remedy if isinstance(error, NodeagentError) else ""
-    remedy = remedy.replace("-i GPU", f"-i {seen.pci_bus_id}")  # the driver's codes know no GPU
+    remedy = remedy.replace("-i GPU", f"-i {seen.pci_bus_id}")  # codes are explained for any GPU
     if isinstance(error, GpuInUse):
         instance = _instance_of(step, seen)
         names = user_words(seen, instance)
         why = f"in use by {names}" if names else why
-        there = users(seen, instance)
-        commands = end_commands((user.pid, user.namespace, user.pod) for user in there)
+        found = users(seen, instance)
+        commands = end_commands((user.pid, user.namespace, user.pod) for user in found)
         if not remedy:
-            remedy = in_use_remedy(Usage(there))
+            remedy = in_use_remedy(Usage(found))
         elif commands not in remedy:
             remedy = f"run {commands}; {remedy}"
         return seen.problem(Code.IN_USE, "step", what=what, why=why, remedy=remedy)
@@ -46,8 +46,8 @@ def step_failed(step: steps.Step, error: BaseException, seen: Gpu) -> Problem:
 def not_as_planned(
     seen: Gpu, planned: Gpu | None = None, missing: Sequence[steps.Step] = ()
 ) -> Problem:
-    """Every step succeeded, and the GPU is something else nevertheless; `missing` are the steps
-    that it would take now.
+    """The problem of a GPU that is not as planned although every step succeeded; `missing` are the
+    steps that a new plan would have.
     """
     if planned is None:
         instead = ", which is not as planned"
@@ -60,23 +60,23 @@ def not_as_planned(
     return seen.problem(Code.STEP_FAILED, "notAsPlanned", has=has)
 
 
-def not_restored(before: Gpu, seen: Gpu, stumble: Problem | None) -> Problem:
-    """The earlier layout is not back; `stumble` is why, if a step of the way back failed."""
+def not_restored(before: Gpu, seen: Gpu, cause: Problem | None) -> Problem:
+    """The problem of a rollback that did not restore the layout; `cause`: a step of it failed."""
     now = f"it now has {layout_words(seen)}"
     if seen.access is not Access.OK:
         now = f"its present layout is not known ({seen.access_reason or seen.access})"
-    why, had = stumble.message if stumble else "", layout_words(before)
+    why, had = cause.message if cause else "", layout_words(before)
     return before.problem(Code.NOT_RESTORED, had=had, now=now, why=why)
 
 
 def undone_if_gone(report: StepReport, before: Gpu, seen: Gpu) -> StepReport:
-    """The report of a step that was done, as undone if its effect is no longer there."""
-    if report.result is StepResult.DONE and _is_taken_back(report.step, before, seen):
+    """Mark a step that was done as undone if its effect is no longer there."""
+    if report.result is StepResult.DONE and _is_undone(report.step, before, seen):
         return replace(report, result=StepResult.UNDONE)
     return report
 
 
-def _is_taken_back(step: steps.Step, before: Gpu, seen: Gpu) -> bool:
+def _is_undone(step: steps.Step, before: Gpu, seen: Gpu) -> bool:
     match step:
         case steps.SetMigMode(enabled=enabled):
             return seen.mig is not None and seen.mig.pending != enabled

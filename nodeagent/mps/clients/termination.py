@@ -1,9 +1,9 @@
-"""Ends a client without harm to the others, and no other process in its place.
+"""Ends a client of MPS without harm to other clients, and never a process with a reused pid.
 
-A daemon that runs for a tenant can be made to name any process. So one is ended only when the
-driver itself lists it as an MPS process of the device, and it is the plan's user's: never root's
-unless the plan says root, never one of the agent's own. It is held by a descriptor (pidfd) from
-before it is looked at, so that a reused pid never hits another process.
+A daemon that runs for a tenant can be made to name any process. So a process is ended only when
+the driver itself lists it as an MPS process of the device, and it runs as the plan's user: never as
+root unless the plan says root, and it is never one of the agent's own. A descriptor (pidfd) is
+opened before it is looked at, so that a reused pid never hits another process.
 
 A client that is killed while the device works for it can take its server along, and with that all
 other clients. So the daemon is asked first, and only when it says that the client's work is ended,
@@ -27,8 +27,8 @@ from nodeagent.structs import Struct
 
 
 class ClientToEnd(Struct, frozen=True):
-    """A client process. `uid` is the plan's user, None for any but root; `spared` are pids that
-    must not be ended.
+    """A client process. `uid` is the plan's user, None where it may be any but root; `spared` are
+    pids that must not be ended.
     """
 
     process: ProcessIdentity
@@ -44,7 +44,7 @@ class ClientEnd(Struct, frozen=True):
 
 
 class _LeftAlone(Exception):
-    """The client may not be ended, or not safely; why, in words."""
+    """The client must not be ended, or cannot be without harm; the message says why."""
 
 
 async def end_client(
@@ -55,10 +55,9 @@ async def end_client(
     deadline: float,
     grace: float,
 ) -> ClientEnd:
-    """End it: by the daemon, which has `deadline` seconds, then each signal after `grace` seconds.
-
-    `listed` gives the pids of the device's MPS processes as the driver has them; a NodeagentError
-    of it leaves the client alone.
+    """Have the daemon end the client's work in `deadline` seconds; then, whenever the process has
+    not ended after `grace` seconds, send the next signal. `listed` gives the pids of the device's
+    MPS processes as the driver has them; if it raises NodeagentError, the client is left alone.
     """
     pid = target.process.pid
     already = ClientEnd(True, "it had ended already")
@@ -128,7 +127,7 @@ async def _end_process(
     if await _is_ended(descriptor, grace):
         return ClientEnd(True, f"{so_far}, and it ended by itself")
     for number in (signal.SIGTERM, signal.SIGKILL):
-        # It may have become another user's since: a program that starts a setuid program.
+        # Its user may have changed since, by executing a setuid program.
         found = await asyncio.to_thread(inspect, target.process.pid)
         try:
             if isinstance(found, Process):

@@ -1,8 +1,8 @@
 """Publishes what clients need: an env file and a CDI device for each slot.
 
-It keeps nothing in mind: each time it looks at what is there, makes that what it should be, and
-leaves alone what already is. Both are instructions to programs of root's (systemd, container
-runtimes), so nothing goes in that was not checked, and nothing is written where others could write.
+It is stateless: each time it compares what is there with what should be, and writes what differs.
+Programs that run as root (systemd, container runtimes) obey these files, so nothing goes in that
+was not checked, and nothing is written where others could write.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ class Publisher(Struct, frozen=True, kw_only=True):
     cdi_dir: Path
 
     def publish(self, daemons: Iterable[DaemonSpec]) -> tuple[Problem, ...]:
-        """Make env files and CDI specification exactly these; what could not be done, and why.
+        """Make env files and CDI specification exactly these; returns the problems met.
 
-        A slot that could not be said safely is left out of both. Blocks on the file system.
+        A slot whose values cannot be quoted safely is in neither. Blocks on the file system.
         """
         problems: list[Problem] = []
         env_files: dict[str, Files] = {}
         slots: list[CdiDevice] = []
         for spec in sorted(daemons, key=lambda spec: spec.device):
             with _noted(problems, spec.device):
-                # All slots of a device or none: some without others would only puzzle.
+                # All slots of a device or none: a part of them would puzzle who looks for the rest.
                 devices = [slot_device(spec, slot) for slot in spec.wanted.sharing.slots]
                 env_files[spec.device] = {
                     file_name(slot.name): env_file(client_environment(spec, slot))
                     for slot in spec.wanted.sharing.slots
                 }
                 slots += devices
-        # A directory where nothing can be published does not matter while nothing is to be there.
+        # An unusable directory is no problem as long as nothing has to be published in it.
         if env_files or os.path.lexists(self.run_dir / "mps"):
             with _noted(problems):
                 self._publish_env_files(env_files, problems)
@@ -74,7 +74,7 @@ class Publisher(Struct, frozen=True, kw_only=True):
         return tuple(problems)
 
     def _publish_env_files(self, files: Mapping[str, Files], problems: list[Problem]) -> None:
-        """By device; those of other devices are removed, and their directories."""
+        """Write each device's env files; remove those of other devices, and their directories."""
         make = bool(files)
         with self._opened(self.run_dir, make=make) as run, run.child("mps", make=make) as top:
             for device in sorted({*files, *top.directories()}):
@@ -95,12 +95,12 @@ class Publisher(Struct, frozen=True, kw_only=True):
 def _publish(
     directory: OpenDirectory,
     files: Files,
-    there: Iterable[str],
+    existing: Iterable[str],
     problems: list[Problem],
     device: str = "",
 ) -> None:
-    """Write these files, and withdraw what else is `there` of the agent's."""
-    for name in (*files, *(name for name in there if name not in files)):
+    """Write these files, and remove those of the agent's that are `existing` besides."""
+    for name in (*files, *(name for name in existing if name not in files)):
         with _noted(problems, device):
             if name in files:
                 directory.put(name, files[name])
