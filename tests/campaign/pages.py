@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.simulation import SimulatedNode
+from nodeagent.simulation.admission import MPS_SERVER
 from tests.campaign import processes
 
 _MODES = {0: "default", 2: "prohibited", 3: "exclusiveProcess"}
@@ -66,7 +67,9 @@ def untrue(
             yield f"status shows MIG as {shown.get('mig')} on GPU {card.index}"
         # A pod that has it by the kubelet's list is shown without a pid.
         users = [user.get("pid") for part in (shown, *instances) for user in part["users"]]
-        if set(users) != {process.pid for process in card.state.processes}:
+        # An MPS server goes with its daemon and is no user of its own.
+        programs = {one.pid for one in card.state.processes if one.command != MPS_SERVER}
+        if set(users) != programs:
             yield f"status shows the users {users} of GPU {card.index}"
     daemons = {one["device"]: [one["pid"]] for one in status.get("mps", ()) if one.get("pid")}
     if daemons != processes.daemons(folder):
