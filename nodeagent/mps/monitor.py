@@ -126,10 +126,10 @@ class DaemonMonitor:
         await asyncio.wait([self._task])
         self.process.close()
 
-    def hide_sockets(self) -> None:
-        """New clients find the daemon, unless it drains or is closed to them. Where its sockets are
-        is what counts, so this also mends what an earlier agent left. One that was just started has
-        made its sockets when it answers: it would end if it did not find what it is making.
+    def update_sockets(self) -> None:
+        """Hide the sockets from new clients if the daemon drains or is cordoned, else show them. It
+        goes by where they are, and so mends what an earlier agent left. A daemon that was just
+        started is left alone until it answers: it would end if its new sockets were moved.
         """
         hidden = bool(self._supervisor.cordoned) or self.state.phase is DaemonPhase.DRAINING
         hidden = hidden and (self._adopted or self.state.answered)
@@ -223,7 +223,7 @@ class DaemonMonitor:
         if not state.answered and not self._sockets.listens:
             self._next_poll = self._loop.time() + self._pauses.next()
             return
-        self.hide_sockets()  # a socket may have come since it was to be out of the way
+        self.update_sockets()  # a socket may have come since it was to be out of the way
         try:
             await self._ask(state)
         except DaemonDead as error:
@@ -246,7 +246,7 @@ class DaemonMonitor:
             self._last_poll = self._loop.time()
             self.polls += 1
             shown, self._shown = self._shown, (self.seen, self.events.blocked.waiting)
-            self._supervisor.polled(changed=self._shown != shown)
+            self._supervisor.notify(changed=self._shown != shown)
 
     async def _ask(self, state: model.State) -> None:
         hidden = self._sockets.hidden
@@ -264,7 +264,7 @@ class DaemonMonitor:
             self._read_log()  # the line that names the cause is in it, perhaps not read yet
         for event in self.events.judge(seen, self.state):
             self._handle(event)
-        self._handle(model.LimitsReadBack(self.run, state.reading, wrong))
+        self._handle(model.LimitsReadBack(self.run, state.limits_version, wrong))
         self._judge_drain(seen, hidden=hidden)
         self._plan_next(seen)
 

@@ -88,7 +88,7 @@ async def drain(supervisor: Supervisor, *, seconds: float | None, force: bool) -
         raise
     if supervisor.state.phase not in WITH_PROCESS:
         await supervisor.until(lambda: supervisor.is_idle)
-        if supervisor.left_over:  # it may be gone by now, and nothing else would look again
+        if supervisor.sweep_failure:  # it may have passed, and nothing else would look again
             await _sweep(supervisor)
         return ()
     left = tuple(pid for _, pid in supervisor.clients)
@@ -190,8 +190,8 @@ async def _sweep(supervisor: Supervisor) -> None:
     """End what is left of it; raises NodeagentError for what remains."""
     if supervisor.wanted is not None:
         await supervisor.sweep(supervisor.spec_of(supervisor.wanted))
-    if supervisor.left_over:
-        raise NodeagentError(supervisor.left_over)
+    if supervisor.sweep_failure:
+        raise NodeagentError(supervisor.sweep_failure)
 
 
 def _with_command(pid: int) -> str:

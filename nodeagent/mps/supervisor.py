@@ -38,8 +38,8 @@ _START_TIMEOUT = 3.0  # seconds for a start that is under way when the agent end
 _RETRY_INTERVAL = 1.0  # seconds until a record that could not be written is tried again
 
 
-# What the machine may lack for a while.
-_SHORT = frozenset(
+# Errors of a machine that lacks something for a while.
+_SHORTAGES = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO),
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
@@ -48,8 +48,8 @@ _SHORT = frozenset(
 
 
 class Supervisor:
-    """Supervises one device's daemon, of which `record` says what is known. Raises PathRefused
-    where the device can have no directories.
+    """Supervises one device's daemon; `record` is what is known of it. Raises PathRefused where the
+    device can have no directories.
     """
 
     def __init__(self, context: MpsContext, record: Record) -> None:
@@ -58,12 +58,12 @@ class Supervisor:
         self.state = model.State(restarts=record.restarts)
         self.since = datetime.now(UTC)
         self.wanted: WantedMps | None = None
-        self.was_ready = record.was_ready  # as it is wanted now, in this process or an earlier one
-        self.unrecorded = record.unrecorded  # adopted: what it should be is not known
-        self.cordoned = ""  # why no new client is let in although it is wanted; "" when they are
-        self.left_over = ""  # of a dead daemon: why no other may be started
-        self._left = record.left  # what may be left, and may exit without a name
-        self.monitor: DaemonMonitor | None = None  # of its process, while there is one
+        self.was_ready = record.was_ready  # with what is wanted now, in this process or before
+        self.unrecorded = record.unrecorded  # found without a record: `wanted` is only what it is
+        self.cordoned = ""  # why new clients are kept out, "" when they are not
+        self.sweep_failure = ""  # why a dead daemon's orphans are left, so no other may start
+        self._orphans = record.left  # possible ones, which while they exit have no name
+        self.monitor: DaemonMonitor | None = None  # of the process, while there is one
         self.last_lines: tuple[str, ...] = ()  # of the process that ended last
         self.pipe_directory = pipes
         self.log_directory = str(Path(pipes).with_name("log"))
@@ -76,7 +76,7 @@ class Supervisor:
         self._waiter: asyncio.Task[None] | None = None
         self._starting: deque[model.SweepOrphans | model.Spawn] = deque()
         self._starts: asyncio.Task[None] | None = None
-        self._ends = False  # the agent, so nothing more is started
+        self._is_closing = False  # as the agent ends, so nothing more is started
         self._written: Record | None = None
         self._retry: asyncio.TimerHandle | None = None  # while the record cannot be written
 
@@ -85,10 +85,10 @@ class Supervisor:
         return self.monitor.seen if self.monitor else None
 
     @property
-    def _leaves(self) -> tuple[MpsProcess, ...]:
-        """What is left when its process ends: the servers that it has, or those of the last one."""
+    def _possible_orphans(self) -> tuple[MpsProcess, ...]:
+        """The servers of the process, or of the last one, which its end may leave behind."""
         servers = self.monitor.events.servers if self.monitor else None
-        return self._left if servers is None else servers
+        return self._orphans if servers is None else servers
 
     @property
     def clients(self) -> tuple[tuple[int, int], ...]:
@@ -96,11 +96,11 @@ class Supervisor:
         return self.seen.clients if self.seen else ()
 
     def spec_of(self, wanted: WantedMps) -> DaemonSpec:
-        """The daemon that makes it so, here."""
+        """The specification of the daemon that is wanted, at this device's places."""
         return DaemonSpec(self.device, wanted, self.pipe_directory, self.context.private_shm)
 
     def want(self, wanted: WantedMps | None) -> None:
-        """From now on it is to be so; None: there is to be no daemon."""
+        """Have the daemon be as the plan wants from now on; None: there is to be none."""
         if wanted is None:
             self.handle(model.NewPlan(None))
             return
@@ -110,7 +110,7 @@ class Supervisor:
         self.handle(model.NewPlan(self.spec_of(wanted)))
 
     def stay_down(self, wanted: WantedMps) -> None:
-        """An earlier agent was asked to drain it, and it was not requested since."""
+        """Keep the daemon down that an earlier agent drained on request, until it is started."""
         self.wanted = wanted
         spec = self.spec_of(wanted)
         self.state = model.State(
@@ -119,9 +119,10 @@ class Supervisor:
         self._keep_record()
 
     def adopt(self, process: DaemonProcess, runs: WantedMps, wanted: WantedMps) -> None:
+        """Take over a process that was started as `runs`; then have it be as `wanted`."""
         self.wanted = runs
         spec = self.spec_of(runs)
-        # Clients get the /dev/shm of the setting, and share memory with it there.
+        # A process with another /dev/shm than the setting's, which clients get, is replaced.
         private = has_private_shm(process.pid, spec)
         has = spec if private is None else replace(spec, private_shm=private)
         self.handle(model.Adopted(has, process.pid), process)
@@ -134,8 +135,8 @@ class Supervisor:
         """
         if why != self.cordoned:
             self.cordoned = why
-            self._hide_sockets()
-            self.polled(changed=True)
+            self._update_sockets()
+            self.notify(changed=True)
 
     def handle(self, event: model.Event, process: DaemonProcess | None = None) -> None:
         """Handle an event: do or begin what follows. `process` is the one that there is from this
@@ -157,10 +158,10 @@ class Supervisor:
             self._waiter = asyncio.create_task(self._wait(self.monitor), name="mps end")
         for action in actions:
             self._do(action)
-        self._hide_sockets()
+        self._update_sockets()
         self._keep_record()
         if self.state != before:
-            self.polled(changed=True)
+            self.notify(changed=True)
 
     async def aclose(self) -> None:
         """Stop supervising. The daemon and its clients live on."""
@@ -173,29 +174,26 @@ class Supervisor:
             await asyncio.gather(self._waiter, return_exceptions=True)
         if self.monitor is not None:
             await self.monitor.aclose()
-        self._notify()
+        self.notify(changed=False)
 
     async def until(self, so: Callable[[], bool]) -> None:
         """Wait until `so()` holds; re-evaluated after every change. Raises CancelledError when
         supervising stops before.
         """
         while not so():
-            if self._ends:
+            if self._is_closing:
                 raise asyncio.CancelledError
             await self._changed.after(self._changed.version)
 
-    def polled(self, *, changed: bool) -> None:
-        """The monitor has asked the daemon, perhaps with another answer than before."""
+    def notify(self, *, changed: bool) -> None:
+        """Wake those that wait in `until`, and if what is shown `changed`, the context as well."""
         if changed:
             self.context.changed()
-        self._notify()
-
-    def _notify(self) -> None:
         self._changed.publish(None)
 
-    def _hide_sockets(self) -> None:
+    def _update_sockets(self) -> None:
         if self.monitor is not None:
-            self.monitor.hide_sockets()
+            self.monitor.update_sockets()
 
     def _do(self, action: model.Action) -> None:
         match action:
@@ -224,7 +222,7 @@ class Supervisor:
         return self._starts is None
 
     def _start_in_turn(self, action: model.SweepOrphans | model.Spawn) -> None:
-        if self._ends:
+        if self._is_closing:
             return
         self._starting.append(action)
         if self._starts is None:
@@ -240,36 +238,36 @@ class Supervisor:
                     await self._start(action)
         finally:
             self._starts = None
-            self._notify()
+            self.notify(changed=False)
 
     async def sweep(self, spec: DaemonSpec) -> None:
-        """End what a dead daemon left; `left_over` says what could not be."""
-        left_over = ""
+        """End what a dead daemon left; `sweep_failure` says what could not be ended."""
+        failure = ""
         try:
-            await end_orphans(spec, grace=self.context.settings.grace, known=self._left)
+            await end_orphans(spec, grace=self.context.settings.grace, known=self._orphans)
             await asyncio.to_thread(self.sockets.clear)
-            self._left = ()
+            self._orphans = ()
         except OrphansLeft as error:
-            left_over, self._left = str(error), error.processes
+            failure, self._orphans = str(error), error.processes
         except OSError as error:
-            left_over = f"{error.filename} cannot be removed: {error.strerror}"
+            failure = f"{error.filename} cannot be removed: {error.strerror}"
         except Exception as error:  # noqa: BLE001  # not knowing what is left, none may be started
-            left_over = error_sentence(error)
-        self.left_over = left_over
+            failure = error_sentence(error)
+        self.sweep_failure = failure
         self._keep_record()
 
     async def _start(self, action: model.Spawn) -> None:
         context, spec = self.context, action.spec
-        if self.left_over:
-            # It may be this daemon: systemd also starts it when who asked for that was killed.
+        if self.sweep_failure:
+            # What is left may be this daemon: systemd starts it even if its client was killed.
             found = await proven_process(spec, self.sockets)
             if found is not None and self.state.ending is Ending.NO:
-                self.left_over = ""
+                self.sweep_failure = ""
                 self.handle(model.Started(action.run, found.pid, found=True), found)
                 return
             if found is not None:
                 found.close()
-            self.handle(model.StartFailed(action.run, self.left_over))
+            self.handle(model.StartFailed(action.run, self.sweep_failure))
             return
         try:
             await asyncio.to_thread(remake_directories, context.run_dir, spec)
@@ -288,16 +286,16 @@ class Supervisor:
 
     async def _wait(self, monitor: DaemonMonitor) -> None:
         exited = await monitor.until_ended()
-        self._left = self._leaves
+        self._orphans = self._possible_orphans
         self.monitor = self._waiter = None
         self.last_lines = exited.last_lines
         self.handle(exited)
 
     async def _end_starts(self) -> None:
-        """A process that is just being started is waited for, so that its record is there; else the
-        next agent could adopt what is about to be taken back.
+        """Wait for a process that is just being started, so that its record is there; else the next
+        agent could adopt one that is about to be killed.
         """
-        self._ends = True
+        self._is_closing = True
         self._starting.clear()
         if self._starts is not None:
             starts = self._starts
@@ -306,7 +304,7 @@ class Supervisor:
             await asyncio.gather(starts, return_exceptions=True)
 
     def _record_now(self, runs: DaemonSpec | None) -> Record:
-        """The record of this moment; its process runs as `runs`."""
+        """The record as it is now, with a process that runs as `runs`."""
         if self.wanted is None:
             raise ValueError(f"nothing is planned for {self.device}")
         return Record(
@@ -318,12 +316,12 @@ class Supervisor:
             was_ready=self.was_ready,
             restarts=self.state.restarts,
             unrecorded=self.unrecorded,
-            left=self._leaves,
+            left=self._possible_orphans,
         )
 
     def _keep_record(self) -> None:
-        """Write it where it differs from what was written last. One that cannot be written is tried
-        again until it can, and reported once.
+        """Write the record if it differs from what was written last; try again where that fails,
+        which is reported once.
         """
         failed, self._retry = self._retry, None
         if failed is not None:
@@ -350,4 +348,4 @@ class Supervisor:
 
 def _is_shortage(error: Exception) -> bool:
     cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and cause.errno in _SHORT
+    return isinstance(cause, OSError) and cause.errno in _SHORTAGES

@@ -1,6 +1,6 @@
 """The life of one MPS daemon as a function: state, event and time in, state and actions out.
 
-Pure, and defined for every event in every state: what can mean nothing there changes nothing.
+Pure, and defined for every event in every state: one that means nothing there changes nothing.
 What holds whatever happens:
 
 - Ready is said only when this very process has answered and its limits, as they were set last,
@@ -47,9 +47,9 @@ def step(
     """
     life = Transition(state, now, settings, jitter)
     match event:
-        case model.OfRun():
+        case model.ProcessEvent():
             if event.run == state.run and state.phase in WITH_PROCESS:
-                _of_run(life, event)  # else from a process that is no more
+                _process_event(life, event)  # else from a process that is no more
         case model.NewPlan():
             _new_plan(life, event.spec)
         case model.DrainRequested():
@@ -69,7 +69,7 @@ def step(
     return life.state, tuple(life.actions)
 
 
-def _of_run(life: Transition, event: model.RunEvent) -> None:
+def _process_event(life: Transition, event: model.RunEvent) -> None:
     state = life.state
     match event:
         case model.Started(pid=pid, found=found):
@@ -82,7 +82,9 @@ def _of_run(life: Transition, event: model.RunEvent) -> None:
         case model.Exited():
             _exited(life, event)
         case model.Answered():
-            life.state = replace(state, timeouts=0, answered=True, unreachable="", excused=False)
+            life.state = replace(
+                state, timeouts=0, answered=True, unreachable="", was_unreachable=False
+            )
             if state.phase is DaemonPhase.STARTING:
                 life.set_limits("limits are not proven yet")
         case model.Timeout():
@@ -94,10 +96,10 @@ def _of_run(life: Transition, event: model.RunEvent) -> None:
                 why = f"{event.reason}; a fresh daemon takes its place"
                 life.kill(ReportSubject.REPLACED, why)
         case _:
-            _of_answer(life, event)
+            _answer_event(life, event)
 
 
-def _of_answer(life: Transition, event: model.AnswerEvent) -> None:
+def _answer_event(life: Transition, event: model.AnswerEvent) -> None:
     match event:
         case model.LimitsReadBack():
             _read_back(life, event)
@@ -120,7 +122,7 @@ def _of_answer(life: Transition, event: model.AnswerEvent) -> None:
 def _unreachable(life: Transition, reason: str) -> None:
     """Report each reason once. A daemon that could not be asked is not ended for it."""
     before = life.state
-    life.state = replace(before, excused=True, unreachable=reason)
+    life.state = replace(before, was_unreachable=True, unreachable=reason)
     if reason != before.unreachable:
         if before.phase in {DaemonPhase.STARTING, DaemonPhase.LIMITING}:
             life.state = replace(life.state, why=reason)
@@ -147,7 +149,7 @@ def _timed_out(life: Transition, event: model.Timeout) -> None:
 def _read_back(life: Transition, event: model.LimitsReadBack) -> None:
     """Compare the limits in force with those wanted; only equal ones make the daemon Ready."""
     state = life.state
-    if event.reading != state.reading:
+    if event.limits_version != state.limits_version:
         return  # the limits were set again meanwhile
     differ = "not as wanted: " + "; ".join(event.differences)
     if state.phase is DaemonPhase.READY and event.differences:
@@ -180,14 +182,14 @@ def _server_seen(life: Transition, server: model.Server) -> None:
     if server == before:
         return
     new = before is None or before.pid != server.pid
-    named = server.culprit is not None and (before is None or before.culprit != server.culprit)
+    blamed = server.culprit is not None and (before is None or before.culprit != server.culprit)
     life.state = replace(state, server=server)
     if new:
         report_wrong_user(life, server)
     if state.ending is not Ending.NO:
         return
     match state.phase, server.status:
-        case DaemonPhase.FAULT, _ if named:
+        case DaemonPhase.FAULT, _ if blamed:
             life.server_fault(server)
         case DaemonPhase.READY | DaemonPhase.LIMITING, ServerStatus.FAULT:
             life.server_fault(server)
@@ -196,7 +198,7 @@ def _server_seen(life: Transition, server: model.Server) -> None:
         case DaemonPhase.READY, status:
             # A server has the limits that were the daemon's when the server started.
             if new:
-                life.actions.append(model.ReadBack(state.run, state.spec, state.reading))
+                life.actions.append(model.ReadBack(state.run, state.spec, state.limits_version))
             if status is ServerStatus.INITIALIZING:
                 life.set_deadline(life.settings.initialize_deadline)
             else:

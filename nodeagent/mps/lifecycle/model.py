@@ -92,11 +92,11 @@ class State(Struct, frozen=True):
     shortages: int = 0  # starts in a row for which the machine lacked something
     timeouts: int = 0  # in a row
     unreachable: str = ""  # why it cannot be asked, as reported last; "" once it has answered
-    excused: bool = False  # it could not be asked since its deadline was set
+    was_unreachable: bool = False  # since its deadline was set; so its silence proves nothing
     attempts: int = 0  # at setting the limits, in a row
-    reading: int = 0  # counts how often limits were set, so that a late read-back is known
+    limits_version: int = 0  # grows when limits are set, so that a late read-back is recognised
     answered: bool = False  # anything, ever in this run
-    was_ready: bool = False  # in this run, or an earlier agent says so
+    was_ready: bool = False  # in this run, be it under an earlier agent
     ending: Ending = Ending.NO
     drain: Drain = field(default_factory=Drain)
     server: Server | None = None
@@ -114,20 +114,20 @@ class State(Struct, frozen=True):
 # --- events ---------------------------------------------------------------------------------------
 
 
-class OfRun(Struct, frozen=True):
+class ProcessEvent(Struct, frozen=True):
     """An event from the process number `run`."""
 
     run: int
 
 
-class Started(OfRun, frozen=True):
+class Started(ProcessEvent, frozen=True):
     """The process exists. `found`: it did before, unknown to this agent, so it may have clients."""
 
     pid: int
     found: bool = False
 
 
-class StartFailed(OfRun, frozen=True):
+class StartFailed(ProcessEvent, frozen=True):
     """There is no process: the program could not be run, or an orphan could not be ended.
     `is_shortage`: the machine lacked what a start takes, such as room on a disk.
     """
@@ -136,7 +136,7 @@ class StartFailed(OfRun, frozen=True):
     is_shortage: bool = False
 
 
-class Exited(OfRun, frozen=True):
+class Exited(ProcessEvent, frozen=True):
     """The process ended: `status` in words, `ran_for` in seconds, its log's last lines."""
 
     status: str
@@ -144,19 +144,19 @@ class Exited(OfRun, frozen=True):
     last_lines: tuple[str, ...] = ()
 
 
-class Answered(OfRun, frozen=True):
+class Answered(ProcessEvent, frozen=True):
     """It answered a question."""
 
 
-class Timeout(OfRun, frozen=True):
+class Timeout(ProcessEvent, frozen=True):
     """It did not answer a question within the deadline, or cannot be found although its process
-    lives (busy is another thing). `reason` in words, where there is more to say.
+    lives (for a busy one see `Unreachable`). `reason` in words, where there is more to say.
     """
 
     reason: str = ""
 
 
-class Unreachable(OfRun, frozen=True):
+class Unreachable(ProcessEvent, frozen=True):
     """It could not be asked, which says nothing of it: another front-end has its only connection,
     or the front-end program itself failed.
     """
@@ -164,28 +164,28 @@ class Unreachable(OfRun, frozen=True):
     reason: str
 
 
-class ImpostorFound(OfRun, frozen=True):
+class ImpostorFound(ProcessEvent, frozen=True):
     """Another process listens where the daemon should. `reason` in words, with that process."""
 
     reason: str
 
 
-class LimitsReadBack(OfRun, frozen=True):
-    """The answer to the `ReadBack` with this number: what is in force, compute mode included,
-    and is not as wanted; nothing if all is.
+class LimitsReadBack(ProcessEvent, frozen=True):
+    """The answer to the `ReadBack` with this number: which limits in force, or compute mode, are
+    not as wanted.
     """
 
-    reading: int
+    limits_version: int
     differences: tuple[str, ...] = ()
 
 
-class ServerSeen(OfRun, frozen=True):
+class ServerSeen(ProcessEvent, frozen=True):
     """The daemon has this server."""
 
     server: Server
 
 
-class ServerGone(OfRun, frozen=True):
+class ServerGone(ProcessEvent, frozen=True):
     """A server ended; `status` in words when it did so badly, its log's last lines. It may have
     come and gone without being seen.
     """
@@ -195,7 +195,7 @@ class ServerGone(OfRun, frozen=True):
     last_lines: tuple[str, ...] = ()
 
 
-class ForeignUserWaiting(OfRun, frozen=True):
+class ForeignUserWaiting(ProcessEvent, frozen=True):
     """A client of another user than the server's waits, and would wait for ever."""
 
     pid: int
@@ -203,7 +203,7 @@ class ForeignUserWaiting(OfRun, frozen=True):
     command: str = ""
 
 
-class ClientsGone(OfRun, frozen=True):
+class ClientsGone(ProcessEvent, frozen=True):
     """No client is left."""
 
 
@@ -277,7 +277,7 @@ class ReadBack(Struct, frozen=True):
 
     run: int
     spec: DaemonSpec
-    reading: int
+    limits_version: int
 
 
 class Quit(Struct, frozen=True):

@@ -68,12 +68,12 @@ class Transition(Struct):
             phase=DaemonPhase.LIMITING,
             drain=model.Drain(),
             attempts=attempts,
-            reading=before.reading + 1,
+            limits_version=before.limits_version + 1,
             why=why,
         )
         self.actions += (
             model.SetLimits(before.run, before.spec),
-            model.ReadBack(before.run, before.spec, self.state.reading),
+            model.ReadBack(before.run, before.spec, self.state.limits_version),
         )
         self.set_deadline(self.settings.limit_deadline)
 
@@ -265,15 +265,15 @@ def _act_by_phase(life: Transition) -> None:
             life.start_again(state.wanted)
         case DaemonPhase.BACKOFF | DaemonPhase.FAILED:
             life.state = replace(state, phase=DaemonPhase.DOWN, deadline=None)
-        case DaemonPhase.STARTING if state.excused:
+        case DaemonPhase.STARTING if state.was_unreachable:
             # The daemon could not be asked, and may have clients: it gets the time once more.
-            life.state = replace(state, excused=False)
+            life.state = replace(state, was_unreachable=False)
             life.set_deadline(settings.start_deadline)
         case DaemonPhase.STARTING:
             why = f"did not answer within {settings.start_deadline:g} s of its start"
             life.kill(ReportSubject.SILENT, why)
-        case DaemonPhase.LIMITING if state.excused or state.was_ready:
-            life.state = replace(state, excused=False)
+        case DaemonPhase.LIMITING if state.was_unreachable or state.was_ready:
+            life.state = replace(state, was_unreachable=False)
             life.set_limits(state.why, attempts=state.attempts)
         case DaemonPhase.LIMITING:
             why = f"its limits were not in force within {settings.limit_deadline:g} s"

@@ -70,7 +70,7 @@ class Life:
         self.tell(self.proof())
 
     def proof(self, *differences: str) -> LimitsReadBack:
-        return LimitsReadBack(self.state.run, self.state.reading, differences)
+        return LimitsReadBack(self.state.run, self.state.limits_version, differences)
 
 
 def subjects(actions: tuple[Action, ...]) -> list[ReportSubject]:

@@ -29,7 +29,7 @@ from nodeagent.mps.lifecycle.model import (
     Kill,
     LimitsReadBack,
     NewPlan,
-    OfRun,
+    ProcessEvent,
     ReadBack,
     RetryRequested,
     Schedule,
@@ -60,8 +60,8 @@ EVENTS: dict[str, Callable[[State, int, Draw], Event]] = {  # by the state, the 
     "answered": lambda _, run, __: Answered(run),
     "silent": lambda _, run, __: Timeout(run),
     "kept": lambda _, run, draw: Unreachable(run, f"reason {draw[1]}"),
-    "proof": lambda state, run, draw: LimitsReadBack(run, state.reading - (draw[1] == 2)),
-    "differ": lambda state, run, _: LimitsReadBack(run, state.reading, ("memory",)),
+    "proof": lambda state, run, draw: LimitsReadBack(run, state.limits_version - (draw[1] == 2)),
+    "differ": lambda state, run, _: LimitsReadBack(run, state.limits_version, ("memory",)),
     "server": lambda _, run, draw: ServerSeen(run, Server(50 + draw[2], 1000, SEEN[draw[1]])),
     "fault": lambda _, run, __: ServerSeen(run, Server(50, 1000, ServerStatus.FAULT)),
     "gone": lambda _, run, __: ServerGone(run, 50, "status 1"),
@@ -118,7 +118,7 @@ class Observer:
     def see(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
         """One step: the event, then what is done."""
         self.ran.append(type(event).__name__)
-        if isinstance(event, OfRun) and event.run == self.alive:
+        if isinstance(event, ProcessEvent) and event.run == self.alive:
             self.hear(before, event, actions, life)
         if isinstance(event, Adopted) and life.state.run != before.run:
             self.begin(life.state.run)
@@ -136,7 +136,9 @@ class Observer:
         self.timeouts = 0
         self.unreachable = False
 
-    def hear(self, before: State, event: OfRun, actions: tuple[Action, ...], life: Life) -> None:
+    def hear(
+        self, before: State, event: ProcessEvent, actions: tuple[Action, ...], life: Life
+    ) -> None:
         match event:
             case Answered():
                 self.answered, self.timeouts, self.unreachable = True, 0, False
@@ -144,7 +146,7 @@ class Observer:
                 self.unreachable = True
             case Timeout():
                 self.timeouts += 1
-            case LimitsReadBack() if event.reading == self.reading:
+            case LimitsReadBack() if event.limits_version == self.reading:
                 self.proven = None if event.differences else self.limits
             case StartFailed():
                 self.end(before, actions, life, quick=True)
@@ -184,7 +186,7 @@ class Observer:
                 self.limits, self.proven = action.spec, None
             case ReadBack():
                 assert action.run == self.alive
-                self.reading = action.reading
+                self.reading = action.limits_version
             case Kill():
                 assert action.run == self.alive
                 self.kill(before, event)
@@ -310,7 +312,7 @@ def well(state: State) -> list[Event]:
         case DaemonPhase.STARTING:
             return [Started(state.run, 4711), Answered(state.run)]
         case DaemonPhase.LIMITING:
-            return [LimitsReadBack(state.run, state.reading)]
+            return [LimitsReadBack(state.run, state.limits_version)]
         case DaemonPhase.FAULT if state.ending is Ending.NO:
             return [ServerSeen(state.run, Server(99, 1000, ServerStatus.ACTIVE))]
         case DaemonPhase.DRAINING if state.ending is Ending.NO:
