@@ -282,7 +282,7 @@ class HealthService:
             self._events.add(EventType(event.reason), f"{event.message}{hit}", gpu=event.gpu)
 
     def _where(self, event: XidEvent) -> dict[str, str]:
-        """Each source names its GPU in its own way; the other name is known from the readings."""
+        """The GPU's UUID and PCI address. A source gives one of them, the readings the other."""
         past = self.state.gpus.get(event.gpu)
         where = {"gpu": event.gpu, "pci": past.pci_bus_id if past else event.pci}
         return {key: text for key, text in where.items() if text}

@@ -184,7 +184,7 @@ class Agent:
         self._health.news.subscribe(lambda _: self._publish(states.newest))
 
     def _recorded(self) -> Collection[tuple[str, str]]:
-        """As `ClaimsService` has it; without one by the records that are left."""
+        """Claims whose devices are known: by `ClaimsService`, or without it by the records left."""
         if self._claims:
             return self._claims.recorded
         left = self._left_claims.records if self._left_claims else ()
@@ -248,7 +248,7 @@ class Agent:
         self._on_ready()
 
     def _current(self) -> NodeState:
-        """With the daemons, health, the cluster and claims as they are at this moment."""
+        """The newest state with daemons, health, cluster and claims as they are at this moment."""
         state, cluster = self._shared.states.newest, self._cluster
         of_cluster = cluster.publisher.problems if cluster else ()
         return replace(

@@ -36,7 +36,7 @@ class AgentUnreachable(NodeagentError):
 
 
 class AgentAddress(NamedTuple):
-    """Where the agent may listen. The socket is tried first. Port 0: it alone."""
+    """Where the agent may listen. The socket is tried first; with port 0 nothing else is."""
 
     socket: Path | None
     tcp: Address

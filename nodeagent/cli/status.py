@@ -179,7 +179,7 @@ def _answers(address: AgentAddress, gpu: str | None) -> Iterator[tuple[Json, tup
 
 
 def _lasting(status: Json) -> Json:
-    """Without the time and what is read anew every few seconds, which alone are no change."""
+    """Leave out the time and what is read anew every few seconds, which alone are no change."""
     return {
         **{key: value for key, value in status.items() if key != "observedAt"},
         "gpus": [

@@ -174,7 +174,7 @@ class ClaimStatusPublisher:
             del self._written[uid]
 
     async def look(self) -> None:
-        """Each write reads its claim."""
+        """Read nothing, since each write reads its claim."""
 
     async def _write(self, wanted: ClaimStatus, shown: ClaimObject) -> None:
         namespace, name = wanted.namespace, wanted.name

@@ -168,7 +168,7 @@ class EventPublisher:
             self._keeper.forget(event)
 
     async def look(self) -> None:
-        """Nothing is read: an Event that the server has forgotten is made anew."""
+        """Read nothing, since an Event that the server has forgotten is made anew."""
 
     async def _send(self, event: NodeEvent, waiting: _Waiting) -> None:
         while self._known and self._is_stale(next(iter(self._known.values())).sent_at):

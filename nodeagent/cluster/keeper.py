@@ -185,7 +185,7 @@ class Keeper(Generic[Key, Value]):
     # --- what is sent next ------------------------------------------------------------------------
 
     def _next(self) -> tuple[float, Key, Value] | None:
-        """When it may go, what goes first, and the part to send; by turns where several may."""
+        """The next part to send: when, of which key, and its value; by turns if several may go."""
         now, first = _now(), None
         for key, entry in self._entries.items():
             at = max(now, self._not_before, entry.contest_until, entry.allowance.next_at())
@@ -197,7 +197,7 @@ class Keeper(Generic[Key, Value]):
         return first
 
     def _next_refused(self) -> float:
-        """When the first of what was refused is tried again; infinity when nothing was."""
+        """The time of the first retry of what was refused; infinity when nothing was."""
         now = _now()
         return min((e.again_at for e in self._entries.values() if e.again_at > now), default=inf)
 

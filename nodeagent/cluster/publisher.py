@@ -143,7 +143,7 @@ class NodePublisher:
 
     @property
     def node_uid(self) -> str | None:
-        """Of the Node as it is followed; None while there is none."""
+        """The UID of the Node that is followed; None while there is none."""
         return self._view.uid if self._view else None
 
     @property

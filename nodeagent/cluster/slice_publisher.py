@@ -171,7 +171,7 @@ class SlicePublisher:
         return [one for one in self._followed.objects.values() if one.driver == DRIVER]
 
     def _want(self) -> None:
-        """Each pool that is offered, and the end of each that is there and is not."""
+        """Have every offered pool kept, and every other pool of ours removed."""
         if self._offers is None:
             return
         there = {one.pool for one in self._own()}

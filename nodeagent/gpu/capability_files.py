@@ -65,8 +65,8 @@ class CapabilityHolders(Struct, frozen=True):
 
 
 def capabilities(proc_root: Path = Path("/proc")) -> Mapping[int, Instance]:
-    """By the N of /dev/nvidia-caps/nvidia-capN, what it is the key to: every instance that there
-    can be, whether it is there or not. Raises OSError; blocks.
+    """The instance to which each file /dev/nvidia-caps/nvidia-capN gives access, by N, be it there
+    or not. Raises OSError; blocks.
 
     The file has some 4,000 lines, which are parsed again only when they are others.
     """

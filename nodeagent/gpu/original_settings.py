@@ -135,7 +135,7 @@ class OriginalSettings:
 
 
 def _settings_of(gpu: Gpu) -> Iterable[tuple[tuple[str, Kind], Value | None, bool]]:
-    """Each setting as it is now, and whether MPS needs it so."""
+    """List the settings as they are now, and whether MPS needs them so."""
     for device in gpu.devices():
         yield (device.uuid, ComputeMode), device.compute_mode, device.mps is not None
     yield (gpu.uuid, TimeSlice), gpu.time_slice, False

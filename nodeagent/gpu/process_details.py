@@ -84,8 +84,8 @@ def script_of(pid: int) -> str:
 
 
 def script_in(words: Sequence[str]) -> str:
-    """Of an interpreter's arguments, by the rules of python(1): options come before the script, and
-    -c and -m end them.
+    """The script in an interpreter's arguments, by the rules of python(1): options come before the
+    script, and -c and -m end them.
     """
     rest = iter(words)
     for word in rest:

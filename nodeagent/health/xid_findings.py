@@ -49,7 +49,7 @@ _BY_EVENT = {
 
 
 def moment(at: float, now: Moment) -> Moment:
-    """When something was, as seen from now; nothing is in the future, nor before 1970."""
+    """The moment of an uptime `at`, which is not taken to be later than now or before 1970."""
     at = min(at, now.uptime)
     return Moment(at, max(now.wall - (now.uptime - at), 0.0))
 

@@ -147,7 +147,7 @@ _CHECKS = {name: n for n, name in enumerate(dict.fromkeys(row.check.value for ro
 
 
 def health_samples(state: HealthState) -> Iterator[AgentSample]:
-    """Each GPU's checks, what was found, and XIDs."""
+    """Samples of each GPU's checks, of findings and of XIDs."""
     yield from _checks(state)
     for finding in state.findings:
         place = finding.place
@@ -207,7 +207,7 @@ def _device(gpu: Gpu, instance: GpuInstance, device: ComputeInstance) -> Labels:
 
 
 def _unseen(device: str) -> Labels:
-    """Of a device that was not seen, its UUID is all that is known."""
+    """The labels of a device that was not seen, of which only the UUID is known."""
     return ("", "", "", "", "", device) if device.startswith("MIG-") else ("", device, *[""] * 4)
 
 

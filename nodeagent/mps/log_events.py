@@ -192,7 +192,7 @@ class LogEvents:
         return model.ServerGone(self._run, fact.pid, words, lines)
 
     def _bad_end(self, fact: log.ServerExited) -> str:
-        """In words; "" for one that is nothing to talk about."""
+        """Describe the end of a server; "" if it needs no mention."""
         if fact.status != 0:
             return f"status {fact.status}"
         if fact.pid not in self._ready:
@@ -245,7 +245,7 @@ class LogEvents:
         return model.Server(server.pid, uid, status, culprit)
 
     def _status_of(self, server: SeenServer, state: model.State) -> ServerStatus:
-        """Where the daemon does not give it."""
+        """The status of a server where the daemon does not give it."""
         if self._faulted:
             return ServerStatus.FAULT
         if server.clients is not None:

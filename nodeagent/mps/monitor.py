@@ -200,7 +200,7 @@ class DaemonMonitor:
         return bool(impostor)
 
     async def _quit(self, action: model.Quit) -> None:
-        """In a drain by force, first end the work of the clients that are left."""
+        """Have the daemon end; in a drain by force, end the work of remaining clients before."""
         control, seen = self._control, self.seen
         empty = self._proofs >= _PROOFS
         half = action.seconds / 2

@@ -53,7 +53,7 @@ class MpsProcess(Struct, frozen=True):
 
 
 def mps_process(pid: int) -> MpsProcess | None:
-    """Its identity; None when it is gone, a zombie, no program of MPS, or hidden from this user.
+    """The identity of a process; None if it is gone, a zombie, hidden from us, or none of MPS.
 
     None also where its memory is locked up, and where its user ids differ: a daemon or server has
     one user, while a setuid program under such a name has two. And None in a container of others:
@@ -103,7 +103,7 @@ class MemoryReader(Generic[T]):
         self._locked: dict[int, tuple[int | None, Future[None]]] = {}
 
     def read(self, pids: Iterable[int]) -> dict[int, T]:
-        """By pid, without those whose memory is locked. Blocks."""
+        """Read processes, by pid, without those whose memory is locked. Blocks."""
         for pid, (_, reading) in tuple(self._locked.items()):
             if reading.done():
                 self._locked.pop(pid, None)
@@ -221,7 +221,7 @@ def age_of(process: MpsProcess) -> float:
 
 
 def _program(pid: int) -> str | None:
-    """Its name, also where an interpreter runs it; None for anything else.
+    """The name of the program of MPS that runs, be it in an interpreter; None for any other.
 
     A control program without a flag is no daemon but a front-end, which may have been left
     open, and which may outlive the daemon that it asked.

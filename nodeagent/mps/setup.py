@@ -31,7 +31,7 @@ _SERVICE_DEADLINE = 15.0  # seconds for systemd to start a unit
 
 
 class MpsPlaces(Struct, frozen=True):
-    """Where things are, and which programs are run. `memory` has the original settings of devices.
+    """The paths and programs of MPS. `memory` is the file with the original settings of devices.
     `simulated`: the programs are stand-ins.
     """
 

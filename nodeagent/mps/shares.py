@@ -24,7 +24,7 @@ MAX_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any ove
 
 
 class Limits(Struct, frozen=True):
-    """Of memory in MiB (None: unlimited), and of threads in percent."""
+    """The limits of memory in MiB (None: unlimited) and of threads in percent."""
 
     memory: int | None
     threads: float
@@ -65,7 +65,7 @@ class DaemonSpec(Struct, frozen=True):
 
     @property
     def directory(self) -> str:
-        """Where all that is the device's lies."""
+        """The directory of all files of the device."""
         return self.pipe_directory.rpartition("/")[0]
 
     @property

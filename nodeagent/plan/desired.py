@@ -213,7 +213,7 @@ class DesiredGpu(Struct, frozen=True):
 
 
 class DesiredNode(Struct, frozen=True):
-    """By `Gpu.key`. GPUs that are not in here are not touched."""
+    """What is desired of GPUs, by `Gpu.key`. GPUs that are not in here are not touched."""
 
     gpus: Mapping[str, DesiredGpu]
     digest: str = ""

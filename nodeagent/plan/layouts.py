@@ -131,7 +131,7 @@ def creatable(gpu: Gpu) -> dict[str, int]:
 
 
 def _occupied(gpu: Gpu) -> int:
-    """Where nothing can be placed, for what is there or for being unhealthy."""
+    """The mask of the slices on which nothing can be placed, as they are taken or unhealthy."""
     return gpu.health_limits.slices | mask_of(i.placement for i in gpu.instances)
 
 

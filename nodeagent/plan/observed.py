@@ -262,7 +262,7 @@ class Gpu(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Its identity on this node: the UUID, or the index while no UUID is known."""
+        """The GPU's identity on this node: its UUID, or its index while no UUID is known."""
         return self.uuid or f"GPU {self.index}"
 
     @property

@@ -51,8 +51,8 @@ _INVALID = frozenset(
 
 
 def verdict_of(refusal: DocumentError) -> Verdict:
-    """Of a document that `resolve` refuses. INVALID: it names what the node does not have;
-    UNSATISFIABLE: what it asks for can never be on these cards.
+    """The verdict on a document that `resolve` refuses. INVALID: it names what the node does not
+    have; UNSATISFIABLE: what it asks for can never be on these cards.
     """
     invalid = any(problem.code in _INVALID for problem in refusal.problems)
     return Verdict.INVALID if invalid else Verdict.UNSATISFIABLE

@@ -105,7 +105,7 @@ def best_layout(
     room = cache(card.room)
 
     def score(way: tuple[_Layout, tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
-        """For MPS and for the room beside; among layouts that keep as much."""
+        """Rate a layout by its cost to MPS, then by the room it leaves; all keep as much."""
         layout, spare = way
         occupied = sum(placed.mask for placed in layout) | unhealthy | taken
         return -_cost_to_mps(layout, wanted, daemons) if shared else 0, room(occupied, spare)
@@ -273,7 +273,7 @@ def assign(
 def _match(
     places: Sequence[tuple[int, int]], wanted: Sequence[WantedInstance], cost: Cost
 ) -> tuple[int, tuple[WantedMps | None, ...]]:
-    """For devices that are alike, each given by its number and its slice."""
+    """Assign MPS to like devices, each given by number and slice, at the least cost."""
     first = wanted[0].mps if wanted else None
     if all(w.mps == first for w in wanted):
         return sum(cost(number, first) for number, _ in places), (first,) * len(places)

@@ -136,8 +136,8 @@ class LoopControl:
 
     @asynccontextmanager
     async def abandoned_at_stop(self) -> AsyncIterator[None]:
-        """Around an observation of the hardware, which changes nothing: the agent does not wait for
-        a driver that hangs. Raises Abandoned when it stops; one observation at a time.
+        """Enclose an observation, which changes nothing, so that a stop does not wait for a driver
+        that hangs. Raises Abandoned when it stops; one observation at a time.
         """
         try:
             async with asyncio.timeout(None) as self._observing:

@@ -199,7 +199,7 @@ class Reconciler:
         return max(0.0, min(self._next_look(), until_retry))
 
     def _next_look(self) -> float:
-        """In how many seconds the node is observed again, if nothing asks for that earlier."""
+        """The seconds until the node is observed again, if nothing asks for that earlier."""
         now = asyncio.get_running_loop().time()
         return self.control.looked_at + self.rules.resync - now
 

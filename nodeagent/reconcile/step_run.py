@@ -109,7 +109,7 @@ class StepRun:
 
     @property
     def reports(self) -> tuple[StepReport, ...]:
-        """In the order of the steps, which is not always that of their ends."""
+        """The reports in the order of the steps, which is not always that of their ends."""
         return tuple(report for _, report in sorted(self._reports.items()))
 
     async def run(self) -> None:

@@ -103,7 +103,7 @@ class WorkQueue:
         )
 
     def _may_try(self, gpu: Gpu, desired: DesiredGpu, now: float) -> bool:
-        """Nothing failed, something is different now, or it is time."""
+        """Whether nothing failed, the situation has changed since, or the retry is due."""
         failure = self._failures.get(gpu.uuid)
         return (
             failure is None
@@ -141,7 +141,7 @@ class WorkQueue:
         return (*drift, *gpu_plan.problems, *(failure.problems if failure else ()))
 
     def next_retry(self, evaluation: PlanEvaluation) -> float | None:
-        """When something that failed is to be tried again; None when nothing is. What was due when
+        """The time of the next retry of what failed; None if there is none. What was due when
         the GPUs were chosen, and still waits, waits for what keeps it from being worked on.
         """
         waiting = (p.before.uuid for p in evaluation.gpus if p.steps or _waits_for_eviction(p))

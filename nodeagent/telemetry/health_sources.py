@@ -141,7 +141,7 @@ def _changes_mig(step: Step) -> bool:
 
 
 class OwnChanges:
-    """When which GPU was changed; `uptime` gives the seconds since boot.
+    """Remembers when the agent changed which GPU; `uptime` gives the seconds since boot.
 
     The call of a step that failed may still be in the driver, and its change to come: the GPU is at
     work until it is observed again.

@@ -98,7 +98,7 @@ def pids_without_pod(
 
 
 def _devices(gpu: Gpu) -> Iterator[tuple[Device, tuple[User, ...], frozenset[int]]]:
-    """Each device with its users and with the pids of its MPS servers, which have no owner."""
+    """List the devices, with their users and the pids of their MPS servers, which have no owner."""
     parts: list[tuple[int | None, Sequence[Gpu | ComputeInstance]]] = [(None, (gpu,))]
     parts += [(instance.id, instance.compute) for instance in gpu.instances]
     for number, devices in parts:

@@ -26,7 +26,7 @@ _MAX_MESSAGE = 1024  # characters
 
 
 def conditions(state: NodeState, worst: Headline) -> Mapping[str, Condition]:
-    """Both conditions by type; `worst` is the state's headline."""
+    """The Node's two conditions by type; `worst` is the state's headline."""
     ready = _unknown(state, looked=has_looked(state)) or _partitions(state)
     ready, health = (_with_headline(found, state, worst) for found in (ready, _health(state)))
     return {

@@ -235,7 +235,7 @@ def _sentence(text: str) -> str:
 
 
 def _remedy(text: str) -> str:
-    """It may begin with a command, so its first letter stays."""
+    """End a remedy as a sentence; its first letter stays, as it may be of a command."""
     return _end(text) if text else ""
 
 

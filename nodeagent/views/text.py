@@ -107,7 +107,7 @@ _CUT = "…"
 
 
 def one_line(text: str) -> str:
-    """Without control characters and line ends; whatever is not printable becomes a space."""
+    """The text in one line: control characters and line ends become spaces."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
     return " ".join(text.split())
@@ -120,7 +120,7 @@ def shortened(text: str, *, most: int) -> str:
 
 
 def compact_json(value: object) -> str:
-    """Without spaces; equal values in equal order give equal text."""
+    """JSON without spaces; equal values in equal order give equal text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

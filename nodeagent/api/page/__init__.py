@@ -23,7 +23,7 @@ def _text(name: str) -> str:
 
 
 def _hash(content: str) -> str:
-    """As a Content-Security-Policy names what may act."""
+    """The hash by which a Content-Security-Policy admits a script or a style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 

@@ -176,8 +176,8 @@ def _needed(settings: KubernetesSettings, *, claims: bool) -> Iterator[tuple[Rig
 
 
 async def _runtime_class(access: ClusterAccess) -> list[PreflightFinding]:
-    """Without it the DaemonSet's pods are not created. This is checked for the installer: the
-    agent's account may not read it, and an agent in such a pod shows that it exists.
+    """Check the RuntimeClass, without which the DaemonSet's pods are not created. It is for the
+    installer: the agent's account may not read it, and an agent in such a pod shows that it exists.
     """
     check = "RuntimeClass"
     try:

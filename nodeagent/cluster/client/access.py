@@ -276,8 +276,8 @@ class ClusterAccess:
             return self._session or before
 
     async def _read_endpoint(self) -> Endpoint:
-        """In a thread, one at a time: a program that a kubeconfig names may hang, and no other is
-        started before it ends. Nor does the agent's end wait for it.
+        """Read it in a thread, one at a time: a program that a kubeconfig names may hang, and no
+        other is started before it ends. Nor does the agent's end wait for it.
         """
         if self._reading is None:
             loop, thread = asyncio.get_running_loop(), OwnThread("credentials")
@@ -316,7 +316,7 @@ async def _send(session: _Session, request: Request, *, seconds: float) -> aioht
 
 
 def _client(tls: ssl.SSLContext) -> aiohttp.ClientSession:
-    """With a pool of connections to one server; to be made in the event loop."""
+    """Make a pool of connections to one server; call it in the event loop."""
     connections = aiohttp.TCPConnector(ssl=tls, socket_factory=_socket, keepalive_timeout=_KEPT)
     # Proxies are those of the environment where the kubeconfig has none. A line of a watch, which
     # is a Node or a pod, may be longer than aiohttp's buffer.

@@ -108,7 +108,7 @@ Credentials = InCluster | Kubeconfig
 
 
 def credentials_of(kubeconfig: Path | None, context: str | None) -> Credentials:
-    """As the settings `kubernetes.kubeconfig` and `kubernetes.context` say."""
+    """Choose by the settings `kubernetes.kubeconfig` and `kubernetes.context`."""
     return InCluster() if kubeconfig is None else Kubeconfig(kubeconfig, context)
 
 

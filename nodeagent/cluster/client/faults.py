@@ -151,7 +151,7 @@ def from_error(error: Exception, *, purpose: str, server: str, cut: bool = False
 
 
 def strange_answer(purpose: str, what: str) -> ClusterUnreachable:
-    """For an answer that no API server gives; `what` is wrong with it."""
+    """The fault of an answer that no API server gives; `what` is wrong with it."""
     return ClusterUnreachable(
         f"the answer to {purpose} is not an API server's: {what}",
         remedy="see whether a proxy is in between (`env | grep -i proxy`)",
@@ -159,7 +159,7 @@ def strange_answer(purpose: str, what: str) -> ClusterUnreachable:
 
 
 def too_large(purpose: str, most: int) -> ClusterUnreachable:
-    """For an answer of more than so many bytes."""
+    """The fault of an answer of more than so many bytes."""
     return ClusterUnreachable(
         f"the answer to {purpose} has more than {most} bytes, and is not read",
         remedy="see with kubectl whose objects on this node are so large",

@@ -207,7 +207,7 @@ def _difference(wanted: Mapping[str, T], there: Mapping[str, object]) -> Mapping
 
 
 def has_taint(taints: Iterable[Taint], key: str) -> bool:
-    """With any effect."""
+    """Whether there is a taint with this key, with any effect."""
     return any(taint.get("key") == key for taint in taints)
 
 

@@ -19,8 +19,8 @@ def is_in_cluster(
     environment: Mapping[str, str] = os.environ,
     token: Path = TOKEN,
 ) -> bool:
-    """By the settings `kubernetes.use` and `kubernetes.kubeconfig`, then by what the kubelet gives
-    to a pod with a service account. Reads nothing but whether the token is there.
+    """Judge by the settings `kubernetes.use` and `kubernetes.kubeconfig`, then by what the kubelet
+    gives to a pod with a service account. Reads nothing but whether the token is there.
     """
     if settings.use == "never":
         return False

@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """To do `verb` to a resource such as `pods/eviction`; "" is every namespace, or every name."""
+    """The right to `verb` a resource (`pods/eviction`); "" is every namespace, or every name."""
 
     verb: str
     resource: str
@@ -224,7 +224,7 @@ read_review: Final = Decoder(_Review).decode
 
 
 def _path(plural: str, *below: str, namespace: str = "", api: str = "/api/v1") -> str:
-    """Of all objects of a kind, or of one and its subresource `below`; names are escaped."""
+    """The path of all objects of a kind, or of one and its subresource (`below`), escaped."""
     parts = (*(("namespaces", namespace) if namespace else ()), plural, *below)
     return "/".join((api, *(quote(part, safe="") for part in parts)))
 

@@ -39,7 +39,7 @@ class NodeChange:
     delete: tuple[PodSelector, ...] = ()
 
     def words(self) -> Iterator[str]:
-        """Each part of the patch: `unschedulable`, `label x=y`, `annotation z removed`."""
+        """Name the parts of the patch: `unschedulable`, `label x=y`, `annotation z removed`."""
         if self.unschedulable is not None:
             yield "unschedulable" if self.unschedulable else "schedulable"
         if self.changing is not None:
@@ -106,7 +106,7 @@ def restorations(
 
 
 def cordoning(node: NodeView, settings: KubernetesSettings) -> tuple[NodeChange, ...]:
-    """Nothing when nothing is wanted, or when it is so already: a cordon of any origin counts."""
+    """The cordon and taint that are wanted and missing; a cordon of any origin counts."""
     cordon = settings.cordon and not node.unschedulable
     taint = settings.taints and not has_taint(node.taints, CHANGING)
     if not (cordon or taint):

@@ -50,7 +50,7 @@ class Strategy(StrEnum):
 
 
 def strategy_of(labels: Mapping[str, str]) -> Strategy | None:
-    """By GPU feature discovery's labels, which leave out `none`; None: not known."""
+    """The strategy by GPU feature discovery's labels, which leave out `none`; None: unknown."""
     strategy = labels.get(STRATEGY_LABEL, "")
     if strategy in set(Strategy):
         return Strategy(strategy)

@@ -21,7 +21,7 @@ Pods = tuple[Pod, ...] | None
 
 
 class OtherManager(StrEnum):
-    """As a setting writes them."""
+    """Other programs that divide GPUs; the values are those of a setting."""
 
     MIG_MANAGER = "mig-manager"
     NOS = "nos"
@@ -141,7 +141,7 @@ def _dra(_: NodeView, pods: Pods) -> Iterator[str]:
 
 
 def _hami(node: NodeView, pods: Pods) -> Iterator[str]:
-    """Without MIG it divides memory by a library and leaves the layout alone."""
+    """HAMi, but only in MIG mode: else it divides memory by a library and leaves layouts alone."""
     here = any(
         pod.labels.get("app.kubernetes.io/component") == "hami-device-plugin"
         for pod in _running(pods)

@@ -85,7 +85,7 @@ class Restore:
     # --- events -----------------------------------------------------------------------------------
 
     def begin_work(self, *, changes_devices: bool) -> None:
-        """From now on nothing is put back, until `end_round`."""
+        """Put nothing back from now on, until `end_round`."""
         self._working = True
         if changes_devices:
             self._changed, self._to_await = True, None

@@ -69,7 +69,7 @@ class KubeletBusy(KubeletError):
 
 
 class PodResourcesClient:
-    """It can be kept and used from several tasks.
+    """A client of the kubelet's PodResources API, which several tasks can share.
 
     `deadline` is in seconds, for a whole call. The kubelet serves about 100 calls a second to
     all its clients together. `running` finds the pods that have processes here, as far as that can
@@ -226,7 +226,7 @@ def holdings_in(answer: bytes) -> tuple[Holding, ...]:
 
 
 def allocated_in(answer: bytes) -> tuple[Allocated, ...]:
-    """As `holdings_in`, of this agent's own driver."""
+    """What the answer says of devices of this agent's own driver."""
     found = (device for pod in _pods_in(answer) for device in _claimed(pod))
     return tuple(dict.fromkeys(found))  # kubelets that were restarted list them twice
 
@@ -261,7 +261,7 @@ def _claimed_device(claim: DynamicResource, claimed: ClaimResource) -> DeviceId 
 
 
 def _claimed(pod: PodResources) -> Iterator[Allocated]:
-    """Of this agent's own driver; a pod and its claims are in one namespace."""
+    """List a pod's devices of this agent's own driver, with their claims."""
     for container in pod.containers:
         for claim in container.dynamic_resources:
             for one in claim.claim_resources:

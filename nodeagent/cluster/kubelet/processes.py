@@ -71,7 +71,7 @@ class ProcessPods:
         self._logs = log_root
 
     def of(self, pids: Iterable[int]) -> Mapping[int, ProcessPod | None]:
-        """By pid; None for one outside any pod, and nothing for one of which it is not known.
+        """The pods by pid: None for a process outside any pod, no entry where it is not known.
 
         Nothing is known in a container with a process namespace of its own: a pid is another
         process there.
@@ -196,7 +196,7 @@ class ProcessOwners:
         self._known: dict[int, Owner] = {}
 
     def of(self, pids: Collection[int]) -> Mapping[int, Owner]:
-        """By pid; nothing for a process that is gone, or whose pod has no name yet.
+        """The owners by pid; no entry for a process that is gone, or whose pod has no name yet.
 
         To be given all processes that matter: the others are forgotten, so that a pid that is
         used again is looked up again.

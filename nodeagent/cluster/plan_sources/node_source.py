@@ -66,7 +66,7 @@ class NodeSource:
         self.update()
 
     def use_last_good(self, why: str) -> None:
-        """Without a view of the Node so far, keep the last good plan in force."""
+        """Keep the last good plan in force while there is no view of the Node yet."""
         self._offer(NoPlan(why))
 
     def requested(self, view: NodeView) -> Requested | None:

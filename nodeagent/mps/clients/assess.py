@@ -134,7 +134,7 @@ class Judged:
 
 
 def assess(clients: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tuple[Judged, ...]:
-    """Each client of `device` (a UUID) with its share, its limits, and what is wrong with it."""
+    """Find each client's share and limits on `device` (a UUID), and what is wrong with it."""
     found = tuple(_judged(facts, wanted.sharing, device) for facts in clients)
     for share in wanted.sharing.shares:
         if share.count is not None:

@@ -84,7 +84,7 @@ async def end_client(
 
 
 def _insist_on_owner(uids: Uids, target: ClientToEnd) -> None:
-    """It belongs to the plan's user alone. A setuid program belongs to its other user too."""
+    """Refuse a process that is not the plan's user's alone, as a setuid program is not."""
     has = {uids.real, uids.effective, uids.saved}
     if target.uid is None and 0 in has:
         raise _LeftAlone("it has the rights of root")

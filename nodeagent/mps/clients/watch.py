@@ -285,8 +285,8 @@ class ClientWatch:
 
 
 def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[MpsClient, ...]:
-    """As the daemon names them, those included of whom nothing else is known: one has just ended,
-    or cannot be seen from here.
+    """The clients in the daemon's order, with those of whom nothing else is known: they have just
+    ended, or cannot be seen from here.
     """
     known = {client.facts.pid: client.state for client in judged}
     return tuple(

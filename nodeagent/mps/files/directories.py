@@ -125,7 +125,7 @@ def is_device_name(text: str) -> bool:
 
 
 def pipe_directory(run_dir: Path, device: str) -> str:
-    """Where its sockets are. Raises PathRefused for what cannot be a path of sockets."""
+    """The directory of a daemon's sockets. Raises PathRefused if none can be at its path."""
     top = _top(run_dir, device)
     socket = os.fsencode(f"{top}/pipe/{LONGEST_SOCKET}")
     if len(socket) > MAX_SOCKET_PATH:
@@ -188,8 +188,8 @@ def seal_pipe_directory(pipe: str) -> None:
 
 
 def remake_directories(run_dir: Path, spec: DaemonSpec) -> None:
-    """As `make_directories`, for its user; what another user's daemon had is removed before, and
-    what this one mounted there.
+    """Make the directories of `make_directories` for the daemon's user. What another user's daemon
+    had is removed before, and what this one mounted there.
     """
     owners = {spec.pipe_directory: {spec.uid, os.geteuid()}, spec.log_directory: {spec.uid}}
     top = Path(spec.pipe_directory).parent

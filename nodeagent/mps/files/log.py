@@ -225,7 +225,7 @@ class DaemonLog:
 
     @property
     def path(self) -> str:
-        """By which the kernel can be asked to watch it; "" where it may not be read."""
+        """The path by which the kernel can watch the log; "" where it may not be read."""
         return "" if self._descriptor is None else f"/proc/self/fd/{self._descriptor}"
 
     def close(self) -> None:

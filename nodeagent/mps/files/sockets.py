@@ -48,7 +48,7 @@ class DaemonSockets:
 
     @property
     def directory(self) -> str:
-        """Where the agent finds the daemon."""
+        """The directory in which the agent finds the daemon's sockets."""
         return str(self._back if self.hidden else self.front)
 
     @property

@@ -78,8 +78,8 @@ def _check(result: int, what: str) -> None:
 
 @dataclass(eq=False)
 class ChildLauncher(Launcher):
-    """Each with a session of its own, and its words in a file, not in a pipe that would break. A
-    /dev/shm of its own takes CAP_SYS_ADMIN.
+    """Starts daemons as children, each in a session of its own, with its output in a file, not in a
+    pipe that would break. A private /dev/shm takes CAP_SYS_ADMIN.
     """
 
     # A fork stops the whole interpreter for some milliseconds; in between, the loop has its turn.
@@ -180,7 +180,7 @@ def _allow_open_files(pid: int) -> None:
 
 
 def _lower_oom_score(pid: int) -> None:
-    """Where memory runs out, others are killed first. Takes CAP_SYS_RESOURCE; goes without."""
+    """Have others be killed first when memory runs out, where CAP_SYS_RESOURCE allows for it."""
     score = Path(f"/proc/{pid}/oom_score_adj")
     with suppress(OSError, ValueError):
         if int(score.read_text()) > launcher.OOM_SCORE:

@@ -170,6 +170,6 @@ def _not_known(server: MpsProcess, why: str, processes: Iterable[MpsProcess]) ->
 
 
 def _reap(pid: int) -> None:
-    """Where orphans become children of this process (as pid 1 of a container), only it can."""
+    """Reap an orphan that became a child of this process, as in a container where it is pid 1."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

@@ -70,7 +70,7 @@ def _sweep(path: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """In the block the directory is this probe's. Raises OSError, also where it is another's."""
+    """Lock the directory for this probe. Raises OSError, also if another has it locked."""
     lock = os.open(path, DIRECTORY_FLAGS)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,8 +242,8 @@ class _Trials(Struct, frozen=True):
         return _Trial(accepted, text, reply or ())
 
     async def _flag(self, name: str, *flags: str, **asked: Any) -> _Trial:
-        """As `_try`, after a plain start that went well: one that fails, for want of a process or a
-        descriptor, says nothing of the flags.
+        """Try flags by `_try`, after a plain start that went well: a start that fails for want of a
+        process or a descriptor says nothing of the flags.
         """
         try:
             return await self._try(name, *flags, **asked)

@@ -42,7 +42,7 @@ class UnitState(Struct, frozen=True):
 
 
 def state_shown(text: str) -> UnitState:
-    """By what `systemctl show` prints; raises KeyError or ValueError where it is not that."""
+    """Read what `systemctl show` prints; raises KeyError or ValueError for anything else."""
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     return UnitState(
         active=found["ActiveState"],
@@ -84,8 +84,8 @@ _EXIT_STATUSES = {  # of services whose program was not even reached: systemd.ex
 
 @dataclass(eq=False)
 class ServiceLauncher(Launcher):
-    """With `host`, from inside a container, as services of the host: paths are the host's, and the
-    directories of daemons must be at the same place in both. `deadline` is for one start, in
+    """Starts daemons as systemd services; with `host`, from inside a container as services of the
+    host, where the directories of daemons must have the same paths. `deadline` is for one start, in
     seconds. Needs systemd 240 or later, and root.
     """
 
@@ -186,7 +186,7 @@ class ServiceLauncher(Launcher):
         )
 
     async def _how_it_ended(self, unit: str) -> str:
-        """Only systemd, its parent, knows; and it forgets a unit that ended well."""
+        """Ask systemd, the parent, which alone knows; and it forgets a unit that ended well."""
         with suppress(TimeoutError, StartError):
             async with asyncio.timeout(_END_KNOWN):
                 while True:

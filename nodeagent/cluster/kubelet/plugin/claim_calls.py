@@ -73,7 +73,7 @@ class StillWorking(NodeagentError):
 
 
 class ClaimCalls:
-    """At most one work for each uid: calls of the same kind share it, others wait until it ends.
+    """Runs one call at most for each uid: calls of the same kind share it, others wait for its end.
 
     `answer_within`: seconds that a call may take.
     """

@@ -100,7 +100,7 @@ def _no_such_gpu(one: DeviceRequest, known: Mapping[int, Gpu]) -> Problem | None
 
 
 def _no_such_profile(one: DeviceRequest, name: ProfileName, gpu: Gpu | None) -> Problem | None:
-    """Where the card's profiles are not known, it is found out when the plan is resolved."""
+    """The problem of a profile that the card lacks; None also while its profiles are not known."""
     if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
         what = f"asks for {quote(one.profile)}, but {gpu.title} has no MIG"
         remedy = f"remove it, or set the label {MODE_LABEL} to {PartitioningKind.MPS.value}"

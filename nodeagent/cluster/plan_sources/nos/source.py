@@ -140,7 +140,7 @@ class NosSource(NodeSource):
         return Wanted(annotations=withdrawn(view.annotations))
 
     async def _log_remarks(self) -> NoReturn:
-        """Once for each request; found in a thread, because there may be much of it."""
+        """Log the remarks on each request once; a thread finds them, as there may be many."""
         while True:
             requested, observed = await self._to_remark.get()
             found = await asyncio.to_thread(requested.remarks, observed)
