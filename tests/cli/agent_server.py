@@ -6,7 +6,7 @@ import http.server
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,13 @@ STATUS: dict[str, Any] = {
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     answer: bytes = b""
-    events: bytes = b"[]"
+    events: bytes | None = None  # as any other path
     status = 200
 
     def do_GET(self) -> None:
-        assert self.path in ("/v1/status", "/v1/events?within=3600")
-        answer = self.answer if self.path == "/v1/status" else self.events
+        answer = self.answer
+        if self.events is not None and self.path == "/v1/events?within=3600":
+            answer = self.events
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -79,6 +80,26 @@ class _UnixServer(socketserver.UnixStreamServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, _ = super().get_request()
         return connection, ("", 0)
+
+
+@contextmanager
+def meeting(meet: Callable[[socket.socket], object], path: Path | None = None) -> Iterator[str]:
+    """Something else at a Unix socket or a TCP port: reads once, does this with the connection and
+    closes it; gives `HOST:PORT`.
+    """
+    with socket.socket(socket.AF_UNIX if path else socket.AF_INET) as listener:
+        listener.bind(str(path) if path else ("127.0.0.1", 0))
+        listener.listen()
+
+        def serve() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(4096)
+                meet(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield "" if path else f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
 
 
 @contextmanager

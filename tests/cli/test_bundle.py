@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import http.server
 import json
 import stat
 import tarfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +14,7 @@ from nodeagent.cli.bundle.withheld import _SHOWN
 from nodeagent.errors import UsageError
 from nodeagent.settings import load_settings
 from nodeagent.settings.sources import setting_names, variable_of
+from tests.cli.agent_server import answering
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
@@ -34,29 +32,6 @@ def _packed(archive: Path) -> dict[str, str]:
             for name, file in found.items()
             if file is not None
         }
-
-
-@contextmanager
-def _agent(answer: bytes) -> Iterator[str]:
-    """Answers so on each path; gives HOST:PORT."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def test_without_an_agent(h100: Program) -> None:
@@ -128,7 +103,7 @@ def test_nothing_secret_is_in_it(h100: Program, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("KUBE_TOKEN", SECRET)
     archive = h100.directory / "bundle.tar.gz"
     answer = json.dumps({"message": f"{settings['kubernetes.kubeconfig']} is refused"}).encode()
-    with _agent(answer) as listen:
+    with answering(answer) as (listen, _):
         made = h100.on("bundle", archive, "--listen", listen)
     assert made.code == 0
     found = _packed(archive)

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import yaml
 from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from tests.api.serving import Doing, api, observe
+from tests.cli.agent_server import meeting
 from tests.machine_load import stretched
 from tests.views.daemons import mps_client, mps_daemon
 
@@ -108,26 +108,8 @@ def test_a_simulated_agent_without_a_socket(program: Program) -> None:
 
 
 def test_an_agent_that_goes_away_is_reported(program: Program) -> None:
-    with _listener(program.directory, lambda connection: connection.recv(100)):
+    with meeting(lambda _: None, program.directory / "agent.sock"):
         failed = program("mps", "restart", "0", "--run-dir", program.directory)
     assert failed.code == 1
     assert "ended before it answered" in failed.err
     assert "mps status" in failed.err
-
-
-@contextmanager
-def _listener(directory: Path, meet: Callable[[socket.socket], object]) -> Iterator[None]:
-    """Something at the agent's socket that meets one connection and closes it."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(directory / "agent.sock"))
-        listener.listen()
-
-        def serve() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                meet(connection)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield
-        thread.join()

@@ -25,35 +25,31 @@ class _ClosedPipe(io.StringIO):
         raise BrokenPipeError
 
 
-def _terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
-    """Standard output as a terminal that knows colours, from now on."""
-    stream = _Terminal()
-    monkeypatch.setattr(sys, "stdout", stream)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    return stream
-
-
-def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = _terminal(monkeypatch)
-    Output("text", colour=True).page(_PAGE)
-    assert "\x1b[" in terminal.getvalue()
-
-
 def test_no_colours_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     Output("text", colour=True).page(_PAGE)
     assert capsys.readouterr().out == "│word\n"
 
 
-@pytest.mark.parametrize("how", ["option", "NO_COLOR", "dumb"])
-def test_colours_can_be_refused(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = _terminal(monkeypatch)
-    if how == "NO_COLOR":
-        monkeypatch.setenv("NO_COLOR", "1")
-    if how == "dumb":
-        monkeypatch.setenv("TERM", "dumb")
-    Output("text", colour=how != "option").page(_PAGE)
-    assert terminal.getvalue() == "│word\n"
+@pytest.mark.parametrize(
+    ("colour", "variables", "coloured"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colours_on_a_terminal_can_be_refused(
+    colour: bool, variables: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    Output("text", colour=colour).page(_PAGE)
+    assert ("\x1b[" in terminal.getvalue()) is coloured
+    assert coloured or terminal.getvalue() == "│word\n"
 
 
 def test_drawing_characters_where_they_can_be_encoded(

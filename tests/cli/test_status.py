@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.cli.agent_server import STATUS, answering
+from tests.cli.agent_server import STATUS, answering, meeting
 from tests.machine_load import stretched
 
 if TYPE_CHECKING:
@@ -136,17 +136,9 @@ def test_settings_say_where_the_agent_is(program: Program) -> None:
 
 
 def test_an_agent_that_ends_in_its_answer_is_no_other_program(program: Program) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            with server.accept()[0] as connection:
-                connection.recv(4096)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        failed = program("status", "--listen", f"127.0.0.1:{server.getsockname()[1]}")
-        thread.join()
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"
+    with meeting(lambda connection: connection.sendall(answer)) as where:
+        failed = program("status", "--listen", where)
     assert "(its answer ended in the middle)" in failed.err
     assert "start one" in failed.err
 
@@ -162,38 +154,26 @@ def test_what_is_no_agent_is_code_1(answer: bytes, status: int, program: Program
 
 
 def test_a_port_that_does_not_speak_http_is_no_agent(program: Program) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            with server.accept()[0] as connection:
-                connection.recv(4096)
-                connection.sendall(bytes.fromhex("15030300020232"))
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        failed = program("status", "--listen", f"127.0.0.1:{server.getsockname()[1]}")
-        thread.join()
+    alert = bytes.fromhex("15030300020232")
+    with meeting(lambda connection: connection.sendall(alert)) as where:
+        failed = program("status", "--listen", where)
     assert "is not nodeagent: it does not answer in HTTP" in failed.err
 
 
 def test_an_answer_without_an_end_fills_no_memory(program: Program) -> None:
     """While no agent runs, any user of the machine can listen at its address."""
     sent = 0
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
-            nonlocal sent
-            with server.accept()[0] as connection, contextlib.suppress(OSError):
-                connection.recv(4096)
-                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                while sent < 64 << 20:
-                    connection.sendall(b"[" * (1 << 20))
-                    sent += 1 << 20
+    def answer(connection: socket.socket) -> None:
+        nonlocal sent
+        with contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while sent < 64 << 20:
+                connection.sendall(b"[" * (1 << 20))
+                sent += 1 << 20
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        failed = program("status", "--listen", f"127.0.0.1:{server.getsockname()[1]}")
-        thread.join()
+    with meeting(answer) as where:
+        failed = program("status", "--listen", where)
     assert (failed.code, "not nodeagent" in failed.err) == (1, True)
     assert sent < 64 << 20
 
