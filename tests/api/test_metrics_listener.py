@@ -24,6 +24,14 @@ from tests.cluster.client.test_access import certificate
 from tests.machine_load import stretched
 
 PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+USERS = f"basic_auth_users: {{prometheus: {PASSWORD}}}\n"
+TLS = "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "web.yaml"
+    path.write_text(text)
+    return path
 
 
 class Served:
@@ -94,18 +102,14 @@ async def test_metrics_and_health_are_all_there_is() -> None:
 
 async def test_passwords(tmp_path: Path) -> None:
     """Without the right one it is a 401 that says how; health is no exception."""
-    config = tmp_path / "web.yaml"
-    config.write_text(f"basic_auth_users: {{prometheus: {PASSWORD}}}\n")
-    async with serving(config) as served:
+    async with serving(written(tmp_path, USERS)) as served:
         assert await served.status(password="secret") == 200
         assert await served.status(password="wrong") == 401
         assert await served.status("/healthz") == 401
 
 
 async def test_a_password_in_no_text_at_all(tmp_path: Path) -> None:
-    config = tmp_path / "web.yaml"
-    config.write_text(f"basic_auth_users: {{prometheus: {PASSWORD}}}\n")
-    async with serving(config) as served:
+    async with serving(written(tmp_path, USERS)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
         writer.write(b"GET /metrics HTTP/1.0\r\nAuthorization: Basic \xc3\xa4\xff\r\n\r\n")
         assert (await reader.read(12)).endswith(b" 401")
@@ -113,10 +117,8 @@ async def test_a_password_in_no_text_at_all(tmp_path: Path) -> None:
 
 
 async def test_guessers_disturb_no_user_who_was_let_in(tmp_path: Path) -> None:
-    config = tmp_path / "web.yaml"
-    config.write_text(f"basic_auth_users: {{prometheus: {PASSWORD}}}\n")
     numbers = count()
-    async with serving(config) as served:
+    async with serving(written(tmp_path, USERS)) as served:
         assert await served.status(password="secret") == 200
 
         async def guess() -> None:
@@ -140,10 +142,7 @@ async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
     old, new = certificate(tmp_path / "old"), certificate(tmp_path / "new")
     here = tmp_path / "here"
     shutil.copytree(old, here)
-    (here / "web.yaml").write_text(
-        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
-    )
-    async with serving(here / "web.yaml") as served:
+    async with serving(written(here, TLS)) as served:
         assert await served.status(tls=old) == 200
         with pytest.raises(ssl.SSLError):
             await served.status(tls=new)
@@ -158,9 +157,7 @@ async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
 
 async def test_until_the_files_are_there_connections_are_refused(tmp_path: Path) -> None:
     made = certificate(tmp_path / "made")
-    config = tmp_path / "web.yaml"
-    config.write_text("tls_server_config: {cert_file: t/certificate.pem, key_file: t/key.pem}\n")
-    served = Served(config)
+    served = Served(written(tmp_path, TLS.replace("file: ", "file: t/")))
     with port_kept_free() as served.listener.port:
         async with running(served):
             assert "cannot be read" in str(served.reported)
@@ -173,11 +170,8 @@ async def test_until_the_files_are_there_connections_are_refused(tmp_path: Path)
 
 async def test_client_certificates(tmp_path: Path) -> None:
     made = certificate(tmp_path)
-    (tmp_path / "web.yaml").write_text(
-        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem, "
-        "client_ca_file: certificate.pem, client_auth_type: RequireAndVerifyClientCert}\n"
-    )
-    async with serving(tmp_path / "web.yaml") as served:
+    client = "client_ca_file: certificate.pem, client_auth_type: RequireAndVerifyClientCert}"
+    async with serving(written(tmp_path, TLS.replace("}", f", {client}"))) as served:
         with pytest.raises((ClientConnectionError, ssl.SSLError)):
             await served.status(tls=made)
         context = ssl.create_default_context(cafile=made / "certificate.pem")
@@ -190,11 +184,9 @@ async def test_client_certificates(tmp_path: Path) -> None:
 @pytest.mark.virtual_time
 async def test_who_never_agrees_on_tls_keeps_no_other_client_out(tmp_path: Path) -> None:
     made = certificate(tmp_path)
-    (tmp_path / "web.yaml").write_text(
-        "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
-    )
     limits = RequestLimits(connections=6, connections_of_peer=4, handshake=0.5)
-    async with serving(tmp_path / "web.yaml", limits) as served, AsyncExitStack() as stack:
+    config = written(tmp_path, TLS)
+    async with serving(config, limits) as served, AsyncExitStack() as stack:
         address = ("127.0.0.1", served.listener.port)
         opened = [await asyncio.open_connection(*address) for _ in range(8)]
         for _, writer in opened:
@@ -211,12 +203,11 @@ async def test_who_never_agrees_on_tls_keeps_no_other_client_out(tmp_path: Path)
 
 async def test_a_handshake_under_way_does_not_outlive_the_configuration(tmp_path: Path) -> None:
     made = certificate(tmp_path)
-    tls = "tls_server_config: {cert_file: certificate.pem, key_file: key.pem}\n"
-    (tmp_path / "web.yaml").write_text(tls)
+    config = written(tmp_path, TLS)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context(cafile=made / "certificate.pem")
     client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
-    async with serving(tmp_path / "web.yaml") as served, AsyncExitStack() as stack:
+    async with serving(config) as served, AsyncExitStack() as stack:
         await stack.enter_async_context(asyncio.timeout(stretched(30)))
         reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
         stack.callback(writer.close)
@@ -227,7 +218,7 @@ async def test_a_handshake_under_way_does_not_outlive_the_configuration(tmp_path
             except ssl.SSLWantReadError:
                 writer.write(outgoing.read())
                 incoming.write(await reader.read(65536))
-        (tmp_path / "web.yaml").write_text(f"{tls}basic_auth_users: {{prometheus: {PASSWORD}}}\n")
+        written(tmp_path, TLS + USERS)
         await until(lambda: len(served.reported) == 2)
         assert await served.status(tls=made) == 401
         writer.write(outgoing.read())  # the end of the handshake

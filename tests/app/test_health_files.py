@@ -25,6 +25,17 @@ async def test_a_reboot_ends_them_before_anything_is_planned(tmp_path: Path) -> 
     assert [kind for kind, _ in after.reported()] == ["GpuRecovered"]
 
 
+async def test_a_damaged_file_is_logged_and_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "health.json").write_text('{"version": 1')
+    rig = Rig(tmp_path)
+    async with rig.running():
+        assert (tmp_path / "health.json.unusable-1").exists()
+    assert (tmp_path / "health.json").read_text().endswith("}")
+    assert "health.json cannot be used: " in capsys.readouterr().out
+
+
 async def test_full_disk_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     rig = Rig(tmp_path, state=tmp_path / "file" / "health.json")

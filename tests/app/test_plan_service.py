@@ -55,6 +55,17 @@ async def following(
         await asyncio.gather(task, return_exceptions=True)
 
 
+@asynccontextmanager
+async def in_sync(folder: Path) -> AsyncIterator[Rig]:
+    """A node that is as the plan file a.yaml says, which the settings name."""
+    (folder / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
+    settings = write(folder, f"plan: {{file: {folder}/a.yaml}}\n")
+    with simulated("h100-80gb:1"):
+        async with running(Rig(folder)) as rig, following(rig, settings):
+            await rig.settle(Phase.IN_SYNC)
+            yield rig
+
+
 def write(folder: Path, text: str) -> Path:
     """The settings file, replaced as most programs do."""
     new = folder / "settings.new"
@@ -63,22 +74,18 @@ def write(folder: Path, text: str) -> Path:
 
 
 async def test_another_source_takes_its_place_without_a_restart(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
     (tmp_path / "b.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
-    settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig, following(rig, settings):
-            await rig.settle(Phase.IN_SYNC)
-            write(tmp_path, f"plan: {{file: {tmp_path}/b.yaml}}\n")
-            await rig.until(lambda: len(rig.gpu().instances) == 2)
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.reported(EventType.PLAN_SOURCE) == [EventType.PLAN_SOURCE]
-            await rig.rest()
-            rounds = rig.state.rounds
-            (tmp_path / "a.yaml").write_bytes(plan_text("{7g.80gb: 1}"))
-            await asyncio.sleep(0.3)
-            assert rig.state.rounds == rounds
-            assert rig.heartbeats.overdue() == ()
+    async with in_sync(tmp_path) as rig:
+        write(tmp_path, f"plan: {{file: {tmp_path}/b.yaml}}\n")
+        await rig.until(lambda: len(rig.gpu().instances) == 2)
+        await rig.settle(Phase.IN_SYNC)
+        assert rig.reported(EventType.PLAN_SOURCE) == [EventType.PLAN_SOURCE]
+        await rig.rest()
+        rounds = rig.state.rounds
+        (tmp_path / "a.yaml").write_bytes(plan_text("{7g.80gb: 1}"))
+        await asyncio.sleep(0.3)
+        assert rig.state.rounds == rounds
+        assert rig.heartbeats.overdue() == ()
 
 
 async def test_a_change_just_after_the_reading_counts(tmp_path: Path) -> None:
@@ -97,29 +104,21 @@ async def test_a_change_just_after_the_reading_counts(tmp_path: Path) -> None:
 
 
 async def test_a_source_without_a_plan_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
-    settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig, following(rig, settings):
-            await rig.settle(Phase.IN_SYNC)
-            write(tmp_path, f"plan: {{file: {tmp_path}/none.yaml}}\n")
-            await rig.until(lambda: "last good plan stays" in rig.state.note)
-            assert len(rig.gpu().instances) == 7
-            assert rig.state.phase is Phase.IN_SYNC
+    async with in_sync(tmp_path) as rig:
+        write(tmp_path, f"plan: {{file: {tmp_path}/none.yaml}}\n")
+        await rig.until(lambda: "last good plan stays" in rig.state.note)
+        assert len(rig.gpu().instances) == 7
+        assert rig.state.phase is Phase.IN_SYNC
 
 
 async def test_settings_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_bytes(plan_text("{1g.10gb: 7}"))
-    settings = write(tmp_path, f"plan: {{file: {tmp_path}/a.yaml}}\n")
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig, following(rig, settings):
-            await rig.settle(Phase.IN_SYNC)
-            write(tmp_path, "plan: {source: nos}\n")
-            await rig.until(lambda: len(rig.reported(EventType.SETTINGS_KEPT)) == 1)
-            write(tmp_path, "plan: [")
-            await rig.until(lambda: len(rig.reported(EventType.SETTINGS_KEPT)) == 2)
-            (tmp_path / "a.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
-            await rig.until(lambda: len(rig.gpu().instances) == 2)
+    async with in_sync(tmp_path) as rig:
+        write(tmp_path, "plan: {source: nos}\n")
+        await rig.until(lambda: len(rig.reported(EventType.SETTINGS_KEPT)) == 1)
+        write(tmp_path, "plan: [")
+        await rig.until(lambda: len(rig.reported(EventType.SETTINGS_KEPT)) == 2)
+        (tmp_path / "a.yaml").write_bytes(plan_text("{3g.40gb: 2}"))
+        await rig.until(lambda: len(rig.gpu().instances) == 2)
 
 
 async def test_a_source_whose_settings_cannot_be_used_is_not_taken(tmp_path: Path) -> None:

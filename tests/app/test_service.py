@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import signal
 import socket
@@ -10,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.simulation import SimulatedNode
-from tests.agent_environment import port_kept_free
 from tests.app.agent_process import SOON, Process, agent, profiles, write_plan
 from tests.machine_load import stretched
 
@@ -49,38 +46,6 @@ def _explain(events: Any, process: Process) -> None:
     lines = [json.loads(line) for line in process.said().splitlines() if line.startswith("{")]
     logged = [line["event_type"] for line in lines if "event_type" in line]
     assert logged == [*(event["type"] for event in events), "Stopping"]
-
-
-def test_metrics_have_a_listener_of_their_own(tmp_path: Path) -> None:
-    write_plan(tmp_path, "{1g.10gb: 2}")
-    settings = {"NODEAGENT_SAMPLE_INTERVAL": "100ms"}
-    with (
-        port_kept_free() as port,
-        agent(tmp_path, NODEAGENT_METRICS_LISTEN=f"127.0.0.1:{port}", **settings) as process,
-    ):
-        process.until_phase("InSync")
-        wanted = (
-            'nodeagent_steps_total{kind="createInstance",result="done"} 2\n',
-            "\nnodeagent_plan_applied 1\n",
-            'GPU_I_PROFILE="1g.10gb",GPU_I_ID="',
-            'nodeagent_gpu_health{check="ecc",gpu="0"',
-        )
-        deadline, text = time.monotonic() + stretched(SOON), ""
-        while not all(words in text for words in wanted):
-            assert time.monotonic() < deadline, text
-            with contextlib.suppress(OSError):
-                text = _scraped(port)
-            time.sleep(0.05)
-        assert process.end() == 0
-
-
-def _scraped(port: int) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SOON)
-    try:
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()
 
 
 def test_wakes_when_a_simulated_user_goes(tmp_path: Path) -> None:

@@ -27,12 +27,6 @@ SOON = 60.0  # seconds that anything may take on a busy machine
 # --- the programs ---------------------------------------------------------------------------------
 
 
-def test_nothing_is_asked_of_a_machine_without_mps(short: Path) -> None:
-    programs = Programs(path=str(short))
-    [found] = mps_preflight.mps_findings(programs, short, users=frozenset())
-    assert (found.level, found.check) == ("ok", "mps")
-
-
 @pytest.mark.parametrize(("wanted", "level"), [(True, "error"), (False, "warning")])
 def test_a_missing_server_is_an_error_where_it_is_needed(
     wanted: bool, level: str, short: Path

@@ -25,7 +25,7 @@ from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase, Reading
-from nodeagent.views.shapes import Refused
+from nodeagent.views.shapes import Json, Refused
 from nodeagent.views.status_report import status_json
 
 THREE = GpuInstanceProfile(9, 2, "3g.40gb", 3, 40 << 30, 60, 2, (Placement(0, 4), Placement(4, 4)))
@@ -61,14 +61,18 @@ def state(**fields: Any) -> NodeState:
     return NodeState("node-a", "file", **given)
 
 
+def shown(state: NodeState, gpu: str | None = None) -> Json:
+    report = status_json(state, gpu)
+    assert report is not None
+    return report
+
+
 def test_a_lost_gpu_is_unhealthy_and_claims_nothing() -> None:
-    report = status_json(state())
-    assert report
+    report = shown(state())
     gpu = report["gpus"][1]
     assert "free" not in gpu
     assert "mig" not in gpu
-    nameless = status_json(state(observed=ObservedNode((Gpu(0, "", access=Access.LOST),))))
-    assert nameless
+    nameless = shown(state(observed=ObservedNode((Gpu(0, "", access=Access.LOST),))))
     assert "uuid" not in nameless["gpus"][0]
     assert gpu["health"]["status"] == "unhealthy"
     [finding] = gpu["health"]["findings"]
@@ -82,8 +86,7 @@ def test_unknown_users_count_as_use() -> None:
     )
     gpu = Gpu(0, "GPU-0", instances=(GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (device,)),))
     whole = Gpu(1, "GPU-1", usage=Usage(known=False))
-    report = status_json(state(observed=ObservedNode((gpu, whole))))
-    assert report
+    report = shown(state(observed=ObservedNode((gpu, whole))))
     instance = report["gpus"][0]["instances"][0]
     assert (instance["inUse"], instance["usersUnknown"]) == (True, "no permission")
     assert "usersUnknown" not in report["gpus"][0]
@@ -92,8 +95,7 @@ def test_unknown_users_count_as_use() -> None:
 
 def test_nothing_is_idle_on_a_gpu_that_does_not_answer() -> None:
     lost = replace(MIG_GPU, access=Access.LOST, access_reason="it fell off the bus")
-    report = status_json(state(observed=ObservedNode((lost,))))
-    assert report
+    report = shown(state(observed=ObservedNode((lost,))))
     instance = report["gpus"][0]["instances"][0]
     assert (instance["inUse"], instance["users"]) == (True, [])
     assert instance["usersUnknown"] == "the GPU does not answer"
@@ -106,16 +108,14 @@ def test_one_gpu_by_its_uuid() -> None:
         Problem(code=Code.GPU_LOST, message="one", gpu="GPU-1"),
         Problem(code=Code.DRIVER, message="node"),
     )
-    report = status_json(state(problems=problems), gpu="GPU-1")
-    assert report
+    report = shown(state(problems=problems), gpu="GPU-1")
     assert [gpu["uuid"] for gpu in report["gpus"]] == ["GPU-1"]
     assert [problem["message"] for problem in report["problems"]] == ["one", "node"]
     assert status_json(state(), gpu="GPU-9") is None
 
 
 def test_claims_are_there_where_they_are_served() -> None:
-    report = status_json(state())
-    assert report is not None
+    report = shown(state())
     assert "claims" not in report
     device = ClaimDevice(request="r", pool="p", device="gpu", gpu="GPU-0")
     known: dict[str, Any] = {"phase": ClaimPhase.WAITING, "pods": [], "problems": []}
@@ -128,11 +128,9 @@ def test_claims_are_there_where_they_are_served() -> None:
         ("GPU-0", ["first", "second"]),
         ("GPU-1", ["second"]),
     ):
-        report = status_json(state(claims=claims), gpu)
-        assert report is not None
+        report = shown(state(claims=claims), gpu)
         assert [claim["name"] for claim in report["claims"]] == names
-    report = status_json(state(claims=()))
-    assert report is not None
+    report = shown(state(claims=()))
     assert report["claims"] == []
 
 
@@ -141,11 +139,9 @@ def test_why_gpus_offer_less_to_claims() -> None:
         code=Code.RESET_REQUIRED, message="MIG mode is off", remedy="reset it", gpu="GPU-0"
     )
     for gpu, known in ((None, True), ("GPU-0", True), ("GPU-1", False)):
-        report = status_json(state(claims=(), less_offered=(why,)), gpu)
-        assert report is not None
+        report = shown(state(claims=(), less_offered=(why,)), gpu)
         assert ("lessOffered" in report) is known
-    report = status_json(state(claims=(), less_offered=(why,)))
-    assert report is not None
+    report = shown(state(claims=(), less_offered=(why,)))
     assert report["lessOffered"] == [
         {
             "code": "ResetRequired",
@@ -154,16 +150,14 @@ def test_why_gpus_offer_less_to_claims() -> None:
             "remedy": "reset it",
         }
     ]
-    report = status_json(state(claims=()))
-    assert report is not None
+    report = shown(state(claims=()))
     assert "lessOffered" not in report
 
 
 def test_a_refused_document_is_reported_beside_the_one_in_force() -> None:
     problem = Problem(code=Code.SYNTAX, message="no", path="gpus[0]")
     refusal = Refused(digest="sha256:11", problems=(problem,))
-    report = status_json(state(phase=Phase.REJECTED, refusal=refusal))
-    assert report
+    report = shown(state(phase=Phase.REJECTED, refusal=refusal))
     assert report["digest"] == "sha256:00"
     assert report["rejected"] == {
         "digest": "sha256:11",
@@ -181,8 +175,7 @@ def test_what_the_checks_found() -> None:
     answer = Answer(Silence.FAILS, reason="no answer")
     reading = NodeReading(Moment(5.0, 1e9), "boot", gpus=gpus, answer=answer)
     health = evaluate(HealthState(), reading, default_table()).state
-    report = status_json(replace(there, health=health))
-    assert report
+    report = shown(replace(there, health=health))
     assert report["health"]["status"] == "unknown"
     assert report["health"]["findings"][0]["cause"] == "driverHangs"
     one, other = (gpu["health"] for gpu in report["gpus"])
@@ -192,8 +185,7 @@ def test_what_the_checks_found() -> None:
     later = evaluate(
         health, NodeReading(Moment(6.0, 1e9), "boot", gpus=(lost,)), default_table()
     ).state
-    found = status_json(replace(there, health=later))
-    assert found
+    found = shown(replace(there, health=later))
     causes = [f["cause"] for f in found["gpus"][1]["health"]["findings"]]
     assert causes == ["gpuLost", "memoryUnrepairable"]
 
@@ -216,14 +208,9 @@ _UNREPAIRABLE = {
 def _at_work(*read: tuple[str, int | None, Reading]) -> list[dict[str, Any]]:
     """The GPUs of a node with a whole MIG device of which this was read."""
     whole = replace(MIG_GPU, instances=MIG_GPU.instances[:1], memory=80 << 30)
-    report = status_json(
-        state(
-            observed=ObservedNode((whole, LOST)),
-            readings={(gpu, instance): reading for gpu, instance, reading in read},
-        )
-    )
-    assert report is not None
-    gpus: list[dict[str, Any]] = report["gpus"]
+    readings = {(gpu, instance): reading for gpu, instance, reading in read}
+    gpus = shown(state(observed=ObservedNode((whole, LOST)), readings=readings))["gpus"]
+    assert isinstance(gpus, list)
     return gpus
 
 

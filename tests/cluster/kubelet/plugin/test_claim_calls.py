@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import structlog.testing
 
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import (
@@ -105,6 +106,19 @@ async def test_work_that_fails_alone_is_quiet(claims: Claims, calls: ClaimCalls)
     claims.seconds = 0
     await calls.release(CLAIM)
     assert len(claims.begun) == 2
+
+
+async def test_a_fault_of_ours_is_an_answer_too(claims: Claims, calls: ClaimCalls) -> None:
+    claims.errors[CLAIM.uid] = KeyError("slices")
+    with structlog.testing.capture_logs() as logs, pytest.raises(NodeagentError) as caught:
+        await calls.prepare(CLAIM)
+    assert (
+        caught.value.message == "preparing claim team/claim-a1 (uid a1) failed: KeyError('slices')"
+    )
+    assert "`journalctl -u nodeagent`" in caught.value.remedy
+    assert [(line["event"], line["claim"]) for line in logs] == [
+        ("work on a claim failed", str(CLAIM))
+    ]
 
 
 async def test_closing_ends_the_work(claims: Claims, calls: ClaimCalls) -> None:

@@ -20,10 +20,9 @@ from tests.cluster.client.rig import until
 from tests.cluster.kubelet.plugin.rig import Claims
 from tests.machine_load import stretched
 from tests.simulated_cluster.kubelet_claims import DRIVER, Claim, DraKubelet, PodFailed
-from tests.simulated_cluster.kubelet_plugins import V1_36, V1_37, VERSIONS, KubeletVersion
+from tests.simulated_cluster.kubelet_plugins import VERSIONS, KubeletVersion
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
-NOT_SEEN = Registration()
 REGISTERED = Registration("registered")
 CLAIM = Claim("claim-a1", "a1", "team")
 each_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
@@ -69,33 +68,6 @@ async def test_each_registers_the_driver(
             await until(lambda: plugin.connected)
         await until(lambda: not kubelet.plugins.found)
         assert kubelet.plugins.refusals == []
-
-
-async def test_a_kubelet_that_comes_later(root: Path, claims: Claims) -> None:
-    """Until it is there it has not seen the driver, which is no error; then it scans the folder."""
-    for folder in ("plugins", "plugins_registry"):
-        (root / folder).mkdir(parents=True)
-    async with driver(root, claims) as registration:
-        assert registration.status == NOT_SEEN
-        async with DraKubelet(root):
-            await until(lambda: registration.status == REGISTERED)
-
-
-async def test_a_refusal_in_the_kubelets_words(root: Path, claims: Claims) -> None:
-    """A kubelet that insists on paths below its root does not follow the agent's symlink there;
-    another one that does not may register the driver afterwards.
-    """
-    for folder in ("plugins", "plugins_registry"):
-        (root / folder).mkdir(parents=True)
-    link = root.with_name("link")
-    link.symlink_to(root)
-    async with driver(link, claims) as registration:
-        async with DraKubelet(root, V1_37):
-            await until(lambda: registration.status != NOT_SEEN)
-            assert registration.status.state == "refused"
-            assert f'dra.sock" is not inside "{root}"' in registration.status.reason
-        async with DraKubelet(root, V1_36):
-            await until(lambda: registration.status == REGISTERED)
 
 
 async def test_the_order_in_which_sockets_come_and_go(root: Path, claims: Claims) -> None:

@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
+    NosDeviceUse,
+    StatusKey,
     mig_profile,
     read_spec,
+    read_status,
     requested_names,
     requested_profiles,
 )
@@ -94,6 +97,11 @@ def test_twice() -> None:
     assert sorted(asked(annotations)) == [(0, "1g.5gb", 1), (0, "1g.5gb", 2)]
     (problem,) = read_spec(annotations).ignored
     assert "both count" in problem.message
+
+
+def test_status_in_any_case() -> None:
+    found = StatusKey(1, "10gb", NosDeviceUse.USED)
+    assert read_status("nos.nebuly.com/status-gpu-1-10gb-USED") == found
 
 
 def test_thousands_of_annotations_are_one_fault() -> None:

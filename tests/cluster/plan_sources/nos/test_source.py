@@ -110,9 +110,6 @@ async def test_exchange(mode: str, server: ApiServer, access: ClusterAccess) -> 
     assert annotations["example.com/other"] == "stays"
 
 
-# --- what is no new plan, and what is ------------------------------------------------------------
-
-
 # --- remarks --------------------------------------------------------------------------------------
 
 
