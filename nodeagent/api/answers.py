@@ -61,7 +61,7 @@ class Answers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """`readable`: the text is a document; `report` has the JSON shape of a plan."""
+    """What a preview found: whether the text is a document (`readable`), and the plan as JSON."""
 
     readable: bool
     verdict: Verdict

@@ -36,8 +36,8 @@ Allocations = Callable[[], Awaitable[tuple[Allocated, ...]]]
 
 
 class ClaimView:
-    """`observe` and `health` give the node and its claimed devices as they are now; `pods_changed`
-    publishes that the kubelet lists other pods.
+    """Claims as users see them. `observe` and `health` give the node and its claimed devices as
+    they are now; `pods_changed` publishes that the kubelet lists other pods.
     """
 
     def __init__(

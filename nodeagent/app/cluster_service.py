@@ -59,7 +59,7 @@ class ClusterService:
         )
 
     def check(self, name: str) -> None:
-        """Raises UsageError for a source that the settings in force do not allow to `use`."""
+        """Raise UsageError for a plan source that the settings in force do not allow to `use`."""
         check_source(name, self._settings.nos_config_map)
 
     def use(self, name: str, follow: FollowFile, offer: Offer) -> NodeSource | None:

@@ -21,8 +21,8 @@ _WATCHDOG_INTERVAL = (
 
 @dataclass(frozen=True, slots=True)
 class Notifier:
-    """`address` empty: nothing is sent. `watchdog`: seconds within which systemd wants a sign of
-    life, None when it wants none.
+    """Tells systemd about the agent, unless `address` is empty. `watchdog`: seconds within which
+    systemd wants a sign of life, None when it wants none.
     """
 
     address: str = ""

@@ -20,7 +20,7 @@ from nodeagent.views.node_state import NodeState
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """`states` and `observation` have the node: as the loop left it, and as it was seen last."""
+    """What services share. `states`: the node as the loop left it, `observation`: as seen last."""
 
     settings: Settings
     paths: Paths

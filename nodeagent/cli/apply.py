@@ -69,7 +69,7 @@ def run_apply(options: Namespace, output: Output) -> ExitCode:
 async def _apply(
     options: Namespace, settings: Settings, document: PlanDocument, output: Output
 ) -> _Rounds:
-    """Raises DocumentError for a document that is none for this node."""
+    """Apply the document in rounds. Raises DocumentError if it cannot be meant for this node."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + options.wait
     progress = on_terminal(clock)

@@ -118,7 +118,7 @@ def program() -> str:
 
 
 def check_free(listen: Address) -> None:
-    """Raises NodeagentError where another program listens at the API's address already.
+    """Raise NodeagentError where another program listens at the API's address already.
 
     What else is wrong with the address is found when the API starts.
     """

@@ -21,7 +21,7 @@ _SOON: Final = 60.0  # seconds; policies may be applied after the agent
 
 
 async def is_guarded(access: ClusterAccess, node: str) -> bool:
-    """Raises ClusterFault where that cannot be found out."""
+    """Whether the policies deny what they must. Raises ClusterFault if that is not known."""
     foreign = {"metadata": {"annotations": {FOREIGN: ""}}}
     try:
         await access.send(requests.patch_node(node, foreign, dry_run=True))

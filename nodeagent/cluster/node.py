@@ -82,7 +82,7 @@ class KeptNode:
 
     @property
     def view(self) -> NodeView | None:
-        """None while there is no such Node, or it was not seen yet."""
+        """The Node as it is now; None while there is none, or it was not seen yet."""
         return self._followed.objects.get(self._name)
 
     @property

@@ -79,7 +79,7 @@ NOTHING: Final = Facts()
 
 
 def facts_of(state: NodeState | None, *, labels: bool) -> Facts:
-    """None: nothing is known yet. `labels`: whether facts for schedulers are labels as well."""
+    """The facts of a state (None: no state yet); `labels`: those for schedulers are labels, too."""
     if state is None:
         return NOTHING
     worst = headline(state, in_cluster=True)

@@ -68,7 +68,7 @@ class WatchEvent:
 
 
 def read_event(line: bytes, purpose: str) -> WatchEvent:
-    """Raises the fault that a line stands for."""
+    """Read a line of a watch; raises the fault that one stands for."""
     try:
         found = _LINE.decode(line)
         head = _OBJECT.decode(found.object)

@@ -85,7 +85,7 @@ class PublishedSlice:
 
 
 def read_slice(text: bytes) -> PublishedSlice:
-    """Raises ValueError for what is no ResourceSlice."""
+    """Read a ResourceSlice; raises ValueError for anything else."""
     found = _SLICE.decode(text)
     metadata, spec = found.metadata, found.spec
     return PublishedSlice(
@@ -95,9 +95,9 @@ def read_slice(text: bytes) -> PublishedSlice:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """`problem` says why less is published than wanted, None while all is; `others` are the drivers
-    that have slices of the node, too; `keeps_taints`: the API server knows taints of devices, as
-    far as it was tried.
+    """How publishing stands. `problem` says why less is published than wanted, None while all is;
+    `others` are other drivers with slices of the node; `keeps_taints`: the API server knows taints
+    of devices, as far as it was tried.
     """
 
     problem: Problem | None = None

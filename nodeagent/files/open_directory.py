@@ -230,7 +230,7 @@ def _open(stack: ExitStack, path: Path, above: int | None = None, *, foreign: bo
 
 @contextmanager
 def refusing(what: str, path: Path, remedies: Remedies) -> Iterator[None]:
-    """Raises an error of the system as PathRefused."""
+    """Turn an error of the system into PathRefused."""
     try:
         yield
     except OSError as error:

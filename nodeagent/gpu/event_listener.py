@@ -241,7 +241,7 @@ class EventListener:
 
 
 def _make_sets(gpus: int) -> _Sets:
-    """Raises DriverError, with nothing left behind: it is tried again every second."""
+    """Register the GPUs for events. Raises DriverError, with nothing left behind for a retry."""
     sets = _Sets(call("nvmlEventSetCreate"))
     for index in range(gpus):
         try:

@@ -79,7 +79,7 @@ Result = TypeVar("Result")
 def checked_call(
     function: Callable[..., Any], *arguments: object, name: str = "", **versions: int
 ) -> Any:
-    """`name` is for errors, where the C function is another than the wrapper's name says."""
+    """Call NVML; `name` is the C function, for errors, if the wrapper has another name."""
     name = name or function.__name__
     progress = current()
     progress.begin(name)

@@ -159,7 +159,7 @@ def _decoded(content: bytes) -> Values:
 
 
 def _word(name: str, value: object) -> str:
-    """Anything else is not shown: it may be large."""
+    """A value that has to be a word; any other is not shown, as it may be large."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is not a word")
     return value

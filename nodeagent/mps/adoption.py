@@ -108,7 +108,7 @@ def _process(left: DaemonSpec) -> MpsProcess | None:
 
 
 def _owner(left: DaemonSpec) -> int:
-    """Whose daemon has these directories: root's where there are none."""
+    """The user whose daemon has these directories; ours where there are none."""
     with suppress(OSError):
         return owner_of(left.log_directory)
     return os.geteuid()

@@ -158,7 +158,7 @@ def get_server_list() -> ControlCommand[tuple[int, ...]]:
 
 
 def get_server_status(server: int) -> ControlCommand[ServerStatus | None]:
-    """None: it is busy and replies nothing. Unknown to drivers before 550."""
+    """Ask for a server's status; None if it is busy. Drivers before 550 do not know this."""
     return ControlCommand(f"get_server_status {_pid(server)}", _server_status)
 
 

@@ -20,11 +20,11 @@ Check = Callable[[DaemonSpec], tuple[str, ...]]
 
 
 class MpsContext(Struct, frozen=True):
-    """`check` gives what else keeps a daemon from Ready, in words; `report` gets what people may
-    want to know of a device, `changed` is called when something is different; `jitter` gives
-    numbers from 0 up to 1. With `private_shm` each device has a /dev/shm of its own. Seconds:
-    `served_interval` between two questions to a daemon that has a server or a blocked client or
-    drains, `start_timeout` for a caller who waits for Ready.
+    """What all supervisors share. `check` says what else keeps a daemon from Ready, `report` gets
+    what people may want to know of a device, `changed` is called when something is different, and
+    `jitter` gives numbers from 0 up to 1. With `private_shm` each device has its own /dev/shm.
+    Seconds: `served_interval` between two questions to a daemon that has a server or a blocked
+    client or drains, `start_timeout` for a caller who waits for Ready.
     """
 
     run_dir: Path

@@ -286,7 +286,7 @@ def _questions(servers: Iterable[int], *, status: bool) -> Iterator[ControlComma
 
 
 def _server(pid: int, answers: Sequence[Any]) -> SeenServer | None:
-    """None when it went between two answers."""
+    """A server, by all that the daemon answers about it; None if it went meanwhile."""
     if any(isinstance(answer, commands.UnknownServer) for answer in answers):
         return None
     before, clients, memory, after, *status = answers

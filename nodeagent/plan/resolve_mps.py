@@ -181,7 +181,7 @@ def _exact(percent: float) -> Decimal:
 
 
 def _account(on: OnGpu, entry: MpsEntry) -> Account | None:
-    """Whom MPS runs as; a problem of it is none of a single GPU."""
+    """The account that MPS runs as, None if there is none: a problem, of no single GPU."""
     text = on.host.default_user if entry.user is None else entry.user
     ids = user_ids(text)
     account = on.host.accounts.get(text) or (Account(*ids) if ids else None)

@@ -195,7 +195,7 @@ class ActivePlan:
         return troubles
 
     def remember(self, kept: KeptPlan) -> None:
-        """Raises DocumentError."""
+        """Take a plan that was kept as the last good one. Raises DocumentError."""
         self._good = self._read(kept.plan)
         self._numbers = kept.numbers
 
@@ -247,7 +247,7 @@ class ActivePlan:
         )
 
     def _require_answers(self, candidate: ReadPlan, observed: ObservedNode) -> None:
-        """Raises as before where a GPU that it was refused for cannot be looked at now."""
+        """Refuse a plan as before while a GPU because of which it was refused does not answer."""
         if self._refused and self._refused[0] is candidate:
             silent = {gpu.uuid for gpu in observed.gpus if gpu.access is not Access.OK} - {""}
             if not silent.isdisjoint(problem.gpu for problem in self._refused[1]):
@@ -262,7 +262,7 @@ class ActivePlan:
     def _make(
         self, candidate: ReadPlan, observed: ObservedNode, numbers: Numbers, policy: Policy
     ) -> tuple[DesiredNode, NodePlan]:
-        """Raises DocumentError where that can never be."""
+        """Resolve and plan the candidate. Raises DocumentError where it can never be."""
         resolved = self._resolved(candidate, observed, numbers)
         desired = beside_all(resolved, observed, self._beside)
         made = plan(desired, observed, policy)

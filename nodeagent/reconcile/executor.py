@@ -97,7 +97,7 @@ def _check_end(plan: GpuPlan, seen: Gpu, terms: Execution) -> list[Problem]:
 
 
 async def _turn_back(plan: GpuPlan, run: StepRun, failure: Problem, terms: Execution) -> GpuOutcome:
-    """Make the earlier layout the goal, and say what is so in the end."""
+    """Make the earlier layout the goal, and report how the GPU is in the end."""
     before, earlier = plan.before, layout_of(plan.before, plan.goal)
     seen = await run.observe()
     back = terms.plan_for(earlier, seen)  # no steps where the GPU does not answer

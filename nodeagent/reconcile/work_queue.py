@@ -33,14 +33,14 @@ class _Failure:
 
 
 class Retry(NamedTuple):
-    """So many attempts have failed; the next comes in `pause` seconds at the latest."""
+    """The next attempt: how many have failed, and in how many seconds it comes at the latest."""
 
     attempt: int
     pause: float
 
 
 class WorkQueue:
-    """`mend`: whether drift is repaired or only reported. Times are in seconds of one clock."""
+    """Chooses the GPUs to work on. `mend`: whether drift is repaired. Times are of one clock."""
 
     def __init__(self, backoff: Backoff, *, mend: bool) -> None:
         self._backoff = backoff
@@ -51,7 +51,7 @@ class WorkQueue:
         self._chosen_at = -math.inf
 
     def observe(self, evaluation: PlanEvaluation) -> tuple[Gpu, ...]:
-        """Note what is so now; the GPUs that another program changed since the last time."""
+        """Note how the GPUs are; returns those that another program changed since the last time."""
         if evaluation.accepted:  # everything may be tried at once
             self._failures.clear()
         drifted = []

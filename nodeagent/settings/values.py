@@ -95,7 +95,7 @@ def _rule(
     schema: JsonSchema,
     written: Callable[[Any], object] = lambda value: value,
 ) -> Rule[T]:
-    """`read` gives None for what is not `accepted`."""
+    """A rule by `read`, which gives None for what is not `accepted`."""
 
     def checked(place: DocumentValue) -> T:
         value = read(place.value)

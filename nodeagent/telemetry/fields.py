@@ -86,7 +86,7 @@ class Rates:
         self._last: dict[tuple[int, int], tuple[float, Number]] = {}
 
     def rate(self, key: tuple[int, int], parts: list[Number | None]) -> float | None:
-        """`key` is the row and the link; the rate is None at first and after a restart."""
+        """The growth per second of a sum; None at first and after a reset. `key`: row and link."""
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             self._last.pop(key, None)

@@ -292,7 +292,7 @@ class NodeSampleReader:
         self._standing = LastingAnswers()
 
     def read(self) -> NodeSample:
-        """Raises DriverError when the driver does not even count its GPUs."""
+        """Read the node's values. Raises DriverError if the driver does not even count its GPUs."""
         began = self._clock()
         count = nvml.device_count()
         reader = NvmlReader(_NO_HANDLE, self._standing)

@@ -77,7 +77,7 @@ def health_fields(*, slow: bool) -> Iterator[FieldId]:
 
 
 def read_health(reader: NvmlReader, reading: GpuReading, *, slow: bool) -> GpuReading:
-    """`reading` with what is read every time and, with `slow`, with everything.
+    """Complete `reading` with what is read every time and, if `slow`, with all the rest.
 
     The field values must have been read.
     """

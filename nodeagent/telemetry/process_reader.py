@@ -34,7 +34,7 @@ class ProcessReader(Struct):
     _refused: set[str] = field(default_factory=set)
 
     def read(self, gpu: GpuDevice) -> ProcessSample:
-        """Raises DriverError when the GPU does not even list its compute processes."""
+        """Read the GPU's processes. Raises DriverError if not even the compute ones are listed."""
         found = self._listed(gpu)
         if any(instance is not None for instance, _ in found):
             mode = gpu.mode()

@@ -11,7 +11,7 @@ _ALL = "nodeagent status --events shows all of them"
 
 
 def events_page(status: Json, events: Sequence[Json]) -> tuple[Line, ...]:
-    """All of them in full."""
+    """A page of all events in full."""
     title = f"node {status.get('node', '?')}: {quantity(len(events), 'event')} in the last hour"
     return (line(Span(title, Tone.TITLE)), *event_lines(status, events))
 

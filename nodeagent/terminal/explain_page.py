@@ -12,7 +12,7 @@ _TONES = {"ok": Tone.GOOD, "warning": Tone.WARNING, "error": Tone.BAD}
 
 
 def check_page(findings: Sequence[tuple[str, str, str, str]]) -> tuple[Line, ...]:
-    """`findings`: what was looked at, `ok`, `warning` or `error`, what was found, a remedy."""
+    """A page of findings: the check, `ok`, `warning` or `error`, what was found, a remedy."""
     width = max((len(check) for check, *_ in findings), default=0)
     lines: list[Line] = []
     for check, level, message, remedy in findings:

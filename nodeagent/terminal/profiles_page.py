@@ -30,7 +30,7 @@ _RIGHT = frozenset({1, 2, 3, 5, 6})
 
 
 def profiles_page(offers: Sequence[tuple[Gpu, Mapping[str, int]]]) -> tuple[Line, ...]:
-    """`offers`: each GPU with how many more of each profile can be created now."""
+    """A page of profiles; `offers`: GPUs, and how many of each profile can be created now."""
     blocks = gpu_blocks((gpu_title(gpu), _body(gpu, creatable)) for gpu, creatable in offers)
     return tuple(blocks[:-1]) or (line("This node has no GPU."),)
 

@@ -39,7 +39,7 @@ class Trouble(NamedTuple):
 
 
 def troubles(status: Json) -> list[Trouble]:
-    """All of them. What a problem says is not said again of a daemon or a claim."""
+    """List all troubles; what a problem says is not repeated for a daemon or a claim."""
     findings = list(_findings(status))
     problems = [_problem(problem) for problem in status.get("problems", ())]
     cluster: Json = (status.get("cluster") or {}).get("problem") or {}

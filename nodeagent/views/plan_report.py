@@ -36,7 +36,7 @@ def plan_json(plan: NodePlan, *, digest: str, source: str, policy: Policy) -> Js
 
 
 def _once_free(plan: GpuPlan, policy: Policy) -> shapes.OnceFree | None:
-    """None where it is not blocked, or not by users alone."""
+    """What would be done without the users; None where not users alone block the plan."""
     free = once_free(plan, policy)
     if free is None:
         return None
@@ -72,7 +72,7 @@ def _answer(
     digest: str,
     source: str,
 ) -> Json:
-    """`digest` is "" where there is no text to speak of."""
+    """The answer as JSON; `digest` is "" where there is no document."""
     answer = shapes.Plan(
         verdict=verdict,
         digest=digest,

@@ -89,7 +89,7 @@ def has_looked(state: NodeState) -> bool:
 
 
 def _moment_of(existing: str | None, content: Json, now: datetime) -> datetime | None:
-    """Since when an annotation says just this; None when it does not."""
+    """The time since when an annotation has had this content; None if it has another."""
     try:
         kept = parse_json(existing or "")
         if not isinstance(kept, dict):
@@ -134,8 +134,8 @@ def _problem(problem: Problem) -> Json:
 
 
 def _gpu(gpu: Gpu) -> Json:
-    """`mode` is MIG's and absent without MIG. `used` is a GPU's own where it has no instances. Not
-    knowing who uses something counts as used.
+    """A GPU as JSON. `mode` is of MIG, and absent without MIG. `used` is of the GPU itself if it
+    has no instances; where the users are not known, it counts as used.
     """
     unknown = gpu.access is not Access.OK
     report: Json = {"uuid": gpu.uuid} if gpu.uuid else {"index": gpu.index}

@@ -200,8 +200,8 @@ def _device(
 def health_shape(
     findings: Iterable[Finding], remedies: HealthRemedies, gpu: int | None = None
 ) -> status_shapes.Health:
-    """`health` of the GPU with that index, or of the node: the status that the findings make, and
-    the findings.
+    """The health of a GPU, by index, or of the node: the status that the findings make, and the
+    findings.
     """
     ordered = in_order(findings)
     return status_shapes.Health(

@@ -34,7 +34,7 @@ _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 
 def users_of(document: PlanDocument | None, default: str) -> frozenset[str]:
-    """Whom MPS runs as by the plan, as it says so; empty where it has no MPS."""
+    """The users, as the plan writes them, as whom it runs MPS; empty where it has no MPS."""
     entries = document.entries if document else ()
     return frozenset(mps.user or default for entry in entries for mps in entry.mps_entries())
 

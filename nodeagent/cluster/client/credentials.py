@@ -164,7 +164,7 @@ def _read(path: Path) -> str:
 
 
 def _read_usual(text: str, file: Kubeconfig) -> Endpoint | None:
-    """None where the library has to read it; raises OSError for a file that it names."""
+    """Read a usual kubeconfig; None if only the library can. Raises OSError for files of it."""
     try:
         document: Any = read_tree(text.encode()).value
         name = file.context or document["current-context"]
@@ -179,7 +179,7 @@ def _read_usual(text: str, file: Kubeconfig) -> Endpoint | None:
 
 
 def _insist_on_shallow(text: str) -> None:
-    """Raises ValueError for what is nested so deep that the library would take seconds for it."""
+    """Raise ValueError for a text nested so deep that the library would take seconds for it."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent)

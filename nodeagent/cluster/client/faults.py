@@ -35,7 +35,7 @@ class ClusterFault(NodeagentError):
 
 
 class CredentialsUnusable(ClusterFault):
-    """Who to be for the API server, or where it is, cannot be read."""
+    """The address of the API server, or the credentials for it, cannot be read."""
 
 
 class ClusterUnreachable(ClusterFault):

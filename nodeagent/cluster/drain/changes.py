@@ -122,8 +122,8 @@ def cordoning(node: NodeView, settings: KubernetesSettings) -> tuple[NodeChange,
 
 
 def uncordoning(node: NodeView) -> NodeChange | None:
-    """None when the agent neither cordoned nor tainted it. An uncordon in between by another is
-    kept, and only the annotation goes then.
+    """What ends the agent's cordon and taint; None if it set neither. If another uncordoned the
+    Node meanwhile, only the annotation goes.
     """
     cordoned, tainted = CORDONED in node.annotations, has_taint(node.taints, CHANGING)
     if not (cordoned or tainted):

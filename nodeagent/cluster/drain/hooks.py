@@ -166,7 +166,7 @@ class ClusterHooks(ChangeHooks):
 
 
 def check_settings(settings: KubernetesSettings) -> None:
-    """Raises UsageError where pods or other managers are named as none is."""
+    """Raise UsageError for a selector of pods or a name of another manager that is none."""
     try:
         for labels in settings.plugin_pods:
             PodSelector.of(labels)

@@ -32,8 +32,8 @@ class OtherManager(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """`label` makes its pods come. `source` is the plan source of ours that serves the same label,
-    which then is no evidence. `{node}` in the remedy is the Node's name.
+    """A program to find. `label` brings its pods to a node, but is no evidence where our own
+    plan source serves it, which is `source`. `{node}` in the remedy is the Node's name.
     """
 
     name: str

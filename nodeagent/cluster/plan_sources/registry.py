@@ -53,7 +53,7 @@ CARRIERS: Final = {
 
 
 def check_source(name: str, config_map: str | None) -> None:
-    """Raises UsageError for settings with which `make_source` makes no source of this name."""
+    """Raise UsageError for settings with which `make_source` makes no source of this name."""
     if name == "nos" and config_map:
         from nodeagent.cluster.plan_sources.nos.source import place_of
 

@@ -71,8 +71,8 @@ def _require_idle_instances(change: Change) -> None:
 
 
 def _require_unused(change: Change, gpu: GpuRef, usage: Usage) -> None:
-    """`usage` are the processes on no known instance, which may be on any. Who was given the GPU as
-    a whole need not have a process yet that would keep the mode.
+    """Refuse to change the mode of a GPU in use. `usage` are processes on no known instance, and so
+    may be on any; who was given the whole GPU need not have a process yet.
     """
     change.require_fresh()
     known = (reading.users_of_gpu(gpu) for reading in change.readings)

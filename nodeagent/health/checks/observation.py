@@ -11,7 +11,7 @@ from nodeagent.structs import Struct
 
 
 class Observation(Struct, frozen=True):
-    """`present` None: not known this time, so that nothing changes.
+    """A cause that a check looked for. `present` None: not known this time, so nothing changes.
 
     `severity` and `action` are those of the cause's row unless given. `unsure`: without a finding,
     nothing shows that what its check looks at is well.

@@ -235,7 +235,7 @@ def open_in(directory: Path, name: str, flags: int, mode: int = 0) -> int:
 
 
 def owner_of(directory: str) -> int:
-    """Whose it is. Raises OSError, also where anything is mounted on it."""
+    """The uid that owns a directory. Raises OSError, also where anything is mounted on it."""
     found = open_in(Path(directory), "", os.O_PATH | os.O_NOFOLLOW)
     try:
         return os.fstat(found).st_uid

@@ -159,7 +159,7 @@ async def _how_it_ended(pid: int) -> str:
 
 
 def _credentials(spec: DaemonSpec) -> dict[str, object]:
-    """Whom the process shall run as; nothing where that is who this process is.
+    """The user and groups to run the process as; empty where it is the agent's own user.
 
     The group as well: the daemon makes its servers the user's, but leaves them its own group.
     """

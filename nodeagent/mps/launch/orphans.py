@@ -88,7 +88,7 @@ async def end_orphans(
 def _insist_on_read(
     processes: Iterable[MpsProcess], pipe_directory: str, known: Collection[MpsProcess]
 ) -> None:
-    """Raises OrphansLeft where one may be what is left, and is not known to be."""
+    """Raise OrphansLeft for a process that could not be read and so may be one of those left."""
     left = {(one.pid, one.start_time) for one in known}
     for one in processes:
         if not one.program and (one.pid, one.start_time) not in left:

@@ -198,7 +198,7 @@ class ServiceLauncher(Launcher):
         return launcher.UNKNOWN_END
 
     async def _show(self, unit: str) -> UnitState:
-        """Raises StartError when systemd cannot be asked."""
+        """Ask systemd for a unit's state. Raises StartError when it cannot be asked."""
         wanted = "LoadState,ActiveState,MainPID,Result,ExecMainCode,ExecMainStatus"
         done = await self._call("systemctl", "show", f"-p{wanted}", unit)
         try:
@@ -211,11 +211,11 @@ class ServiceLauncher(Launcher):
             ) from None
 
     async def _forget(self, unit: str) -> None:
-        """So that a unit that failed does not keep its name; none with that name is fine."""
+        """Have systemd free the name of a unit that failed; there may be none with it."""
         await self._call("systemctl", "reset-failed", unit)
 
     async def _call(self, *command: str) -> ProgramOutput:
-        """Raises StartError when it cannot be run."""
+        """Run a program of systemd's. Raises StartError when it cannot be run."""
         if self.host:
             command = (*_TO_THE_HOST, *command)
         # Programs are looked for here first, by this process and by systemd-run.

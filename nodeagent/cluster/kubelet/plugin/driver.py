@@ -82,7 +82,7 @@ def _serialized(message: Message) -> bytes:
 
 
 def _service(name: str, **methods: tuple[type[Message], Any]) -> grpc.GenericRpcHandler:
-    """`methods` have the type of their request, and what answers it."""
+    """A gRPC service; `methods` give the type of each request, and what answers it."""
     handlers: dict[str, Any] = {
         method: grpc.unary_unary_rpc_method_handler(
             answer,

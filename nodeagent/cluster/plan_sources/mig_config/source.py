@@ -44,7 +44,7 @@ _PASSES_BY_ITSELF = frozenset({Code.IN_USE, Code.CLUSTER})
 def state_of(
     labels: Mapping[str, str], node: NodeState, offered: PlanUpdate | None, *, judged: bool
 ) -> MigState | None:
-    """What is so of the configuration that the labels ask for; None when they ask for none.
+    """How far the configuration is applied that the labels ask for; None when they ask for none.
 
     `offered` is what the node's state was made from, and `judged` whether that is what these
     labels ask for: else the state still speaks of what was asked for before.

@@ -249,7 +249,7 @@ def _fits(card: Card, counts: Mapping[str, int]) -> bool:
 
 
 def _balanced(card: Card) -> dict[str, int]:
-    """Some of each size; empty where the card has no such division."""
+    """A layout with some devices of each size, by profile; empty where the card has none."""
     plain = [p for p in card.profiles.values() if not ProfileName.parse(p.name).attributes]
     largest = max((p.profile.slices for p in plain), default=0)
     counts: dict[str, int] = {}

@@ -106,7 +106,7 @@ class NosSource(NodeSource):
         super().observe(view)
 
     def requested(self, view: NodeView) -> PlanUpdate | DeferredNosPlan | None:
-        """None while the configuration is being read."""
+        """The plan that the Node requests; None while the configuration is being read."""
         key = _key(view)
         if key is None:
             return deferred_plan(view.annotations, view.labels)
