@@ -133,7 +133,6 @@ def test_a_key_that_was_repeated_is_not_kept_for_ever() -> None:
 
 
 async def test_work_ends_however_often_its_caller_is_cancelled() -> None:
-    """And only then the caller does."""
     may_end, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:

@@ -17,7 +17,6 @@ METRICS = (
 
 
 async def test_calls_are_recorded_as_they_were() -> None:
-    """The driver works through the recorder; answers and times are kept, UUIDs are not."""
     with SimulatedNode("h100-80gb:2") as node:
         recorder = Recorder(SimulatedLibrary(node))
         with installed(recorder):

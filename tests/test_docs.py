@@ -137,7 +137,6 @@ def test_links_in_the_pages_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_documents_in_the_pages_are_accepted(page: Path, tmp_path: Path) -> None:
-    """Each YAML block is what its first line says: a plan or settings that are accepted."""
     shown = blocks_of(page.read_text("utf-8"))
     for block in (textwrap.dedent(one.body) for one in shown if one.info == "yaml"):
         if "settings.yaml" in block.splitlines()[0]:

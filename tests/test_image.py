@@ -86,7 +86,6 @@ def image() -> Iterator[Builder]:
 
 
 def test_it_runs(image: Builder) -> None:
-    """With simulated GPUs any user will do."""
     assert image.inside("nodeagent", "--version") == f"nodeagent {__version__}"
     command = f"printf '{PLAN}' | nodeagent plan --simulate h100-80gb:1 -f - -o json"
     planned = json.loads(image.inside("sh", "-c", command, user="65534"))

@@ -107,7 +107,6 @@ def test_each_dependency_has_a_reason() -> None:
 
 
 def test_each_dependency_has_a_floor() -> None:
-    """One that the lock keeps to: the oldest that was tried."""
     run = _lock("run")
     for requirement in PROJECT["project"]["dependencies"]:
         name, floor = requirement.split(">=")
@@ -147,7 +146,6 @@ def test_licences_are_those_of_the_packages() -> None:
 
 
 def test_the_base_image_is_given_by_its_digest() -> None:
-    """Both stages are made of the one argument, as it is given; and the bill names the digest."""
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${PYTHON}"] * 2
     base = r"(?m)^ARG PYTHON=(python):(3\.11\.\d+-slim-\w+)@sha256:([0-9a-f]{64})$"
     ((name, tag, digest),) = re.findall(base, DOCKERFILE)

@@ -263,7 +263,6 @@ def test_the_pages_links_lead_to_headings() -> None:
 
 @pytest.mark.parametrize("words", ["XID 79", "xid 79", "xid79", "XID-79", "79"])
 def test_xids_by_any_spelling(words: str) -> None:
-    """A number is an XID."""
     (entry,) = runbook().find(words.split())
     assert (entry.kind, entry.code, entry.see) == (EntryKind.XID, "79", ("fallenOffBus",))
     assert entry.means.startswith("GPU has fallen off the bus. Class nodeReboot.")

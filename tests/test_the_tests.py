@@ -204,7 +204,6 @@ def until(so: Callable[[], bool]) -> None:
 
 
 def test_what_has_arrived_is_not_under_way() -> None:
-    """Also while it is not read yet, and while there is no room for more."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         other, _ = server.accept()

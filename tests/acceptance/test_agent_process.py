@@ -45,7 +45,6 @@ def test_a_plan_file_that_is_not_there(home: Home) -> None:
 
 
 def test_the_command_shows_it(home: Home) -> None:
-    """For people: the phase, the path and what to do."""
     home.start()
     home.until(lambda: home.status().get("phase") == "NoPlan")
     page = home.run("status").stdout

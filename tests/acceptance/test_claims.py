@@ -51,7 +51,6 @@ async def test_five_pods_and_then_two_larger_ones(cluster: Cluster) -> None:
 
 @pytest.mark.full
 async def test_many_pods_at_once(cluster: Cluster) -> None:
-    """The kubelet asks for all of them side by side."""
     async with cluster.agent():
         claims = [cluster.pod(f"pod-{number}", "1g.10gb") for number in range(8)]
         assert [claim is None for claim in claims] == [False] * 7 + [True]

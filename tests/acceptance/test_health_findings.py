@@ -111,7 +111,6 @@ async def test_links_that_never_came_up(
 async def test_a_gpu_unlike_its_neighbours(
     tmp_path: Path, cause: str, check: str, figure: dict[str, float], evidence: str
 ) -> None:
-    """It is named with both figures; of another model, nothing follows from it."""
     idle = {"pstate": 8}
     boards = "h100-80gb:3,h100-pcie:1"
     async with installed(tmp_path, boards, idle, idle | figure, idle, idle) as w:
@@ -296,7 +295,6 @@ def said(w: World) -> list[str]:
     [(90, "90 °C, at the limit"), (95, "95 °C, 5 °C above the limit")],
 )
 async def test_how_far_it_is_to_the_limit(tmp_path: Path, degrees: int, evidence: str) -> None:
-    """A GPU may be beyond it."""
     async with world("h100-80gb:1", tmp_path) as w:
         figures = {"temperature.slowdown": 90, "temperature.gpu": degrees, "temperature.memory": 40}
         w.node.set_figures(0, figures)

@@ -159,7 +159,6 @@ async def _shared(
 
 @pytest.mark.parametrize("kind", ["mps", "compute"])
 async def test_pods_that_share_a_gpu_see_their_own_memory(tmp_path: Path, kind: str) -> None:
-    """By MPS and by time-slicing: each its own, and the sum is what the driver says of the GPU."""
     with simulated("t4:1") as node:
         async with _shared(tmp_path, node, kind) as (driver, watched):
             series = parsed(watched.text())

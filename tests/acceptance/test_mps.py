@@ -75,9 +75,6 @@ def test_a_plan_with_shares_and_a_client_of_each(home: Home) -> None:
     ],
 )
 def test_the_agent_goes_and_its_daemons_stay(home: Home, ends: list[signal.Signals]) -> None:
-    """Killed, stopped, and replaced: the same daemons serve the same client, and the next agent
-    takes them over as they are.
-    """
     daemons = started(home)
     pids = {d["device"]: d["pid"] for d in daemons}
     device = next(d["device"] for d in daemons if d["device"].startswith("GPU-"))
@@ -202,7 +199,6 @@ def test_restart_and_drain_respect_clients(home: Home) -> None:
 
 
 def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
-    """`enforce: terminate`: a client without a share goes, and one that has a share works on."""
     [daemon] = _started(home, STRICT)
     node = ("--state", str(home.state))
     with home.client(daemon["device"], "small-0") as client:
@@ -217,9 +213,6 @@ def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
 
 @pytest.mark.full
 def test_failed_and_back(home: Home) -> None:
-    """A daemon that cannot start is given up with its last words, and is tried again on request
-    and by a new plan.
-    """
     home.settings["NODEAGENT_MPS_MOST_FAILURES"] = "2"
     _started(home, ONE)
     node = ("--device", "0", "--state", str(home.state))
@@ -244,7 +237,6 @@ def test_failed_and_back(home: Home) -> None:
 
 
 def test_a_daemon_that_cannot_start_is_not_applied(home: Home) -> None:
-    """The event says that starting failed, with the daemon's last words, and nothing else."""
     home.plan.write_text("version: v1\ngpus: [{devices: [1], mig: {3g.40gb: 1}}]\n")
     home.start()
     home.until(lambda: home.status().get("phase") == "InSync")

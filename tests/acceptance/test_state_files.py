@@ -73,7 +73,6 @@ def test_one_of_each_kind_is_kept_and_read(tmp_path: Path) -> None:
 
 
 def test_what_a_later_release_wrote_is_left_to_it(tmp_path: Path) -> None:
-    """It is not used, and said to be newer."""
     for at, path in enumerate(FILES):
         kind, _ = header_of(path)
         later = tmp_path / "later"
@@ -198,9 +197,6 @@ STARTS = [
 @pytest.mark.parametrize("first", STARTS)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_the_start_goes_on(home: Home, first: int) -> None:
-    """All three are damaged, each in its way: each is set aside and reported, and the plan is
-    applied.
-    """
     home.plan.write_text("version: v1\ngpus: [{devices: [0], mig: {1g.10gb: 1}}]\n")
     names, damages = list(LOADERS), list(DAMAGES)
     asides = []
@@ -222,7 +218,6 @@ def test_the_start_goes_on(home: Home, first: int) -> None:
 
 
 def test_the_remedy_ends_the_problem(home: Home) -> None:
-    """Within seconds, without a restart."""
     home.plan.write_text("version: v1\ngpus: []\n")
     (home.folder / "state").mkdir()
     (home.folder / "state/health.json").write_text("?")

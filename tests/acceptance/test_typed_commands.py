@@ -105,7 +105,6 @@ PHASES = {  # that each of these commands comes after, "" where no agent runs ye
 
 @pytest.mark.full
 def test_its_commands_can_be_typed(home: Home) -> None:
-    """In this order, each once the agent is as far: they end as in the tour."""
     typed = re.findall(r"^\$ (cat .*?^END|.+?)$", toured(home), re.MULTILINE | re.DOTALL)
     phases = {line: iter(found) for line, found in PHASES.items()}
     script = REPORTS

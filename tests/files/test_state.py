@@ -47,7 +47,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_the_new_content_for_the_owner_alone(path: Path) -> None:
-    """Whatever was there, and however it could be read; nothing else is left."""
     path.write_bytes(b"old")
     path.chmod(0o644)
     path.with_name(".kept.new").write_bytes(b"left by a crash")
@@ -58,7 +57,6 @@ def test_the_new_content_for_the_owner_alone(path: Path) -> None:
 
 
 def test_what_cannot_be_replaced_leaves_nothing(path: Path) -> None:
-    """A directory in its place: the error is reported, and no temporary file stays."""
     path.mkdir()
     with pytest.raises(OSError, match="kept"):
         replace_file(path, b"new")
@@ -80,7 +78,6 @@ def test_what_would_not_be_read_is_not_written(path: Path) -> None:
 
 
 def test_removed_with_what_a_crash_left(path: Path) -> None:
-    """That there is nothing is no error, but that there is no folder is."""
     remove_file(path)
     write_state(path, FORM, VALUE)
     path.with_name(".kept.new").touch()
@@ -94,7 +91,6 @@ def test_removed_with_what_a_crash_left(path: Path) -> None:
 
 
 def test_read_back(path: Path) -> None:
-    """None where there is no file."""
     assert read_state(path, FORM) is None
     write_state(path, FORM, VALUE)
     assert read_state(path, FORM) == VALUE
@@ -163,7 +159,6 @@ PLACES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("reason", PLACES)
 def test_what_may_lie_there(path: Path, reason: str) -> None:
-    """Each is refused at once and with its reason; then it is set aside, and the next is good."""
     PLACES[reason](path)
     with pytest.raises(StateUnusable, match=reason):
         read_state(path, FORM)
@@ -262,7 +257,6 @@ def test_deleted_under_the_agent_it_is_written_again(path: Path, *, saved: bool)
 
 
 def test_what_was_never_kept_is_not_written(path: Path) -> None:
-    """Nor what lies elsewhere because it could not be used."""
     path.write_text("?")
     kept = a_state_file(path)
     kept.load()

@@ -182,7 +182,6 @@ def as_unprivileged_user() -> Iterator[None]:
 
 
 def test_a_process_that_may_not_be_looked_into_leaves_it_unknown() -> None:
-    """Unknown counts as in use, for every device."""
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         proc = FakeProc(Path(folder))
@@ -212,9 +211,6 @@ NO_DRIVER = "Character devices:\n  1 mem\n"
 def test_what_cannot_be_seen_leaves_it_unknown(
     proc: FakeProc, break_it: Callable[[FakeProc], object], reason: str
 ) -> None:
-    """Processes are hidden or in another namespace, files cannot be distinguished, the driver's
-    number or /proc itself is not there: none of it must look like an idle machine.
-    """
     proc.add(4711, FIRST_0)
     break_it(proc)
     usage = proc.read().users(device(2, 0))
@@ -223,7 +219,6 @@ def test_what_cannot_be_seen_leaves_it_unknown(
 
 
 def test_without_capability_files_no_process_holds_one(tmp_path: Path) -> None:
-    """A machine without MIG devices, or a driver library that is no driver's."""
     proc = FakeProc(tmp_path, minors=None)
     proc.link("self/ns/pid", "pid:[4026532301]")
     proc.add(4711, "/dev/nvidia0")

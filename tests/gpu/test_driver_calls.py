@@ -244,7 +244,6 @@ async def test_users_are_looked_for_right_before_a_slice_goes(rig: Rig) -> None:
 
 @pytest.mark.parametrize("where", ["the slice", "the GPU"])
 async def test_a_slice_in_use_stays(rig: Rig, where: str) -> None:
-    """A user that came since the last observation is named, on the slice or on none of them."""
     node, hardware, owners, uuid = rig
     outcome = await owners.settle(Part(uuid, made(("1g.10gb", 0), ("1g.10gb", 1))))
     device = outcome.after.instances[0].compute[0].uuid
@@ -258,7 +257,6 @@ async def test_a_slice_in_use_stays(rig: Rig, where: str) -> None:
 
 
 async def test_what_another_program_did_is_read_anew(rig: Rig) -> None:
-    """One that came, one that went, and one in the place of another: the goal is given them."""
     _, hardware, owners, uuid = rig
     given: list[list[tuple[str, int]]] = []
 

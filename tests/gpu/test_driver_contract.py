@@ -147,7 +147,6 @@ def _sizes(gpu: Gpu) -> dict[Placement, list[str]]:
 
 
 async def test_gpus_come_in_order_and_each_is_identified_or_explained(subject: Subject) -> None:
-    """No GPU is left out because it does not answer."""
     seen = await subject.gpus()
     assert [gpu.index for gpu in seen] == list(range(len(seen)))
     for gpu in seen:
@@ -188,7 +187,6 @@ async def test_profiles_have_names_that_parse_and_places_that_fit(subject: Subje
 async def test_instances_lie_where_their_profile_can_and_not_on_each_other(
     subject: Subject,
 ) -> None:
-    """Every MIG device has a UUID of its own and part of the card's memory."""
     for gpu in await subject.healthy():
         occupied = 0
         for instance in gpu.instances:
@@ -216,7 +214,6 @@ async def test_a_gpu_in_mig_mode_has_no_compute_mode_itself(subject: Subject) ->
 
 
 async def test_memory_of_mps_clients_is_reported_or_refused_in_words(subject: Subject) -> None:
-    """For GPUs and MIG devices alike; no client's use is negative."""
     for gpu in await subject.healthy():
         devices = [device.uuid for instance in gpu.instances for device in instance.compute]
         for device in [gpu.uuid, *devices]:
@@ -255,7 +252,6 @@ async def test_a_gpu_that_does_not_exist_is_reported_as_such(subject: Subject) -
 
 
 async def test_every_profile_can_be_created_at_every_place(board: tuple[Driver, Gpu]) -> None:
-    """Read back: it lies where it was asked for, whole, and goes again."""
     driver, gpu = board
     assert gpu.instances == ()
     for profile in gpu.profiles:
@@ -268,7 +264,6 @@ async def test_every_profile_can_be_created_at_every_place(board: tuple[Driver, 
 
 
 async def test_a_taken_place_is_refused_and_nothing_changes(board: tuple[Driver, Gpu]) -> None:
-    """The driver itself refuses; the agent reports it in words."""
     driver, gpu = board
     largest = max(gpu.profiles, key=lambda profile: profile.slices)
     await driver.apply(create(gpu, largest.name, largest.placements[0].start))
@@ -336,7 +331,6 @@ async def test_mig_mode_can_go_off_and_on(board: tuple[Driver, Gpu]) -> None:
 
 
 async def test_compute_mode_can_be_set_and_set_back(undivided: tuple[Driver, Gpu]) -> None:
-    """Read back each time; the mode that drivers gave up is refused and changes nothing."""
     driver, gpu = undivided
     for mode in (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.PROHIBITED, ComputeMode.DEFAULT):
         await driver.apply(compute_mode(gpu, mode))

@@ -131,7 +131,6 @@ KNOWN = [
 
 
 def test_pynvml_still_has_the_codes_that_were_written_for() -> None:
-    """A newer pynvml with more codes is noticed here."""
     assert sorted(KNOWN) == [*range(1, 31), 999]
 
 

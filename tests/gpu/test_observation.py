@@ -52,7 +52,6 @@ async def test_a_gpus_identity_is_read(driver: Driver) -> None:
 async def test_whether_a_mode_change_needs_a_reset_is_reported_or_follows_from_the_generation(
     board: str, needs_reset: bool, missing: tuple[str, ...]
 ) -> None:
-    """By the driver's own field, or without it by compute capability."""
     gpu = await first_gpu(board, Switches(missing_functions=missing))
     assert gpu.mode_change_needs_reset is needs_reset
 

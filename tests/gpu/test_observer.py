@@ -84,7 +84,6 @@ async def test_a_gpu_whose_query_fails_is_unknown(driver: Driver, node: Simulate
 
 
 async def test_a_gpu_that_cannot_even_be_identified_is_shown(node: SimulatedNode) -> None:
-    """Without UUID, at its index, with the reason."""
     node.inject("nvmlDeviceGetHandleByIndex_v2", gpu=1, error="UNKNOWN", times=None)
     node.inject("nvmlDeviceGetUUID", gpu=1, error="UNKNOWN", times=None)
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
@@ -102,7 +101,6 @@ async def test_a_gpu_that_is_not_there_is_reported(driver: Driver) -> None:
 
 
 async def test_gpus_are_observed_side_by_side(node: SimulatedNode) -> None:
-    """The calls of both GPUs are in the driver at once."""
     held = [node.inject("nvmlDeviceGetMigMode", gpu=index, hang=True) for index in range(2)]
     async with Driver(observe_deadline=60, step_deadline=60) as driver:
         looking = asyncio.create_task(driver.observe())
@@ -162,7 +160,6 @@ async def test_clients_of_a_mig_device(driver: Driver, node: SimulatedNode) -> N
 
 
 async def test_a_device_that_was_never_observed_is_named(driver: Driver) -> None:
-    """As is one that went since."""
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     with pytest.raises(DriverError, match="knows no device MIG-none"):
         await driver.mps_memory("MIG-none")

@@ -34,7 +34,6 @@ def written(path: Path) -> object:
 
 
 def test_the_next_process_knows_it(path: Path) -> None:
-    """Of GPUs and MIG devices, mode and time slice; only root may read the file."""
     remembered = OriginalSettings(path)
     remembered.remember(GPU, DEFAULT)
     remembered.remember(GPU, TimeSlice.SHORT)
@@ -162,7 +161,6 @@ def gpu(mode: ComputeMode | None, time_slice: TimeSlice | None = None) -> Gpu:
     ],
 )
 def test_a_mode_that_is_as_before_is_forgotten(path: Path, seen: Gpu, kept: bool) -> None:
-    """Unless MPS is there, for which it is about to be changed, or the GPU does not answer."""
     OriginalSettings(path).remember(GPU, DEFAULT)
     OriginalSettings(path).settle([seen])
     assert (OriginalSettings(path).mode(GPU) is DEFAULT) is kept

@@ -100,7 +100,6 @@ async def test_it_is_read_once() -> None:
 
 
 async def test_it_is_read_again_when_mig_mode_changed() -> None:
-    """Of that GPU: links may be switched off with it."""
     async with reading("h100-80gb:2") as (driver, node):
         gpu = (await driver.observe()).gpus[0]
         await driver.apply(enable(gpu))

@@ -107,7 +107,6 @@ async def test_a_late_failure_disturbs_no_caller(
 
 
 async def test_calls_of_one_worker_run_one_after_the_other(worker: Worker) -> None:
-    """A GPU is never asked two things at once, and the order is kept."""
     running: list[int] = []
     seen: list[tuple[int, ...]] = []
 
@@ -227,7 +226,6 @@ def ask(progress: CallProgress, seconds: float, times: int) -> int:
 
 
 async def test_the_deadline_is_for_one_call_and_not_for_all(worker: Worker) -> None:
-    """Sixty calls that each keep it are no hang; their pace is reported."""
     slow = await worker.call(lambda: ask(current(), 0.04, 60), what="observing it", deadline=1)
     assert slow == 60
     assert "60 driver calls, the slowest nvmlDeviceGetUUID" in worker.pace
@@ -236,8 +234,6 @@ async def test_the_deadline_is_for_one_call_and_not_for_all(worker: Worker) -> N
 
 
 async def test_a_call_that_hangs_after_many_is_named(worker: Worker, held: threading.Event) -> None:
-    """By the driver's function."""
-
     def hang() -> None:
         ask(current(), 0.0, 5)
         current().begin("nvmlDeviceGetMigMode")

@@ -126,7 +126,6 @@ def test_a_slot_that_there_is_not(named: str) -> None:
 
 
 def test_two_shares_with_the_same_limits() -> None:
-    """No client is ended for what cannot be determined."""
     plan = wanted(Share("a", 1, 8192, 25.0), Share("b", 1, 8192, 25.0))
     environment = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
     assert kinds(facts(environment=environment), plan=plan) == {100: ["unclearShare"]}

@@ -151,9 +151,6 @@ def front_end(tmp_path: Path) -> FrontEnd:
 
 
 async def test_many_callers_of_a_daemon_that_others_ask_too(front_end: FrontEnd) -> None:
-    """Each gets its own reply, in the order asked, never two connected at a time, although they are
-    turned away again and again, some with exit status 0.
-    """
     front_end.will("busy", "empty", "emptyError", "answer", "empty", "busy")
     client = front_end.client()
     replies = await asyncio.gather(*(client.ask(get_client_list(n)) for n in range(1, 9)))

@@ -83,9 +83,6 @@ async def test_drain_whose_caller_no_longer_waits(
 
 
 async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> None:
-    """The error names who has the daemon, so that plans for other devices go on; a device that is
-    no more ends the drain.
-    """
     async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
         await fleet.start(GPU, wanted())
         with rig.served():

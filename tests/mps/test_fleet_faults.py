@@ -77,7 +77,6 @@ async def test_hang(rig: FleetRig, fleet: Fleet) -> None:
 
 @as_root
 async def test_hang_while_it_is_drained(rig: FleetRig) -> None:
-    """Without a server it has no client; another user's process of that name is no server of it."""
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(uid=1234))
         with called_like(SERVER, rig.pipes(), "-f", uid=4242) as like:
@@ -271,7 +270,6 @@ async def test_a_lock_that_another_process_waits_for(rig: FleetRig, fleet: Fleet
 
 
 async def test_a_server_that_fails(rig: FleetRig, fleet: Fleet) -> None:
-    """Its end and the reason are reported once for all its tries, though no query saw it alive."""
     rig.knobs().turn("no_gpu", True)
     with rig.client():
         assert "status 1" in await rig.reported(ReportSubject.SERVER_EXITED)

@@ -73,7 +73,6 @@ def test_truncated_by_another_program(path: Path) -> None:
 
 
 def test_bounded(path: Path) -> None:
-    """In place, so that the daemon's descriptor goes on; what was not read yet is not lost."""
     with opened(path) as log, path.open("a") as daemon:
         print("\n".join(f"line {n}" for n in range(100)), file=daemon, flush=True)
         whole = path.stat().st_size

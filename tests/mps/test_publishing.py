@@ -57,9 +57,6 @@ def test_a_shell_reads_what_was_meant(tmp_path: Path, device: str) -> None:
 
 @given(st.text())
 def test_what_is_plain_needs_no_quotes(value: str) -> None:
-    """Neither for a shell, nor for systemd, which takes quotes, backslashes and, at the end of a
-    line, continuation for more than what they are.
-    """
     if is_plain(value):
         assert shlex.quote(value) == value
         assert not set(value) & set("\"'\\#;$`~ \t\r\n\0")

@@ -130,7 +130,6 @@ def test_a_uid_without_an_entry() -> None:
 
 
 def test_a_uid_with_an_entry() -> None:
-    """Has the groups that its user has, as when that user logs in."""
     entry = pwd.getpwall()[0]
     found = accounts_for(document(), str(entry.pw_uid))[str(entry.pw_uid)]
     groups = {g.gr_gid for g in grp.getgrall() if entry.pw_name in g.gr_mem}

@@ -17,9 +17,6 @@ def test_the_boards_that_must_be_there() -> None:
 
 @pytest.mark.parametrize("name", board_names())
 def test_figures_fit_together(name: str) -> None:
-    """Placements lie on the card, ids are unique, parts are never more than the whole; a larger
-    profile never has less memory, and the largest nearly all of it.
-    """
     board = load_board(name)
     assert board.name == name
     assert board.pci_device_id & 0xFFFF == 0x10DE
@@ -51,7 +48,6 @@ def test_figures_fit_together(name: str) -> None:
 
 @pytest.mark.parametrize("name", board_names())
 def test_every_field_says_where_it_comes_from(name: str) -> None:
-    """Each has a status; what is not assumed has a source or a reason; sources are described."""
     raw = read_board(name)
     rows = [raw, *raw["profiles"], *(c for p in raw["profiles"] for c in p["compute"])]
     for row in rows:
@@ -90,7 +86,6 @@ def test_bad_boards_are_refused_with_a_remedy(text: str, complaint: str) -> None
 
 
 def test_any_figure_can_be_overridden() -> None:
-    """A user's own figures take the place of the file's, of card, profile and part."""
     overrides = {
         "b200": {
             "bar1_mib": 1024,

@@ -14,7 +14,6 @@ from tests.simulation import calls
 
 
 def test_a_device_is_named_in_many_ways() -> None:
-    """A GPU by index, UUID or address, a MIG device by UUID or by its numbers."""
     with calls.node_with("h100-80gb:2") as node:
         device = calls.create_device(calls.gpu(1), "1g", 0)
         card = node.cards[1]

@@ -67,7 +67,6 @@ def test_a_lost_gpu_and_a_guest_cannot_be_reset(state: Path) -> None:
 
 
 def test_without_a_node(state: Path) -> None:
-    """No state file, no file there, or the driver not loaded: one sentence and 9."""
     assert _smi(None, "-r")[0] == 9
     assert _smi(state, "-r")[0] == 9
     with SimulatedNode("a30", state=state) as node:
@@ -110,7 +109,6 @@ def test_time_slices_are_set_and_listed(state: Path) -> None:
 def test_what_compute_policy_does_not_do(
     state: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    """Its usage for what it does not understand; it knows GPUs only, and no MIG devices."""
     SimulatedNode("a30", state=state).close()
     found, output = _smi(state, "compute-policy", *arguments)
     assert found == code

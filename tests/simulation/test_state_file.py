@@ -137,7 +137,6 @@ def test_processes_and_faults_reach_the_other_process(state: Path) -> None:
 
 
 def test_events_of_other_processes_arrive(state: Path) -> None:
-    """A change by another user of the node wakes who waits for MIG changes."""
     with calls.node_with("h100-80gb", state=state), Elsewhere(state) as other:
         events = pynvml.nvmlEventSetCreate()
         pynvml.nvmlDeviceRegisterEvents(calls.gpu(), pynvml.nvmlEventMigConfigChange, events)

@@ -49,7 +49,6 @@ def _analyze(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize("drop_in", [None, CHILDREN])
 @pytest.mark.parametrize("unit", [AGENT, RESTORE])
 def test_systemd_accepts_the_unit(unit: str, drop_in: str | None, tmp_path: Path) -> None:
-    """`systemd-analyze verify` has no complaint: no unknown key, no bad value, no cycle."""
     if drop_in:
         (tmp_path / f"{unit}.d").mkdir()
         shutil.copy(UNITS / drop_in, tmp_path / f"{unit}.d")
@@ -59,7 +58,6 @@ def test_systemd_accepts_the_unit(unit: str, drop_in: str | None, tmp_path: Path
 
 
 def test_what_users_of_mps_can_fill_is_bounded(tmp_path: Path) -> None:
-    """The mount has a size, is accepted by systemd, and is there before whoever uses it."""
     shutil.copy(UNITS / MOUNT, tmp_path)
     result = _analyze(tmp_path, "verify", "--man=no", tmp_path / MOUNT)
     ours = [line for line in result.stderr.splitlines() if "nodeagent" in line]
@@ -93,7 +91,6 @@ def test_the_command_exists(unit: str) -> None:
 
 
 def test_the_agent_is_watched_and_may_finish_a_step() -> None:
-    """systemd waits for readiness, replaces a stuck agent, and stops no step half-way."""
     assert _one(AGENT, "Type") == "notify"
     assert float(_one(AGENT, "WatchdogSec")) > 0
     assert _one(AGENT, "Restart") == "always"

@@ -124,7 +124,6 @@ MPS on the GPU: Ready  user 1000, pid 815, restarts 2, small 4 x 8 GiB 15 %, 2 c
 
 
 def test_the_status_has_daemons_by_their_gpus() -> None:
-    """Also on MIG devices; one whose device is gone comes last. Each is in the table too."""
     gpus = [
         {"index": 0, "uuid": "GPU-0", "free": {}},
         {

@@ -42,7 +42,6 @@ def test_painted_text_says_the_same_as_plain_text() -> None:
 
 
 def test_long_lines_are_broken_at_blanks() -> None:
-    """No row is too wide, no word and no tone is lost, and what follows a break stands in."""
     found = wrapped([line("  run ", Span("kubectl drain gpu-node-7", Tone.BAD), " now")], 16)
     assert plain_text(found) == "  run kubectl\n    drain\n    gpu-node-7\n    now\n"
     bad = "".join(span.text for spans in found for span in spans if span.tone is Tone.BAD)
@@ -61,7 +60,6 @@ def _page(*gpus: Gpu) -> str:
 
 
 def test_half_made_instances_are_called_so(gpus: Gpus) -> None:
-    """A GPU instance without compute instance is no device, and says so."""
     assert "3g.40gb half made" in _page(gpus.gpu(gpus.instance(1, "3g.40gb", 0, 4, parts=0)))
 
 

@@ -91,7 +91,6 @@ def _tone(rows: tuple[Line, ...], text: str) -> Tone:
     ],
 )
 def test_the_headline_comes_first(severity: str, tone: Tone, phase: Tone) -> None:
-    """In the colour of its severity; a phase is green only where nothing else is wrong."""
     headline = {"severity": severity, "text": "GPU 1 is lost.", "remedy": "Reboot it."}
     status = {"node": "gpu-7", "phase": "InSync", "headline": headline}
     rows = status_page(status, 100, 40)
@@ -181,7 +180,6 @@ def _fitting(status: dict[str, Any], width: int, height: int) -> list[str]:
 
 
 async def test_eight_gpus_with_56_slices_fit_on_a_screen(tmp_path: Path) -> None:
-    """In 40 rows of 100 columns, whatever their state; the GPUs are shown on lower ones too."""
     with simulated(f"h100-80gb:{GPUS}") as node:
         async with running(Rig(tmp_path)) as rig:
             rig.offer("{1g.10gb: 7}")

@@ -40,7 +40,6 @@ async def test_a_process_that_came_since_the_plan_is_found(
 async def test_users_that_cannot_be_found_out_are_users(
     driver: Driver, node: SimulatedNode, code: str
 ) -> None:
-    """Not knowing counts as in use."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     node.inject("nvmlDeviceGetComputeRunningProcesses_v3", error=code, times=None)
     with pytest.raises(GpuInUse, match="unknown users"):

@@ -83,7 +83,6 @@ async def test_a_driver_that_forgets_the_mode_is_found_out(
 async def test_a_mode_that_is_not_read_back_is_not_called_set(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """A driver that no longer reports it."""
     gpu = (await driver.observe()).gpus[0]
     node.inject(GET, error="UNKNOWN", skip=1, times=None)
     with pytest.raises(DriverError, match=GET):
@@ -94,7 +93,6 @@ async def test_a_mode_that_is_not_read_back_is_not_called_set(
 async def test_a_mode_that_is_not_read_back_in_passing_is_read_again(
     driver: Driver, node: SimulatedNode
 ) -> None:
-    """One error is no failure of the step."""
     gpu = (await driver.observe()).gpus[0]
     node.inject(GET, error="UNKNOWN", skip=1, times=2)
     await driver.apply(compute_mode(gpu, EXCLUSIVE))
@@ -102,7 +100,6 @@ async def test_a_mode_that_is_not_read_back_in_passing_is_read_again(
 
 
 async def test_a_device_that_is_gone_or_not_made_is_named(driver: Driver) -> None:
-    """Nothing else gets the mode in its place."""
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     gone = SetComputeMode(gpu.uuid, "MIG-00000000-0000-0000-0000-000000000000", EXCLUSIVE, REASON)
     with pytest.raises(DriverError, match="there is no MIG device MIG-0000"):

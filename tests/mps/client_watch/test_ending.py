@@ -221,7 +221,6 @@ async def test_one_that_is_gone(rig: Rig, client: SimulatedClient) -> None:
 
 
 async def test_one_that_cannot_be_held(rig: Rig) -> None:
-    """As a number that is a thread's: it is left alone, and not said to have ended."""
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()

@@ -99,7 +99,6 @@ def test_ready_to_limiting_when_limits_drift(ready: Life) -> None:
 
 
 def test_other_shares_with_the_same_limits_disturb_nothing(ready: Life) -> None:
-    """The daemon has nothing to do: its clients are judged by them."""
     assert ready.tell(NewPlan(with_limits(SPEC, 4096, 50.0))) == ()
     assert ready.phase() is DaemonPhase.READY
     assert ready.state.running == ready.state.wanted != SPEC
@@ -124,7 +123,6 @@ def test_another_user_needs_another_process(ready: Life) -> None:
 
 
 def test_down_to_starting_by_adoption() -> None:
-    """An earlier agent's is not started again, but proven again; and never ended for limits."""
     life = Life()
     assert life.tell(Adopted(SPEC, 4711)) == (Schedule(5.0),)
     assert (life.phase(), life.state.wanted) == (DaemonPhase.STARTING, SPEC)
@@ -150,7 +148,6 @@ def test_what_an_earlier_process_says_is_past(ready: Life) -> None:
 
 
 def test_ready_to_starting_when_it_was_steady(ready: Life) -> None:
-    """Killed after a long run: swept, and started again at once; only then does it back off."""
     actions = ready.tell(Exited(1, "signal 9", 7200.0, ("last words",)))
     assert undone(actions) == [
         SweepOrphans(SPEC), SweepOrphans(SPEC), Spawn(2, SPEC), Schedule(5.0)

@@ -39,7 +39,6 @@ def seen(life: Life, status: ServerStatus, *, pid: int = 50, uid: int = 1000) ->
 
 
 def test_ready_to_fault_to_limiting_with_the_server(ready: Life) -> None:
-    """A faulted server is waited for; when it is active again, limits are proven again."""
     ready.tell(seen(ready, ServerStatus.ACTIVE))
     actions = ready.tell(seen(ready, ServerStatus.FAULT))
     assert (subjects(actions), undone(actions)) == ([ReportSubject.SERVER_FAULT], [])
@@ -56,7 +55,6 @@ def test_a_faulted_server_that_goes(ready: Life) -> None:
 
 
 def test_a_server_that_was_never_seen(ready: Life) -> None:
-    """It came and went between two looks, badly: that is reported, with the log's words."""
     actions = ready.tell(ServerGone(1, 77, "status 1", ("no device",)))
     words = "server 77 ended: status 1"
     assert actions == (Report(ReportSubject.SERVER_EXITED, words, ("no device",)),)
@@ -135,7 +133,6 @@ def test_a_client_of_another_user(ready: Life) -> None:
 
 
 def test_ready_to_draining_to_down(ready: Life) -> None:
-    """No longer wanted: it waits for its clients however long, asks, and is gone."""
     assert ready.tell(NewPlan(None)) == ()
     assert ready.phase() is DaemonPhase.DRAINING
     assert ready.tell(DeadlinePassed(), after=10**6) == ()

@@ -66,7 +66,6 @@ def test_double_memory_has_a_profile_of_its_own() -> None:
     ],
 )
 def test_absent_profiles(kind: int, engines: int, error: type[Exception]) -> None:
-    """What this GPU instance cannot have is not supported, what does not exist is invalid."""
     with calls.node_with("h100-80gb"):
         instance = calls.create(calls.gpu(), "3g")
         with pytest.raises(error):

@@ -74,7 +74,6 @@ def test_the_order_is_that_of_the_ids() -> None:
 
 
 def test_an_index_without_a_device() -> None:
-    """Is not found, or by another driver an invalid argument."""
     with calls.node_with("h100-80gb"), pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetMigDeviceHandleByIndex(calls.gpu(), 0)
     switches = Switches(missing_mig_index="INVALID_ARGUMENT")
@@ -87,7 +86,6 @@ def test_an_index_without_a_device() -> None:
 
 @pytest.mark.parametrize(("board", "most"), [("a100-40gb", 7), ("a30", 4), ("rtx-pro-6000", 4)])
 def test_how_many_there_can_be(board: str, most: int) -> None:
-    """The most a card can have, and none while MIG is off."""
     with calls.node_with(board):
         assert pynvml.nvmlDeviceGetMaxMigDeviceCount(calls.gpu()) == most
     with calls.node_with(board, mig=False):
@@ -150,7 +148,6 @@ def test_memory_and_bar1_of_a_device(board: str, name: str, memory: int, bar1: i
 
 
 def test_instance_ids_are_for_mig_devices_only() -> None:
-    """A GPU has none, and is no other device's part."""
     with calls.node_with("h100-80gb"):
         for ask in (
             pynvml.nvmlDeviceGetGpuInstanceId,
@@ -174,7 +171,6 @@ def test_gpu_calls_refuse_mig_devices() -> None:
 
 @pytest.mark.parametrize("policy", ["INVALID_ARGUMENT", "NOT_FOUND"])
 def test_handles_go_stale_with_what_they_stand_for(policy: str) -> None:
-    """Of a MIG device, a GPU and a compute instance, also when the same place is made again."""
     error = {"INVALID_ARGUMENT": "InvalidArgument", "NOT_FOUND": "NotFound"}[policy]
     with calls.node_with("h100-80gb", switches=Switches(stale_handles=policy)):
         device = calls.create_device(calls.gpu(), "1g", 0)

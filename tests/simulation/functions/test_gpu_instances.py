@@ -154,7 +154,6 @@ def test_profiles_with_mig_off() -> None:
 
 
 def test_what_needs_mig_on() -> None:
-    """Capacity, lists, look-ups and creation are not supported while MIG is off."""
     with calls.node_with("h100-80gb", mig=False):
         device, count = calls.gpu(), c_uint()
         array = (pynvml.c_nvmlGpuInstance_t * 7)()
@@ -219,7 +218,6 @@ def test_all_media_engines_leave_only_profiles_without() -> None:
 
 
 def test_a_client_from_before_blocks_creation() -> None:
-    """A process on the whole GPU keeps instances from being made, as IN_USE."""
     with calls.node_with("h100-80gb") as node:
         process = node.occupy(0)
         with pytest.raises(pynvml.NVMLError_InUse):

@@ -76,7 +76,6 @@ def test_a_reset_is_refused_while_the_gpu_is_in_use() -> None:
 
 
 def test_a_reset_takes_instances_and_hopper_its_mode() -> None:
-    """Ampere keeps MIG over a reset, Hopper loses it."""
     for board, mode in (("a100-80gb", [1, 1]), ("h100-80gb", [0, 0])):
         with calls.node_with(board) as node:
             calls.create(calls.gpu(), "1g")

@@ -103,7 +103,6 @@ def two_samples(node: SimulatedNode, instance: int | None = None) -> tuple[Any, 
 
 
 def test_the_mean_between_two_samples() -> None:
-    """Half of the time busy is a mean of 50 percent."""
     with calls.node_with("h100-80gb", mig=False) as node:
         node.clock = partial(float, 90)
         node.load(0, 0.5)
@@ -127,7 +126,6 @@ def test_a_gpu_in_mig_mode(known: bool) -> None:
 
 
 def test_what_is_refused() -> None:
-    """A version that was not set, samples never taken or of two devices, freed ones."""
     with calls.node_with("h100-80gb:2", mig=False) as node:
         first, second = two_samples(node)
         with pytest.raises(pynvml.NVMLError_ArgumentVersionMismatch):
@@ -171,7 +169,6 @@ def test_every_event_comes_once_to_every_set() -> None:
 
 
 def test_what_can_be_registered() -> None:
-    """MIG changes only where there is MIG; unknown types nowhere; never on a MIG device."""
     with calls.node_with("h100-80gb,t4"), _events(XID) as events:
         with pytest.raises(pynvml.NVMLError_NotSupported):
             pynvml.nvmlDeviceRegisterEvents(calls.gpu(1), MIG_CHANGE, events)

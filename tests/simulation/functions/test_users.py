@@ -18,7 +18,6 @@ LISTS = {
 
 
 def test_the_parent_needs_privilege_while_mig_is_on() -> None:
-    """An ordinary user may ask MIG devices, but not the whole GPU."""
     with calls.node_with(privileged=False) as node:
         card = node.cards[0]
         card.create_compute(card.create_instance(9), 2)
@@ -109,13 +108,11 @@ def test_a_reset_and_a_reboot_lose_what_was_set(how: str) -> None:
     ],
 )
 def test_compute_modes_that_do_not_exist(mode: int, error: type[Exception]) -> None:
-    """The mode that drivers dropped, and one that never was."""
     with calls.node_with("t4"), pytest.raises(error):
         pynvml.nvmlDeviceSetComputeMode(calls.gpu(), mode)
 
 
 def test_persistence_mode() -> None:
-    """It is on from boot unless the switch says otherwise, and can be set by a privileged user."""
     with calls.node_with("t4"):
         assert pynvml.nvmlDeviceGetPersistenceMode(calls.gpu()) == 1
         pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)

@@ -92,7 +92,6 @@ def test_its_environment_only_lowers_the_limit(
 
 
 def test_defaults_reach_the_next_server_only(rig: Rig, clients: Clients) -> None:
-    """What is set for a server reaches its later clients only, and may be above the default."""
     rig.ask("set_default_device_pinned_mem_limit 0 1G")
     first = clients.accepted()
     server = rig.server()
@@ -129,7 +128,6 @@ def test_another_user_waits_for_all_clients_of_the_first(rig: Rig, clients: Clie
 
 @pytest.mark.skipif(US != 0, reason="only root starts a multi-user server")
 def test_a_multiuser_server_serves_all(installed: Callable[[str], Programs]) -> None:
-    """As root; here with the flag of 555."""
     with Rig(installed("555")) as multi, ExitStack() as stack:
         multi.start("-multiuser-server")
         clients = Clients(multi, stack)

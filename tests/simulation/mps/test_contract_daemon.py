@@ -33,7 +33,6 @@ def test_the_files_and_their_modes(every: Programs) -> None:
 
 
 def test_quit_takes_pid_file_and_fifo_away(compared: Programs) -> None:
-    """All else stays, and the next daemon starts on it."""
     with Rig(compared) as rig:
         rig.start()
         rig.run(stdin="quit")
@@ -85,7 +84,6 @@ def test_no_daemon_there(compared: Programs) -> None:
 
 
 def test_a_pipe_directory_that_cannot_be_made(compared: Programs) -> None:
-    """Only one level is; the reason is printed on standard output."""
     with Rig(compared) as rig:
         rig.environment["CUDA_MPS_PIPE_DIRECTORY"] = missing = str(rig.folder / "a/b")
         reported = f"Cannot access CUDA_MPS_PIPE_DIRECTORY={missing}\n"

@@ -179,7 +179,6 @@ def test_priorities(daemon: Rig, value: str, replies: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_what_other_users_may_do(daemon: Rig) -> None:
-    """Look, and on 535 change the settings too; refusals end with status 0."""
     settings = "Control deamon settings can only be modified by the user started it"
     replies = daemon.ask(
         "set_default_client_priority 0",

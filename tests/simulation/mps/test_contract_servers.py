@@ -20,7 +20,6 @@ US = f"start_server -uid {os.geteuid()}"
 
 
 def test_a_server_that_does_not_get_ready(compared: Programs) -> None:
-    """It is in the list, and all else about it gets no reply: only the log says why."""
     with Rig(compared, server="sleeping") as rig:
         rig.start()
         assert rig.ask(US) == ""
@@ -85,7 +84,6 @@ def test_one_user_at_a_time(compared: Programs) -> None:
 
 
 def test_an_orderly_shutdown_waits_for_a_server_to_get_ready(compared: Programs) -> None:
-    """Nothing is said, and it stays; force sends SIGINT, which counts as status 0."""
     with Rig(compared, server="sleeping") as rig:
         rig.start()
         rig.ask(US)
@@ -157,7 +155,6 @@ def test_quit_with_a_time_limit_forces_servers(compared: Programs) -> None:
 
 
 def test_a_server_that_ignores_the_signal_holds_quit_up(compared: Programs) -> None:
-    """Its time limit is no limit then."""
     with Rig(compared, server="deaf") as rig:
         rig.start()
         rig.ask(US)

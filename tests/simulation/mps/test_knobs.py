@@ -114,7 +114,6 @@ def test_only_known_versions_can_be_installed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["short", "with space", "long" * 40])
 def test_wherever_the_interpreter_is(tmp_path: Path, folder: str) -> None:
-    """Also where its path cannot stand in a first line."""
     place = tmp_path / folder
     place.mkdir()
     python = place / "python"
@@ -156,7 +155,6 @@ DEVICES = ("GPU-1", "GPU-2")
     ],
 )
 def test_limits_in_a_clients_environment(text: str, limits: dict[int, int]) -> None:
-    """By ordinal or UUID; what means nothing is no limit."""
     assert limits == settings.client_limits(text, DEVICES)
 
 
