@@ -14,7 +14,6 @@ _ROOT = Path(__file__).parents[1]
 
 
 def agent_environment(**more: str) -> dict[str, str]:
-    """Nothing of the developer's own but where programs are."""
     return {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(_ROOT),

@@ -290,7 +290,6 @@ def _interrupts_arrive() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_network() -> Iterator[None]:
-    """Refuse connections that would leave this machine."""
     real = socket.socket.connect
 
     def connect(self: socket.socket, address: Any) -> None:

@@ -13,7 +13,6 @@ _MNT_DETACH = 2
 
 
 def can_mount() -> bool:
-    """Whether this is root on a machine with FUSE."""
     return os.geteuid() == 0 and _DEVICE.exists()
 
 

@@ -97,7 +97,6 @@ def _end_children() -> None:
 
 
 def _end_as(status: int) -> NoReturn:
-    """With the same exit code, or by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)

@@ -154,7 +154,6 @@ class Rig:
         await self.until(lambda: self.control.ended > before and self.state.phase != Phase.WORKING)
 
     async def rest(self) -> None:
-        """Wait until nothing is left to do or to look at."""
         await self.until(lambda: self.control.resting)
 
     async def settle(self, phase: Phase) -> None:
@@ -183,7 +182,6 @@ async def do(*steps: Step) -> None:
 
 
 def destruction(gpu: Gpu, position: int = 0) -> DestroyGpuInstance:
-    """The step that takes one of a GPU's instances away."""
     instance = gpu.instances[position]
     devices = tuple(device.uuid for device in instance.compute)
     return DestroyGpuInstance(

@@ -45,7 +45,6 @@ def test_the_tests_that_a_page_names_are_there(name: str) -> None:
 
 
 def _rows(text: str) -> dict[str, list[str]]:
-    """Table rows by the name in code that they begin with."""
     rows = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -83,7 +82,6 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 def _plan_keys(schema: object) -> set[str]:
-    """All keys that a plan may have, at any depth."""
     match schema:
         case {"properties": dict(properties), **rest}:
             return set(properties) | _plan_keys(list(properties.values())) | _plan_keys(rest)

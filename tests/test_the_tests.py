@@ -150,7 +150,6 @@ def test_the_exit_code_is_that_of_the_tests(tmp_path: Path) -> None:
 
 
 def run_of(folder: Path, case: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """What pytest says of a case, with a reaper of its own."""
     (folder / "test_case.py").write_text(case)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop(PRESENT)
@@ -187,7 +186,6 @@ def test_a_run_that_is_ended_names_what_failed(tmp_path: Path) -> None:
 
 
 def programs_of(folder: str) -> list[str]:
-    """The programs of MPS whose pipes are below a folder."""
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
     found = (mps_process(pid) for pid in pids)
     return [one.program for one in found if one and one.pipe_directory.startswith(folder)]

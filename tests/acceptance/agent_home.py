@@ -54,7 +54,6 @@ class Home:
             )
 
     def stop(self, number: signal.Signals) -> None:
-        """End the agent by a signal, and wait for its end."""
         assert self.agent is not None
         self.agent.send_signal(number)
         self.agent.wait(SOON)
@@ -120,7 +119,6 @@ class Home:
             return {}
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait until it is so, and give what it is then."""
         deadline = time.monotonic() + stretched(SOON)
         while time.monotonic() < deadline:
             if found := condition():
@@ -130,8 +128,6 @@ class Home:
         raise AssertionError(f"not within {SOON} s; it said {self.said()[-3000:]}")
 
     def all_ready(self, count: int = 6) -> list[dict[str, Any]]:
-        """The daemons, once there are so many and each is Ready."""
-
         def ready() -> list[dict[str, Any]]:
             found = self.daemons()
             return found if [d["state"] for d in found] == ["Ready"] * count else []

@@ -77,7 +77,6 @@ class Cluster:
         return claim
 
     def reserve(self, claim: str, pod: str, uid: str = "") -> None:
-        """As the scheduler does before it binds the pod."""
         consumer = {"resource": "pods", "name": pod, "uid": uid or f"uid-of-{pod}"}
 
         def reserved(found: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +85,6 @@ class Cluster:
         self.api.store.change(Key("resourceclaims", TEAM, claim), reserved)
 
     def configure(self, name: str, config: dict[str, Any]) -> None:
-        """The allocated claim has this configuration, too."""
         self.api.store.change(Key("resourceclaims", TEAM, name), partial(_configured, config))
 
     async def end(self, claim: Claim) -> None:
@@ -128,7 +126,6 @@ class Cluster:
         return client
 
     def occupy(self, pod: str, instance: int) -> None:
-        """The pod's process begins to use its slice."""
         with SimulatedNode(state=self.folder / "node.json") as node:
             node.occupy(f"0/{instance}/0", pid=4711, command=pod)
 

@@ -148,7 +148,6 @@ class Member:
     # --- requests -------------------------------------------------------------------------------
 
     async def quiet(self, seconds: float = 0.1) -> None:
-        """Wait until no request came for so long."""
         clock = asyncio.get_running_loop().time
         begun = clock()
         async with asyncio.timeout(stretched(SOON)):

@@ -34,7 +34,6 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def home(short_folder: Path) -> Iterator[Home]:
-    """An agent's, whose processes end with the test."""
     place = Home(short_folder)
     yield place
     place.end_everything()
@@ -67,6 +66,5 @@ async def cluster(folder: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def listing(folder: Path) -> AsyncIterator[Cluster]:
-    """The same with a kubelet that lists what pods have."""
     async with one_node(folder, lists_pods=True) as made:
         yield made

@@ -36,8 +36,6 @@ HANGING = Intervals(slow=0.0, patience=0.6, deadline=1.0)  # for a driver that d
 
 
 class World:
-    """A node, and its health as an agent has it."""
-
     def __init__(self, node: SimulatedNode, driver: Driver, folder: Path, pace: Intervals) -> None:
         self.node = node
         self.driver = driver
@@ -63,11 +61,9 @@ class World:
         return self.observation.node or ObservedNode()
 
     def plan(self, plan: NodePlan) -> None:
-        """This is how the node stands to its plan from now on."""
         self.states.publish(replace(self.states.newest, plan=plan))
 
     async def look(self, *, after: float = 1.0) -> None:
-        """The agent's next look, after so many seconds."""
         self.now += after
         self.part.take_events(await self.listener.listen())
         self.part.take_samples(await self.sampler.round())
@@ -81,7 +77,6 @@ class World:
         return self.observed.gpus[0].uuid
 
     def found(self, cause: str) -> Finding | None:
-        """The finding of this cause, if there is one."""
         return next((f for f in self.part.state.findings if f.cause == cause), None)
 
     def is_reported(self, cause: str) -> bool:
@@ -118,7 +113,6 @@ class World:
 
 @asynccontextmanager
 async def world(boards: str, folder: Path, pace: Intervals = PATIENT) -> AsyncIterator[World]:
-    """A node that was looked at once, and is well."""
     with simulated(boards) as node:
         async with Driver(observe_deadline=30, step_deadline=30) as driver:
             made = World(node, driver, folder, pace)

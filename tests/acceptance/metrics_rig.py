@@ -84,7 +84,6 @@ async def _at_once() -> None:
 
 @asynccontextmanager
 async def running(watched: Watched) -> AsyncIterator[Watched]:
-    """Read the GPUs until the end of the block."""
     task = asyncio.create_task(watched.part.run())
     try:
         await watched.sampled(1)

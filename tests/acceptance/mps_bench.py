@@ -55,7 +55,6 @@ class Bench:
         return self.goal
 
     def check_clients(self, where: str) -> None:
-        """They and their daemons are as they were."""
         for client in self.clients:
             client.free(client.allocate(1 << 20))
         now = {device: status(self.agent.fleet, device).pid for device in self.served}
@@ -91,7 +90,6 @@ class Bench:
 
 
 def is_daemon(one: MpsProcess) -> bool:
-    """And no front-end, which runs for a moment."""
     try:
         return b"-f" in Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

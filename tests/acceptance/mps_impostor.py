@@ -22,7 +22,6 @@ _SERVER = "4194000"  # of no process: the kernel's numbers may end before it
 
 
 def _answer(line: str, clients: list[str]) -> str:
-    """The answer of a daemon with the limits of the plan."""
     word = line.split(maxsplit=1)[0]
     if word.startswith("__"):
         return f'Unknown command "{word}"\n'

@@ -42,7 +42,6 @@ SEVEN = plan_text("{7g.80gb: 1}")
 
 
 def withdrawn(cluster: Cluster) -> set[str]:
-    """The names of the devices that are on their way out."""
     return {
         name
         for name, device in cluster.devices().items()
@@ -224,7 +223,6 @@ async def test_a_device_plugin_on_the_same_node(listing: Cluster) -> None:
 
 
 def health(cluster: Cluster, claim: Claim) -> tuple[str, str]:
-    """What the claim's pod shows of its device."""
     (device,) = cluster.kubelet.checkpoint[claim.namespace, claim.name].devices[DRIVER]
     return cluster.kubelet.health(DRIVER, device.pool_name, device.device_name)
 
@@ -286,7 +284,6 @@ async def less_offered(cluster: Cluster) -> list[str]:
 
 
 def events(cluster: Cluster) -> set[tuple[str, str, str]]:
-    """Of claims and pods: the kind, the name and the reason."""
     about = ((e["involvedObject"], e["reason"]) for e in cluster.api.events)
     return {(of["kind"], of["name"], reason) for of, reason in about if of["kind"] != "Node"}
 

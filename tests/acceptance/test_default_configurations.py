@@ -12,7 +12,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "default-configurations.md"
 
 
 def documented(board: str) -> dict[str, str]:
-    """The signs of a board's column, by configuration."""
     rows = [
         [cell.strip() for cell in line.strip("|\n ").split("|")]
         for line in PAGE.read_text().splitlines()

@@ -129,7 +129,6 @@ class Bench:
         return bench
 
     def back(self) -> None:
-        """Put the hardware back to where every run starts."""
         self.node.card(0).state = copy.deepcopy(self.state)  # type: ignore[assignment]  # a CardState
 
     async def one_fault(self, number: int, code: Code, *, applied: bool) -> str:

@@ -61,7 +61,6 @@ class Agent(Member):
 async def agent(
     folder: Path, api: ApiServer, plan: str, *, mend: bool = True, retry: float = 3600
 ) -> AsyncIterator[Agent]:
-    """At work within the block, and in sync with the plan."""
     api.patch_node(NODE, {"metadata": {"labels": MIXED}})
     it = Agent(folder, api, mend=mend, retry=retry)
     async with it.running():

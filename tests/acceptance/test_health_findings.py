@@ -49,7 +49,6 @@ async def installed(
 
 
 def figures_of(w: World, check: str) -> tuple[float, ...]:
-    """The check's figures, of the GPUs that have one."""
     samples = (s for s in health_samples(w.part.state) if s.metric is GPU_HEALTH)
     return tuple(s.value for _, s in sorted((s.labels, s) for s in samples if s.labels[0] == check))
 

@@ -60,7 +60,6 @@ async def _text(board: str) -> str:
 
 
 def _lasting(text: str) -> str:
-    """Without the lines that are other ones each time."""
     lines = text.splitlines(keepends=True)
     names = (re.sub(r"^# (HELP|TYPE) ", "", line) for line in lines)
     return "".join(line for line, name in zip(lines, names, strict=True) if not _VARIES.match(name))
@@ -127,7 +126,6 @@ UIDS = {"a": "0000000a-0000-4000-8000-000000000000", "b": "0000000b-0000-4000-80
 
 
 def _process(folder: Path, pid: int, pod: str) -> None:
-    """A process of this machine whose cgroup is a pod's."""
     (folder / f"log/pods/team_{pod}_{UIDS[pod]}/main").mkdir(parents=True, exist_ok=True)
     (folder / f"proc/{pid}").mkdir(parents=True)
     cgroup = f"0::/kubepods/burstable/pod{UIDS[pod]}/{'c' * 64}\n"

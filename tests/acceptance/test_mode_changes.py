@@ -52,8 +52,6 @@ class Ended:
 
 
 class Home:
-    """A simulated node in a file, and the program on it."""
-
     def __init__(
         self, folder: Path, capsys: pytest.CaptureFixture[str], boards: str, switches: Switches
     ) -> None:
@@ -65,7 +63,6 @@ class Home:
     def apply(
         self, mig: str, *, devices: str = "all", reset: str = "never", own: bool = False
     ) -> Ended:
-        """`nodeagent apply`, if wanted in a process of its own."""
         plan = self.folder / "plan.yaml"
         plan.write_text(f"version: v1\ngpus:\n- devices: {devices}\n  mig: {mig}\n")
         words = ("apply", "-f", plan, "--reset", reset, "-o", "json", "--state", self.state)
@@ -160,7 +157,6 @@ class Case:
 
 
 def occupied(place: str) -> Callable[[SimulatedNode], object]:
-    """A process is on the device of that name."""
     return lambda node: node.occupy(place)
 
 

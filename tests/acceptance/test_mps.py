@@ -26,7 +26,6 @@ gpus:
 
 
 def started(home: Home) -> list[dict[str, Any]]:
-    """The daemons of the plan, once all are Ready."""
     home.plan.write_text(PLAN)
     home.start()
     return home.all_ready()

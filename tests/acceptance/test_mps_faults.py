@@ -101,7 +101,6 @@ class Home:
         )
 
     def apply(self, plan: Path, *more: str) -> dict[str, Any]:
-        """To its end, which has to be a good one."""
         process = self.start("apply", "-f", str(plan), "-o", "json", *more)
         out, err = process.communicate(timeout=stretched(60))
         assert process.returncode == 0, (out, err)
@@ -128,7 +127,6 @@ class Home:
         return client
 
     def modes(self) -> dict[str, int]:
-        """Compute modes as the hardware has them."""
         with SimulatedNode(state=self.state) as node:
             whole, divided = node.cards
             migs = {divided.mig_uuid(i, c): c.compute_mode for i, c in divided.mig_devices()}

@@ -119,7 +119,6 @@ def by_mps(folder: Path, content: bytes, named: bytes) -> object:
 
 
 def by_claim(folder: Path, content: bytes, named: bytes) -> object:
-    """For the record of a claim, named by its uid."""
     uid = re.search(rb'"uid": "([^"]+)"', named)
     name = uid[1].decode() if uid else "00000000-1111-2222-3333-444444444444"
     (folder / f"{name}.json").write_bytes(content)
@@ -143,7 +142,6 @@ READERS: dict[str, Reader] = {
 
 
 def newer(path: Path) -> None:
-    """The file as a later release might write it."""
     kind = path.read_text(errors="replace").split()[2]
     form: StateFormat[bytes] = StateFormat(kind, 99, 100, bytes, bytes)
     write_state(path, form, b"{}")
@@ -161,8 +159,6 @@ def number(text: str) -> Callable[[Path], object]:
 
 
 def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
-    """The file is gone, and something else there."""
-
     def put(path: Path) -> None:
         path.unlink()
         make(path)

@@ -35,7 +35,6 @@ TOUR = 180.0  # seconds on a busy machine; ten on a quiet one
 
 
 def environment(home: Home) -> dict[str, str]:
-    """The tour's folder is then in the home's."""
     return {**os.environ, "TMPDIR": str(home.folder), "PYTHONPATH": str(Path.cwd())}
 
 

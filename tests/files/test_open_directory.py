@@ -99,7 +99,6 @@ def test_another_users_file(directory: OpenDirectory) -> None:
 
 
 def refused(path: Path, why: str, *, make: bool = False) -> PathRefused:
-    """That the directory cannot be opened for this reason."""
     with pytest.raises(PathRefused, match=why) as caught, opened(path, make=make):
         pass
     return caught.value

@@ -134,7 +134,6 @@ def older(path: Path) -> None:
 
 
 def holding(content: bytes) -> Callable[[Path], None]:
-    """One with a first line that is right, and this content."""
     form: StateFormat[bytes] = StateFormat("example", 2, 5000, bytes, bytes)
     return lambda path: write_state(path, form, content)
 

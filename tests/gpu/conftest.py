@@ -25,7 +25,6 @@ def node() -> Iterator[SimulatedNode]:
 
 @pytest.fixture
 async def driver(node: SimulatedNode) -> AsyncIterator[Driver]:
-    """The driver of that node, with short deadlines."""
     async with Driver(observe_deadline=30, step_deadline=30) as driver:
         yield driver
 
@@ -42,7 +41,6 @@ async def hasty(node: SimulatedNode) -> AsyncIterator[Driver]:
 
 
 async def settled(driver: Driver) -> None:
-    """Wait until calls that were let go have returned."""
     async with asyncio.timeout(stretched(30)):
         while any(worker.stuck for worker in driver.pool._workers):
             await asyncio.sleep(0.01)
@@ -52,7 +50,6 @@ async def settled(driver: Driver) -> None:
 async def driving(
     boards: str, *, sources: Sequence[UsageSource] = (), **options: Any
 ) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
-    """A driver of other boards than those of the fixtures."""
     with simulated(boards, **options) as node:
         async with Driver(observe_deadline=30, step_deadline=30, sources=sources) as driver:
             yield driver, node

@@ -52,7 +52,6 @@ def destroy(gpu: Gpu, instance: GpuInstance) -> DestroyGpuInstance:
 def destroy_compute(
     gpu: Gpu, instance: GpuInstance, device: ComputeInstance
 ) -> DestroyComputeInstance:
-    """One compute instance of that GPU instance."""
     return DestroyComputeInstance(
         gpu.uuid,
         instance.id,
@@ -65,7 +64,6 @@ def destroy_compute(
 
 
 def add_compute(gpu: Gpu, instance: GpuInstance, slices: int) -> CreateComputeInstance:
-    """One more compute instance in that GPU instance."""
     profile = gpu.profile(instance.profile)
     assert profile is not None
     name = device_name(instance.profile, profile.slices, slices)

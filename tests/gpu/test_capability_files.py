@@ -40,8 +40,6 @@ THIS_MACHINE = "pid:[4026531836]"
 
 
 class FakeProc:
-    """A /proc with processes that have files open."""
-
     def __init__(self, root: Path, *, minors: str | None = MINORS) -> None:
         self.root = root
         self.add(1)
@@ -71,7 +69,6 @@ class FakeProc:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> FakeProc:
-    """A machine with MIG devices that no process uses."""
     return FakeProc(tmp_path)
 
 
@@ -91,7 +88,6 @@ def held(proc: FakeProc, *files: int) -> CapabilityHolders:
 
 @contextmanager
 def opened(path: Path | str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """A descriptor that is closed in the end."""
     descriptor = os.open(path, flags)
     try:
         yield descriptor
@@ -172,7 +168,6 @@ def test_the_agents_own_files_do_not_count(proc: FakeProc) -> None:
 
 @contextmanager
 def as_unprivileged_user() -> Iterator[None]:
-    """Without root's right to read everything."""
     was = os.geteuid()
     os.seteuid(was or 65534)
     try:

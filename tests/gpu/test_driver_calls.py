@@ -139,7 +139,6 @@ Rig = tuple[SimulatedNode, Hardware, GpuOwners, str]
 
 @pytest.fixture
 def node(request: pytest.FixtureRequest) -> Iterator[SimulatedNode]:
-    """One H100, or the card that a test names."""
     with simulated(f"{getattr(request, 'param', H100)}:1") as node:
         yield node
 
@@ -161,7 +160,6 @@ async def rig(node: SimulatedNode, driver: Driver) -> AsyncIterator[Rig]:
 
 
 def identities(gpu: Gpu) -> list[tuple[object, ...]]:
-    """All by which its instances and devices are known."""
     return [
         (
             one.id,

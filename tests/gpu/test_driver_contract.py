@@ -222,7 +222,6 @@ async def test_memory_of_mps_clients_is_reported_or_refused_in_words(subject: Su
 
 
 async def _memory_of_clients(driver: Driver, device: str) -> Mapping[int, int | None]:
-    """Nothing where the driver has no such list."""
     try:
         return await driver.mps_memory(device)
     except DriverError as error:

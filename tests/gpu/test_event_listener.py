@@ -244,7 +244,6 @@ async def test_events_are_heard_again_where_nvml_did_not_start(
 
 
 async def _waits(driver: Driver, node: SimulatedNode) -> asyncio.Task[tuple[Event, ...]]:
-    """A listener for hours, in its thread already."""
     await driver.observe()
     listener = EventListener(driver, timing=LONG)
     assert await listener.listen() == (), "the first time for one wait, to know that it can"

@@ -166,7 +166,6 @@ def test_anything_else_is_not_known(output: str) -> None:
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedNode]:
-    """Two GPUs that the stand-in for nvidia-smi sees too."""
     state = tmp_path / "node.json"
     monkeypatch.setenv("NODEAGENT_SIMULATED_STATE", str(state))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

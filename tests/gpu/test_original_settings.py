@@ -29,7 +29,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def written(path: Path) -> object:
-    """What is in the file below its first line."""
     return json.loads(path.read_text().split("\n", 1)[1])
 
 

@@ -23,7 +23,6 @@ TRAIN, OTHER = User(4711, "python3"), User(4712, "serve")
 
 
 def _gpu(user: User, on_gpu: User | None = None) -> Gpu:
-    """A GPU with one MIG device, which `user` has."""
     device = ComputeInstance(0, "3g.40gb", 3, "MIG-1", usage=Usage((user,)))
     whole = Usage((on_gpu,) if on_gpu else ())
     instance = GpuInstance(1, 9, "3g.40gb", Placement(0, 4), (device,))

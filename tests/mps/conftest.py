@@ -95,12 +95,10 @@ def programs(open_folder: Path) -> Programs:
 
 @pytest.fixture
 def spec(open_folder: Path) -> DaemonSpec:
-    """A daemon as this process' user, its directories made."""
     return spec_for(open_folder, os.geteuid(), os.getegid())
 
 
 def spec_for(folder: Path, uid: int, gid: int, *, device: str = GPU) -> DaemonSpec:
-    """A daemon as some user, its directories made."""
     pipe = make_directories(folder / "run", device, uid=uid, gid=gid, shm=True)
     return daemon_spec(pipe, device, uid=uid, gid=gid)
 
@@ -118,8 +116,6 @@ async def running(spec: DaemonSpec, programs: Programs) -> AsyncIterator[DaemonP
 
 
 def flag(known: str) -> Callable[[], Awaitable[str]]:
-    """Finds this flag of servers for all users."""
-
     async def find_flag() -> str:
         return known
 
@@ -169,7 +165,6 @@ def wait_for(path: Path, seconds: float = 60.0) -> Path:
 
 @pytest.fixture
 def rig() -> Iterator[FleetRig]:
-    """Folders of their own, the programs shared."""
     with FleetRig() as made:
         yield made
 

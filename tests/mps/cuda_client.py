@@ -37,8 +37,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class Failed(Exception):
-    """A call of CUDA's did not succeed."""
-
     def __init__(self, call: str, code: int, name: str) -> None:
         super().__init__(call)
         self.answer = {"call": call, "code": code, "name": name}
@@ -64,7 +62,6 @@ class Cuda:
         return (name.value or b"").decode()
 
     def begin(self) -> dict[str, Any]:
-        """Be a client of whichever server has device 0."""
         version, device, total, context = c_int(), _DEVICE(), c_size_t(), _CONTEXT()
         self("cuInit", 0)
         self("cuDriverGetVersion", byref(version))
@@ -84,14 +81,12 @@ class Cuda:
         return {}
 
     def memory(self) -> dict[str, Any]:
-        """As the driver reports it to this client."""
         free, total = c_size_t(), c_size_t()
         self("cuMemGetInfo_v2", byref(free), byref(total))
         return {"free": free.value, "total": total.value}
 
 
 def main() -> int:
-    """One answer for the beginning, and one for each line."""
     cuda = Cuda()
     if not _answer(cuda.begin):
         return 1

@@ -42,7 +42,6 @@ def only(client: ClientFacts, plan: WantedMps = PLAN) -> MpsClient:
 
 
 def kinds(*clients: ClientFacts, plan: WantedMps = PLAN) -> dict[int, list[str]]:
-    """What is wrong with each that something is wrong with."""
     found = assess(clients, plan, GPU)
     return {j.state.pid: [o.kind.value for o in j.offences] for j in found if j.offences}
 

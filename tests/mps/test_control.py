@@ -143,7 +143,6 @@ class FrontEnd:
 
 @pytest.fixture
 def front_end(tmp_path: Path) -> FrontEnd:
-    """The program that misbehaves as instructed."""
     return FrontEnd(tmp_path)
 
 

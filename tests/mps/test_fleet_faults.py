@@ -40,7 +40,6 @@ from tests.simulation.mps.rig import gone
 
 @pytest.fixture
 def rig() -> Iterator[FleetRig]:
-    """Folders and knobs of their own, the programs shared."""
     with FleetRig() as made:
         made.impatient = True
         yield made

@@ -26,7 +26,6 @@ BOTH = "-multiuser-server"
 
 
 def programs_in(folder: Path) -> Programs:
-    """Those that lie there, with a PATH that leads to both."""
     return Programs(control=(str(folder / CONTROL),), path=f"{folder}:/usr/bin:/bin")
 
 

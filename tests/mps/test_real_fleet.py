@@ -27,7 +27,6 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no {CONTROL} on PATH")
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[FleetRig]:
-    """The real daemon with a stub for its server."""
     assert PROGRAM is not None
     with FleetRig(programs=Path(PROGRAM).parent) as made:
         stub = made.folder / "stub"
@@ -45,7 +44,6 @@ START_SERVER = ControlCommand(f"start_server -uid {US}", tuple)
 
 
 def reachable(path: Path) -> bool:
-    """Whether a CUDA program could connect there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         return client.connect_ex(str(path)) == 0
 

@@ -145,8 +145,6 @@ except OSError as error:
 
 
 class SystemdPrograms:
-    """Those in a folder, which is to be first on PATH."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         programs = {"systemd-run": _SYSTEMD_RUN, "systemctl": _SYSTEMCTL, "nsenter": _NSENTER}
@@ -172,7 +170,6 @@ UNIT = f"nodeagent-mps-{GPU}.service"
 
 @pytest.fixture
 def systemd(open_folder: Path, programs: Programs) -> SystemdPrograms:
-    """Its programs, beside those of MPS, first on PATH."""
     return SystemdPrograms(open_folder)
 
 

@@ -50,7 +50,6 @@ def replicas(count: int) -> Replicas:
 
 
 def sharing(entry: MpsEntry, memory: int = H100) -> Sharing:
-    """What the entry means on a device of so many bytes."""
     on = OnGpu(Gpu(0, GPU), Host(), [])
     found = share_out(on, entry, memory)
     assert found is not None, on.problems

@@ -23,8 +23,6 @@ _ADDRESSES = (
 
 
 class MemoryMap(ctypes.Structure):
-    """`struct prctl_mm_map` of linux/prctl.h."""
-
     _fields_ = (
         *((name, ctypes.c_uint64) for name in _ADDRESSES),
         ("auxv_size", ctypes.c_uint32),

@@ -220,7 +220,6 @@ NO_SUCH_PID = 2**22 + 1  # above the kernel's highest pid_max
 
 @contextmanager
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lives until it is killed."""
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
     try:
         yield process

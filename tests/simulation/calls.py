@@ -41,7 +41,6 @@ def profile(device: Any, name: str) -> Any:
 
 
 def profiles(device: Any) -> dict[str, Any]:
-    """Every profile of the card by its short name."""
     found = {}
     for kind in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
@@ -54,7 +53,6 @@ def profiles(device: Any) -> dict[str, Any]:
 
 
 def create(device: Any, name: str, start: int | None = None) -> Any:
-    """A GPU instance where the driver likes, or at `start`."""
     info = profile(device, name)
     if start is None:
         return pynvml.nvmlDeviceCreateGpuInstance(device, info.id)
@@ -75,7 +73,6 @@ def create_device(device: Any, name: str, start: int | None = None) -> Any:
 
 
 def whole(instance: Any) -> Any:
-    """The compute profile that takes all of a GPU instance."""
     found = list(compute_profiles(instance).values())
     return max(found, key=lambda info: (info.sliceCount, info.multiprocessorCount))
 
@@ -107,13 +104,11 @@ def place_of(instance: Any) -> tuple[int, str]:
 
 
 def slot_of(compute: Any) -> tuple[int, str]:
-    """Id and `start:size` of a compute instance."""
     info = pynvml.nvmlComputeInstanceGetInfo(compute)
     return info.id, f"{info.placement.start}:{info.placement.size}"
 
 
 def mig_devices(device: Any) -> list[Any]:
-    """Handles of all MIG devices, in NVML's order."""
     found = []
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(device)):
         try:
@@ -124,7 +119,6 @@ def mig_devices(device: Any) -> list[Any]:
 
 
 def instances(device: Any, name: str) -> list[Any]:
-    """Handles of the GPU instances of a profile."""
     info = profile(device, name)
     array, count = (pynvml.c_nvmlGpuInstance_t * info.instanceCount)(), c_uint()
     pynvml.nvmlDeviceGetGpuInstances(device, info.id, array, byref(count))

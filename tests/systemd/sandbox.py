@@ -41,7 +41,6 @@ def mount(*words: str) -> None:
 
 
 def copied(place: str) -> None:
-    """Let what is written below `place` go somewhere else."""
     upper, work = Path(f"/opt/.upper{place}"), Path(f"/opt/.work{place}")
     upper.mkdir(parents=True)
     work.mkdir(parents=True)
@@ -50,7 +49,6 @@ def copied(place: str) -> None:
 
 
 def furnish(stage: str, plan: str) -> None:
-    """The machine as it would be with nodeagent installed."""
     trees = (Path(__file__).resolve().parents[2], Path(sys.prefix).resolve(), Path(sys.base_prefix))
     held = [(tree, os.open(tree, os.O_PATH)) for tree in trees]
     mount("--make-rprivate", "/")

@@ -70,7 +70,6 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A driver's library with one H100, and MPS' programs."""
     folder = build(tmp_path_factory.mktemp("stage"))
     install(folder / "bin", version="580")
     return folder

@@ -32,8 +32,6 @@ def _profile(name: str, number: int, placements: tuple[tuple[int, int], ...]) ->
 
 
 class Gpus:
-    """Makes GPUs of eight memory slices."""
-
     python = Usage((User(4711, "python"),))
 
     def instance(

@@ -109,8 +109,6 @@ async def test_a_device_allocated_while_another_source_is_slow_is_kept() -> None
     kubelet, now = Kubelet(), [100.0]
 
     class Processes(Kubelet):
-        """Takes long while the device is given to a pod."""
-
         async def read(self) -> Snapshot:
             if to_give:
                 now[0] += FRESH + 1

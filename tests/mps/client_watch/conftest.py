@@ -52,7 +52,6 @@ def asking(rig: Rig) -> ControlClient:
 
 
 def start(rig: Rig, plan: WantedMps) -> DaemonSpec:
-    """Start the daemon with the plan's ceiling."""
     rig.start()
     if plan.sharing.memory_ceiling is not None:
         rig.ask(f"set_default_device_pinned_mem_limit 0 {plan.sharing.memory_ceiling}M")

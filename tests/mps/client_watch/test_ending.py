@@ -140,7 +140,6 @@ async def test_a_daemon_that_does_not_answer(
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has nothing to do with any GPU."""
     with subprocess.Popen(["/bin/sleep", "60"]) as child:
         yield child
         child.kill()

@@ -44,8 +44,6 @@ OTHER_USER = with_account(SPEC, uid=1001)
 
 @dataclass
 class Life:
-    """One daemon, which is given the events one by one."""
-
     state: State = field(default_factory=State)
     now: float = 1000.0
     jitter: float = 0.0
@@ -87,7 +85,6 @@ def undone(actions: tuple[Action, ...]) -> list[Action]:
 
 @pytest.fixture
 def ready() -> Life:
-    """A daemon that is Ready, from which most tests begin."""
     life = Life()
     life.become_ready()
     assert life.phase() is DaemonPhase.READY

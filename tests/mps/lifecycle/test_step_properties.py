@@ -99,8 +99,6 @@ def event_of(draw: Draw, state: State) -> Event:
 
 @dataclass
 class Observer:
-    """What an observer of processes, limits and clocks sees."""
-
     alive: int | None = None  # the number of the process there is
     count: int = 0
     swept: bool = False  # since the last start
@@ -116,7 +114,6 @@ class Observer:
     ran: list[str] = field(default_factory=list)
 
     def see(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
-        """One step: the event, then what is done."""
         self.ran.append(type(event).__name__)
         if isinstance(event, ProcessEvent) and event.run == self.alive:
             self.hear(before, event, actions, life)
@@ -245,7 +242,6 @@ class Observer:
 
 
 def live(draws: list[Draw]) -> tuple[Life, Observer]:
-    """All of them, one after the other, watched."""
     life, observer = Life(), Observer()
     for number, draw in enumerate(draws):
         event = event_of(draw, life.state)

@@ -15,7 +15,6 @@ Ask = Callable[[Any], object]
 
 
 def fields(device: Any, *wanted: int | tuple[int, int]) -> list[tuple[int, int]]:
-    """Return code and unsigned value of each field."""
     found = pynvml.nvmlDeviceGetFieldValues(device, list(wanted))
     return [(field.nvmlReturn, field.value.uiVal) for field in found]
 

@@ -63,7 +63,6 @@ def every(
     installed: Callable[[str], Programs],
     real: Programs | None,
 ) -> Programs:
-    """The programs of every version, and the real ones."""
     return chosen(request.param, installed, real)
 
 

@@ -46,8 +46,6 @@ class Programs(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a program printed, and its exit status."""
-
     stdout: str
     stderr: str
     status: int
@@ -126,7 +124,6 @@ class Rig:
         assert self.run("-d", *flags) == Answer("", "", 0)
 
     def foreground(self, *flags: str, wait: bool = True) -> subprocess.Popen[str]:
-        """Start the daemon as a child, with its log on a pipe."""
         child = subprocess.Popen(
             [str(self.programs.folder / CONTROL), "-f", *flags],
             env=self.environment,
@@ -141,7 +138,6 @@ class Rig:
 
     @contextmanager
     def holding_front_end(self, *, wait: bool = True) -> Iterator[subprocess.Popen[str]]:
-        """A front-end that is connected and waits for commands."""
         seen = self.log().count("NEW UI")
         front_end = subprocess.Popen(
             [str(self.programs.folder / CONTROL)],
@@ -209,7 +205,6 @@ def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process is no more, or waits to be reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):  # the latter where it ends while it is read

@@ -19,7 +19,6 @@ US = os.geteuid()
 
 @pytest.fixture
 def server(rig: Rig) -> int:
-    """A server that is ready, without clients."""
     rig.start()
     rig.ask(f"start_server -uid {US}")
     pid = rig.server()
