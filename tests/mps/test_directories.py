@@ -247,7 +247,7 @@ def test_removed_whatever_its_user_put_there(run_dir: Path) -> None:
         "os.chdir(sys.argv[1])\n"
         "os.symlink(sys.argv[2], 'link')\n"
         "os.makedirs('lifted-0/lifted-1'); open('lifted-2', 'w'); os.mkdir('closed', 0)\n"
-        "for _ in range(3000):\n"
+        "for _ in range(2100):\n"
         "    os.mkdir('d'); os.chdir('d')\n"
         "os.symlink(sys.argv[2], 'link'); open('file', 'w')\n"
         "print(flush=True)\n"
@@ -287,7 +287,6 @@ def pipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def listening(pipe: Path) -> Iterator[socket.socket]:
-    """A daemon's two sockets, one of which listens."""
     (pipe / "control_privileged").touch()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(pipe / "control"))

@@ -37,13 +37,13 @@ async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> No
     with rig.client() as late:
         assert late.wait_until_connected() is False
     client.allocate(1 << 20)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(0.2)
     assert not draining.done()
     client.close()
     assert await draining == ()
     assert (status(fleet).state, status(fleet).why) == ("Down", "drained on request")
     assert rig.processes() == []
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.2)
     assert status(fleet).state == "Down"
     fleet.retry()
     await ready(fleet)

@@ -32,6 +32,7 @@ from tests.mps.fleet_rig import (
     US,
     FleetRig,
     called_like,
+    quick,
     ready,
     status,
     until,
@@ -145,11 +146,12 @@ async def test_an_orphan_that_cannot_be_killed(rig: FleetRig) -> None:
     """
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
+    soon = quick(grace=0.1)
     async with unkillable(rig) as (pid, let_go):
-        async with rig.fleet() as fleet:
+        async with rig.fleet(soon) as fleet:
             with pytest.raises(NodeagentError, match=f"although it was killed: pid {pid}"):
                 await fleet.drain(GPU, seconds=30.0)
-        async with rig.fleet() as fleet:
+        async with rig.fleet(soon) as fleet:
             with pytest.raises(NotReady, match=f"although it was killed: pid {pid}"):
                 await fleet.restart(GPU)
             assert rig.processes() == []
