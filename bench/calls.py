@@ -30,10 +30,11 @@ from tests.simulated_cluster.agent import (
     kubeconfig,
     until_status,
 )
+from tests.simulated_cluster.allocator import of_profile
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet
-from tests.simulated_cluster.scheduler import Scheduler, of_profile
+from tests.simulated_cluster.scheduler import Scheduler
 
 BOARDS = "h100-80gb:2"
 QUIET = 2.0  # seconds in which nothing comes of it any more

@@ -28,10 +28,11 @@ from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import Hardware, claim_files
 from tests.cluster.client.rig import until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
+from tests.simulated_cluster.allocator import of_profile
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet
-from tests.simulated_cluster.scheduler import Scheduler, of_profile
+from tests.simulated_cluster.scheduler import Scheduler
 
 BOARDS = "h100-80gb:8"
 GPUS, SLICES = 8, 7  # 1g.10gb on each

@@ -20,10 +20,11 @@ from tests.claims.samples import config_json, device_config
 from tests.cluster.client.rig import until
 from tests.machine_load import stretched
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
+from tests.simulated_cluster.allocator import DRIVER, of_profile
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
-from tests.simulated_cluster.scheduler import DRIVER, Scheduler, of_profile
+from tests.simulated_cluster.scheduler import Scheduler
 from tests.simulated_cluster.store import Key
 
 TEAM = "team"

@@ -20,9 +20,9 @@ from tests.claims.samples import config_json, nvidia_config
 from tests.cluster.client.rig import until
 from tests.machine_load import stretched
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
+from tests.simulated_cluster.allocator import DRIVER
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
-from tests.simulated_cluster.scheduler import DRIVER
 from tests.simulated_cluster.store import Key
 
 

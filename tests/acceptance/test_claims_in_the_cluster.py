@@ -27,11 +27,11 @@ from tests.simulated_cluster.agent import (
     kubeconfig,
     until_status,
 )
+from tests.simulated_cluster.allocator import DRIVER
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Freeze
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
 from tests.simulated_cluster.kubelet_plugins import V1_36, V1_37
-from tests.simulated_cluster.scheduler import DRIVER
 from tests.simulated_cluster.store import Key
 
 # --- beside plans ---------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import Phase
 from tests.claims.machine import NODE, Home, laid_out
 from tests.rig import Rig, plan_text, running
-from tests.simulated_cluster.scheduler import complete_pools, first_fit
+from tests.simulated_cluster.allocator import complete_pools, first_fit
 
 PLANS = [
     "{3g.40gb: 1}",

@@ -29,7 +29,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS
 from tests.claims.machine import NODE, Home, laid_out
-from tests.simulated_cluster.scheduler import Pool, complete_pools, first_fit, of_profile
+from tests.simulated_cluster.allocator import Pool, complete_pools, first_fit, of_profile
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

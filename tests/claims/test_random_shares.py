@@ -24,7 +24,7 @@ from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import NODE, Hardware, Home, PodsOfProcesses, no_daemons, reserve
-from tests.simulated_cluster.scheduler import complete_pools, first_fit, of_type
+from tests.simulated_cluster.allocator import complete_pools, first_fit, of_type
 
 GIB = 1 << 30
 Claim = tuple[str, str, str]

@@ -11,9 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
+from tests.simulated_cluster.allocator import Device
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
-from tests.simulated_cluster.scheduler import Device, Scheduler
+from tests.simulated_cluster.scheduler import Scheduler
 
 NAMESPACE = "default"
 RETRY = 1.0  # seconds; the real kubelet waits 60 to 90
