@@ -35,6 +35,7 @@ from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase as NodePhase
 from tests.claims.samples import reserved
 from tests.rig import Rig, open_driver, running
+from tests.simulated_cluster.allocator import Allocated as Allocation
 
 NODE = "gpu-node-0"
 
@@ -80,12 +81,9 @@ def claim_files(
     return ClaimFiles(folder / "cdi", capabilities, toolkit, daemons or none)
 
 
-def allocated(*devices: tuple[str, str]) -> dict[str, Any]:
-    """The status of a claim with these pools and devices."""
-    results = [
-        {"request": f"r{i}", "driver": "gpu.nodeagent.io", "pool": pool, "device": device}
-        for i, (pool, device) in enumerate(devices)
-    ]
+def allocated(*devices: tuple[str, str] | Allocation, share: str = "") -> dict[str, Any]:
+    """The status of a claim with these pools and devices, and that shareID."""
+    results = [Allocation(*one).result(f"r{i}", share) for i, one in enumerate(devices)]
     return {"allocation": {"devices": {"results": results}}}
 
 
@@ -146,12 +144,14 @@ class Home:
         self.cdi = folder / "cdi"
         self.toolkit: Callable[[], Edits] = ToolkitEdits([folder / "etc-cdi"]).read
 
-    def claim(self, number: int, *devices: tuple[str, str], name: str = "") -> tuple[str, str, str]:
+    def claim(
+        self, number: int, *devices: tuple[str, str] | Allocation, name: str = ""
+    ) -> tuple[str, str, str]:
         """Allocate pools and devices to a claim; what the kubelet calls it."""
         name = name or f"trainer-{number}"
         self.claims["team", name] = {
             "metadata": {"namespace": "team", "name": name, "uid": uid(number)},
-            "status": allocated(*devices),
+            "status": allocated(*devices, share=uid(number)),
         }
         return "team", name, uid(number)
 

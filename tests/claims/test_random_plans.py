@@ -23,7 +23,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import Phase
 from tests.claims.machine import NODE, Home, laid_out
 from tests.rig import Rig, plan_text, running
-from tests.simulated_cluster.allocator import complete_pools, first_fit
+from tests.simulated_cluster.allocator import Allocated, Request, complete_pools, first_fit
 
 PLANS = [
     "{3g.40gb: 1}",
@@ -149,7 +149,7 @@ class Day:
         slices = [one for offer in offers for one in resource_slices(offer, node, 1)]
         kind = self.rng.choice(["1g.10gb", "2g.20gb", "3g.40gb", ""])
         [pool] = {str(one["spec"]["pool"]["name"]) for one in slices} or {""}
-        taken = {(pool, device) for device in self.held.values()}
+        taken = [Allocated(pool, device) for device in self.held.values()]
 
         def wanted(device: Mapping[str, Any]) -> bool:
             name = str(device["name"])
@@ -157,11 +157,11 @@ class Day:
                 name == WHOLE_GPU if not kind else name.startswith(f"mig-{kind}-".replace(".", "-"))
             )
 
-        found = first_fit(complete_pools(slices), taken, wanted)
-        if found is None:
+        found = first_fit(complete_pools(slices), taken, Request(wanted))
+        if not found:
             return None
         self.count += 1
-        return self.home.claim(self.count, found), found[1]
+        return self.home.claim(self.count, *found), found[0].device
 
     def reboot(self) -> None:
         """The machine is started again."""

@@ -29,7 +29,14 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS
 from tests.claims.machine import NODE, Home, laid_out
-from tests.simulated_cluster.allocator import Pool, complete_pools, first_fit, of_profile
+from tests.simulated_cluster.allocator import (
+    Allocated,
+    Pool,
+    Request,
+    complete_pools,
+    first_fit,
+    of_profile,
+)
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -138,14 +145,16 @@ class Pods:
         [profile] = self._rng.choices(profiles, [1 / sizes[profile] for profile in profiles])
         whole = WHOLE_GPU in self._published and self._rng.random() < 0.05
         wanted = (lambda d: d["name"] == WHOLE_GPU) if whole else of_profile(profile)
-        taken = {(pod.pool, pod.device) for pod in self._running.values()}
-        found = first_fit(self._pools, taken, wanted)
-        if found is None:
+        taken = [Allocated(pod.pool, pod.device) for pod in self._running.values()]
+        found = first_fit(self._pools, taken, Request(wanted))
+        if not found:
             self.waited += 1
             return None
         self.allocated += 1
         works = self._rng.random() < 0.2
-        pod = Pod(self.allocated, self._home.claim(self.allocated, found), *found, works)
+        [device] = found
+        claim = self._home.claim(self.allocated, device)
+        pod = Pod(self.allocated, claim, device.pool, device.device, works)
         self._running[pod.number] = pod
         return pod
 

@@ -24,7 +24,7 @@ from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import NODE, Hardware, Home, PodsOfProcesses, no_daemons, reserve
-from tests.simulated_cluster.allocator import complete_pools, first_fit, of_type
+from tests.simulated_cluster.allocator import Allocated, Request, complete_pools, first_fit, of_type
 
 GIB = 1 << 30
 Claim = tuple[str, str, str]
@@ -108,16 +108,18 @@ class Day:
         offer = pool_offer(gpu, OfferContext(NODE, GpuRules(share=share), 0, held=held))
         pools = complete_pools(resource_slices(offer, NodeReference(NODE, "uid"), 1))
         wanted = of_type("gpu" if self._rng.random() < 0.3 else "mps")
-        found = first_fit(pools, {(offer.pool, device) for device in held}, wanted)
-        if found is None:
+        taken = [Allocated(offer.pool, device) for device in held]
+        found = first_fit(pools, taken, Request(wanted))
+        if not found:
             self.waited += 1
             return
         self.allocated += 1
-        pod = Pod(self._home.claim(self.allocated, found), found[1])
+        name = found[0].device
+        pod = Pod(self._home.claim(self.allocated, *found), name)
         self._running.append(pod)
         reserve(claims, pod.claim, pod.name)
         [device] = await claims.prepare(*pod.claim)
-        assert (device.result.device, device.mps is None) == (found[1], found[1] == WHOLE_GPU)
+        assert (device.result.device, device.mps is None) == (name, name == WHOLE_GPU)
         if self._rng.random() < 0.5:
             kind = "compute" if pod.device == WHOLE_GPU else "mps"
             pod.pid = self._node.occupy(self._uuid, kind=kind).pid

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from uuid import uuid4
 
-from tests.simulated_cluster.allocator import DRIVER, Device, complete_pools, first_fit
+from tests.simulated_cluster.allocator import (
+    DRIVER,
+    Allocated,
+    Device,
+    Request,
+    complete_pools,
+    first_fit,
+)
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.store import Key
 
@@ -26,37 +34,31 @@ class Scheduler:
         name: str,
         wanted: Callable[[Device], bool],
         parameters: Mapping[str, Any] | None = None,
+        capacity: Mapping[str, int] = {},
     ) -> str:
         """Give the claim the first device that fits; its name, "" when none does. `parameters`:
-        what its class has configured for the driver.
+        what its class has configured for the driver; `capacity`: how much of it.
         """
         pools = complete_pools(self._api.store.all("resourceslices"))
-        found = first_fit(pools, set(self._allocated()), wanted)
-        if found is None:
+        found = first_fit(pools, self._allocated(), Request(wanted, capacity))
+        if not found:
             return ""
-        self._write(namespace, name, *found, parameters)
-        return found[1]
+        self._write(namespace, name, found[0], parameters)
+        return found[0].device
 
     def delete(self, namespace: str, name: str) -> None:
         """The claim goes, with its allocation."""
         self._api.store.delete(Key("resourceclaims", namespace, name))
 
-    def _allocated(self) -> Iterator[tuple[str, str]]:
+    def _allocated(self) -> Iterator[Allocated]:
         for claim in self._api.store.all("resourceclaims"):
             allocation = claim.get("status", {}).get("allocation")
-            for result in allocation["devices"]["results"] if allocation else ():
-                yield result["pool"], result["device"]
+            yield from map(Allocated.of, allocation["devices"]["results"] if allocation else ())
 
     def _write(
-        self,
-        namespace: str,
-        name: str,
-        pool: str,
-        device: str,
-        parameters: Mapping[str, Any] | None,
+        self, namespace: str, name: str, found: Allocated, parameters: Mapping[str, Any] | None
     ) -> None:
-        result = {"request": "gpu", "driver": DRIVER, "pool": pool, "device": device}
-        devices: dict[str, Any] = {"results": [result]}
+        devices: dict[str, Any] = {"results": [found.result("gpu", str(uuid4()))]}
         if parameters is not None:
             opaque = {"driver": DRIVER, "parameters": parameters}
             devices["config"] = [{"source": "FromClass", "requests": ["gpu"], "opaque": opaque}]
