@@ -18,7 +18,7 @@ from nodeagent.views.shapes import Cluster, Pod
 from tests.telemetry.nodes import GPU, divided, user, whole
 from tests.views.daemons import mps_daemon
 
-USED, POWER, UTILIZATION = 252, 155, 203
+USED, POWER, ENERGY, UTILIZATION = 252, 155, 156, 203
 FIELDS = """DCGM_FI_DEV_FB_USED, gauge, Memory
 DCGM_FI_DEV_POWER_USAGE, gauge, Power
 DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, counter, Energy
@@ -154,6 +154,13 @@ def test_a_slice_that_was_made_for_a_claim_has_its_pod_at_once() -> None:
     assert rig.series("DCGM_FI_DEV_FB_USED") == [f'{{{part},namespace="team",pod="a"}} 1']
     assert len(rig.series("nodeagent_claim_slices")) == 1
     assert rig.series("nodeagent_claim_prepare_duration_seconds_count") == [" 1"]
+
+
+def test_counters_go_on_where_the_driver_began_anew() -> None:
+    rig = Rig(whole())
+    for value in (100, 150, 20, 30):
+        rig.sample({ENERGY: ((WHOLE, value),)})
+    assert rig.series("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION") == ["{} 180"]
 
 
 def test_other_fields_count_from_the_next_scrape_on() -> None:

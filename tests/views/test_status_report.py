@@ -67,6 +67,17 @@ def shown(state: NodeState, gpu: str | None = None) -> Json:
     return report
 
 
+def test_a_half_made_instance_is_shown_without_uuid() -> None:
+    assert shown(state())["gpus"][0]["instances"][1] == {
+        "profile": "1g.10gb",
+        "start": 4,
+        "size": 1,
+        "gi": 7,
+        "inUse": False,
+        "users": [],
+    }
+
+
 def test_a_lost_gpu_is_unhealthy_and_claims_nothing() -> None:
     report = shown(state())
     gpu = report["gpus"][1]
