@@ -43,7 +43,6 @@ MAX_SECONDS = 10.0  # seconds; only a gross failure exceeds it, the benchmark me
 
 @pytest.fixture
 async def api() -> AsyncIterator[ApiServer]:
-    """A server that knows one token, with the Node."""
     async with ApiServer() as server:
         server.tokens["first"] = "agent"
         server.add_node(NAME)
@@ -146,7 +145,6 @@ async def test_what_it_takes_of_memory(api: ApiServer, tmp_path: Path) -> None:
 
 
 def sent(line: str) -> None:
-    """Do what a printed curl line does, without curl."""
     words = shlex.split(line)
     assert words[0] == "curl"
     url = next(word for word in words if word.startswith("http://"))
@@ -230,14 +228,12 @@ def offering_pools(url: str) -> set[str]:
 
 
 def slices(url: str) -> str:
-    """The ResourceSlices of the API server of this URL."""
     path = "/apis/resource.k8s.io/v1/resourceslices"
     with urllib.request.urlopen(urllib.parse.urljoin(url, path), timeout=10) as answer:
         return str(answer.read(), "utf-8")
 
 
 def instances(url: str) -> list[Any]:
-    """All instances that the Node's status lists."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         reported = json.load(answer)["metadata"].get("annotations", {}).get(STATUS, "{}")
     return [i for gpu in json.loads(reported).get("gpus", ()) for i in gpu["instances"]]

@@ -143,7 +143,6 @@ async def tab(folder: Path) -> AsyncIterator[Tab]:
 
 
 async def _port(profile: Path, process: asyncio.subprocess.Process) -> int:
-    """The port that the browser chose."""
     async with asyncio.timeout(stretched(_SOON)):
         while (port := _written_port(profile)) is None:
             assert process.returncode is None, "the browser ended"

@@ -108,7 +108,6 @@ _waits = resolve(read_document(WHOLE), OBSERVED)
 
 
 def _busy_gpu(index: int) -> Gpu:
-    """One more like the first."""
     gpu = replace(_busy_node.gpus[0], index=index, uuid=f"{FIRST[:-1]}{index}")
     return gpu.with_mig_devices(lambda _, old: replace(old, uuid=f"{old.uuid[:-1]}{index}"))
 

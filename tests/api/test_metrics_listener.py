@@ -54,7 +54,6 @@ class Served:
     async def status(
         self, path: str = "/metrics", *, tls: Path | None = None, password: str = ""
     ) -> int:
-        """The answer's status over a connection of its own."""
         context = ssl.create_default_context(cafile=tls / "certificate.pem") if tls else None
         url = f"{'https' if tls else 'http'}://127.0.0.1:{self.listener.port}{path}"
         headers = {"Authorization": encode_basic_auth("prometheus", password)} if password else {}
@@ -76,7 +75,6 @@ async def serving(
 
 @asynccontextmanager
 async def running(served: Served) -> AsyncIterator[Served]:
-    """From its first report to the end of the block."""
     task = asyncio.create_task(served.listener.run())
     try:
         await until(lambda: served.reported)

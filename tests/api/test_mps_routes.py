@@ -43,7 +43,6 @@ async def _daemon() -> MpsDaemon:
 async def over_socket(
     path: Path, doing: Doing, daemons: tuple[MpsDaemon, ...]
 ) -> AsyncIterator[tuple[Api, ClientSession]]:
-    """The API and a client of its Unix socket."""
     async with (
         api(unix_socket=path, doing=doing, daemons=daemons) as served,
         ClientSession(connector=UnixConnector(str(path)), base_url="http://agent") as session,

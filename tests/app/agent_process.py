@@ -54,7 +54,6 @@ class Process:
         return status, json.loads(text)
 
     def until(self, condition: Callable[[Any], bool]) -> Any:
-        """Wait until the status is so."""
         deadline = time.monotonic() + stretched(SOON)
         while time.monotonic() < deadline:
             status, body = self.ask()
@@ -65,7 +64,6 @@ class Process:
         raise AssertionError(f"not within {SOON} s: {self.ask()}")
 
     def until_phase(self, phase: str) -> Any:
-        """Wait for a phase."""
         return self.until(lambda body: body["phase"] == phase)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -74,13 +72,11 @@ class Process:
         return self.wait()
 
     def wait(self) -> int:
-        """The exit code."""
         code = self.popen.wait(SOON)
         self.errors.close()
         return code
 
     def memory(self) -> int:
-        """Bytes of it that are resident."""
         return psutil.Process(self.popen.pid).memory_info().rss
 
     def said(self) -> str:

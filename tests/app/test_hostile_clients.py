@@ -117,7 +117,6 @@ GARBAGE = (
 
 
 def send(port: int, garbage: bytes) -> None:
-    """Send it, and wait for the end of the connection."""
     with (
         contextlib.suppress(ConnectionError),
         socket.create_connection(("127.0.0.1", port), timeout=SOON) as own,

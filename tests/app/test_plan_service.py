@@ -67,7 +67,6 @@ async def in_sync(folder: Path) -> AsyncIterator[Rig]:
 
 
 def write(folder: Path, text: str) -> Path:
-    """The settings file, replaced as most programs do."""
     new = folder / "settings.new"
     new.write_text(text)
     return new.replace(folder / "settings.yaml")

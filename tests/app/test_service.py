@@ -116,7 +116,6 @@ def test_a_driver_that_hangs_takes_no_more_and_more_threads(tmp_path: Path) -> N
 
 
 def events_of(process: Process, kind: str) -> int:
-    """How many events of a type it has published."""
     _, events = process.ask("/v1/events")
     return [event["type"] for event in events].count(kind)
 

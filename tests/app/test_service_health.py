@@ -50,13 +50,11 @@ class KernelLog:
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[KernelLog]:
-    """This machine's own may not be readable."""
     with closing(KernelLog(tmp_path)) as made:
         yield made
 
 
 def simulate(folder: Path, *words: str, gpus: int = 1) -> None:
-    """Do this to the agent's simulated node."""
     node = ["--simulate", f"h100-80gb:{gpus}", "--state", f"{folder}/node.json"]
     subprocess.run([sys.executable, "-m", "nodeagent", "simulate", *words, *node], check=True)
 

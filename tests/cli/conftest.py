@@ -39,7 +39,6 @@ class Program:
         self._capsys = capsys
 
     def __call__(self, *words: str | Path) -> Ended:
-        """Any command line, as it is."""
         self._capsys.readouterr()
         code = main([str(word) for word in words])
         out, err = self._capsys.readouterr()
@@ -61,12 +60,10 @@ class Program:
                 process.kill()
 
     def node(self, boards: str) -> None:
-        """Make the node."""
         made = self("export", "--simulate", boards, "--state", self.state)
         assert made.code == 0, made.err
 
     def file(self, text: str, name: str = "plan.yaml") -> Path:
-        """A document to act on."""
         path = self.directory / name
         path.write_text(text, encoding="utf-8")
         return path
@@ -92,7 +89,6 @@ def program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Program:
 
 @pytest.fixture
 def h100(program: Program) -> Program:
-    """The program on a node of two H100."""
     program.node("h100-80gb:2")
     return program
 

@@ -24,7 +24,6 @@ GONE = "127.0.0.1:1"  # where nothing listens
 
 
 def _packed(archive: Path) -> dict[str, str]:
-    """The texts of its files, by their names."""
     with tarfile.open(archive) as opened:
         found = {member.name: opened.extractfile(member) for member in opened.getmembers()}
         return {

@@ -78,7 +78,6 @@ def shown(server: ApiServer) -> dict[str, Any]:
 
 
 def ready(server: ApiServer) -> tuple[str, str, str]:
-    """Status, reason and message of its condition."""
     found = [c for c in shown(server).get("conditions", []) if c["type"] == "Ready"]
     return (found[0]["status"], found[0]["reason"], found[0]["message"]) if found else ("", "", "")
 
@@ -242,7 +241,6 @@ async def test_a_pod_that_ends_at_its_start(server: ApiServer, access: ClusterAc
 
 
 def news(server: ApiServer, reason: str = "ClaimPrepared", message: str = "ready") -> ClaimNews:
-    """Something that happened to the claim."""
     return ClaimNews(TEAM, NAME, uid(server), reason, message, is_warning=reason == "ClaimWaiting")
 
 

@@ -32,14 +32,12 @@ WRITES = WriteIntervals(retry=(0.01, 0.1), denied=(0.01, 2.0))
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """A server with the gates of Kubernetes 1.36."""
     async with ApiServer() as server:
         yield server
 
 
 @asynccontextmanager
 async def publishing(server: ApiServer, folder: Path) -> AsyncIterator[SlicePublisher]:
-    """A publisher that runs, with short pauses."""
     async with ClusterAccess(kubeconfig(folder, server.url)) as access:
         publisher = SlicePublisher(access, NODE, watches=WATCHES, writes=WRITES)
         async with running(publisher.run()):
@@ -47,7 +45,6 @@ async def publishing(server: ApiServer, folder: Path) -> AsyncIterator[SlicePubl
 
 
 def offer_of(board: str = "h100-80gb", number: int = 0) -> PoolOffer:
-    """An empty card's, for claims as a whole."""
     gpu = replace(card(board), uuid=f"GPU-{number}", index=number)
     return pool_offer(gpu, OfferContext(NODE.name, GpuRules(), now=1_700_000_000))
 
@@ -67,7 +64,6 @@ def published(server: ApiServer) -> list[PoolOffer]:
 
 
 def writes(server: ApiServer) -> list[str]:
-    """The methods of all requests that change slices."""
     return [r.method for r in server.requests if r.write and SLICES in r.path]
 
 
@@ -202,7 +198,6 @@ async def test_nothing_is_published_without_a_node(server: ApiServer, tmp_path: 
 
 
 def owners(server: ApiServer) -> set[str]:
-    """The uids of the Nodes that slices belong to."""
     slices = server.store.all(SLICES)
     return {owner["uid"] for one in slices for owner in one["metadata"]["ownerReferences"]}
 

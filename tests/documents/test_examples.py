@@ -23,7 +23,6 @@ FILES = sorted({*(EXAMPLES / "mig-parted").glob("*.yaml")} - {DEFAULT})
 
 
 def configurations(path: Path) -> list[str]:
-    """The names of a file's configurations."""
     return list(yaml.safe_load(path.read_text())["mig-configs"])
 
 

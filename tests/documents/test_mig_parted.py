@@ -30,7 +30,6 @@ REFUSED_ON_PURPOSE = {
 
 
 def file_of(entry: str) -> str:
-    """A file with one configuration of one entry."""
     return "version: v1\nmig-configs:\n  a:\n  - " + (entry.replace("\n", " ") or "null")
 
 
@@ -72,7 +71,6 @@ def entries(entry: str) -> tuple[PlanEntry, ...]:
 
 
 def faults(text: str, configuration: str | None = None) -> tuple[Problem, ...]:
-    """The problems for which a file is refused."""
     with pytest.raises(DocumentError) as caught:
         read_document(text, configuration=configuration)
     return caught.value.problems

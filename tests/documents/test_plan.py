@@ -24,13 +24,11 @@ from tests.documents.test_schema import VALIDATOR
 
 
 def entry(**keys: object) -> PlanEntry:
-    """The one entry of a plan with these keys."""
     [only] = read_document(json.dumps({"version": "v1", "gpus": [keys]})).entries
     return only
 
 
 def faults(plan: str | dict[str, Any]) -> tuple[Problem, ...]:
-    """The problems for which a plan is refused."""
     with pytest.raises(DocumentError) as caught:
         read_document(plan if isinstance(plan, str) else json.dumps(plan))
     return caught.value.problems

@@ -31,7 +31,6 @@ def problems_of(text: str | bytes, configuration: str | None = None) -> tuple[Pr
 
 
 def fault(text: str | bytes, configuration: str | None = None) -> Problem:
-    """The first problem for which a text is refused."""
     return problems_of(text, configuration)[0]
 
 

@@ -31,7 +31,6 @@ KEYS = sorted({key for key, _ in _keys_of(PLAN.schema)})
 
 
 def plan(**keys: object) -> dict[str, object]:
-    """A plan whose only entry has these keys."""
     return {"version": "v1", "gpus": [keys]}
 
 

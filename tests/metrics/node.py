@@ -26,7 +26,6 @@ DRIVER = "575.57.08"
 
 
 def gpu(index: int, model: str = "NVIDIA H100 80GB HBM3") -> GpuIdentity:
-    """The GPU of an index."""
     return GpuIdentity(
         index=index,
         uuid=f"GPU-{index:08x}-1111-2222-3333-444455556666",

@@ -26,7 +26,6 @@ def _lines(
     phase: Phase = Phase.IN_SYNC,
     mps: tuple[MpsDaemon, ...] = (),
 ) -> dict[str, str]:
-    """The series of a node by name and labels."""
     state = NodeState("n", "file", phase=phase, digest=digest, observed=ObservedNode(gpus), mps=mps)
     text = render(agent_families(node_samples(state))).decode()
     written = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
@@ -149,7 +148,6 @@ def series(*claims: Claim) -> dict[str, str]:
 
 
 def slices(*claims: Claim) -> list[tuple[str, str]]:
-    """Labels and value of what claims hold."""
     name = "nodeagent_claim_slices"
     return [(k.removeprefix(name), v) for k, v in series(*claims).items() if k.startswith(name)]
 

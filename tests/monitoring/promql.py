@@ -58,7 +58,6 @@ class Selector:
     matchers: tuple[Matcher, ...] = ()
 
     def finds(self, series: Iterable[tuple[str, Mapping[str, str]]]) -> bool:
-        """Whether any of them is selected."""
         return any(
             name == self.metric and all(m.holds(labels) for m in self.matchers)
             for name, labels in series
@@ -74,7 +73,6 @@ class Asked:
 
     @property
     def labels(self) -> frozenset[str]:
-        """Every label that is named."""
         matched = {m.label for s in self.selectors for m in s.matchers}
         return frozenset(matched.union(*(labels for _, labels in self.groupings)))
 

@@ -64,7 +64,6 @@ class Series:
 
 @functools.cache
 def scraped() -> tuple[Series, ...]:
-    """All series of the three nodes."""
     texts = {
         "gpu-node-0": [_dcgm("gpu-node-0", per_gpu=2), _own(Phase.IN_SYNC), _health()],
         "gpu-node-1": [_dcgm("gpu-node-1"), _own(Phase.BLOCKED)],

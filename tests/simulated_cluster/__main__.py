@@ -55,7 +55,6 @@ def ending(url: str) -> str:
 
 
 def pods(url: str) -> str:
-    """Where pods are."""
     return f"{url}/api/v1/namespaces/{NAMESPACE}/pods"
 
 
@@ -210,7 +209,6 @@ async def serve(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Read the command line and serve."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulated_cluster", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(".local/cluster"), help="for its files")
     parser.add_argument("--node", default=NAME, help="the Node's name")

@@ -75,7 +75,6 @@ class AgentProcess:
 
     @property
     def resident(self) -> int:
-        """Bytes in memory, now."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 

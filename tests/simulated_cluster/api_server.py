@@ -145,7 +145,6 @@ class ApiServer:
         return self.access.tokens
 
     def revoke(self, token: str) -> None:
-        """Refuse the token from now on."""
         self.access.revoke(token)
 
     # --- nodes ----------------------------------------------------------------------------------

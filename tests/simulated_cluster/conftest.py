@@ -40,7 +40,6 @@ class Cluster:
 async def cluster(
     request: pytest.FixtureRequest, real_server: RealApiServer | None
 ) -> AsyncIterator[Cluster]:
-    """Each kind of server in turn."""
     if request.param == "real":
         if real_server is None:
             pytest.skip(why_not())

@@ -56,7 +56,6 @@ def note(name: str, of: str = "") -> dict[str, Any]:
 
 
 def offer(generation: int, **more: Any) -> dict[str, Any]:
-    """A ResourceSlice with one device."""
     device = {
         "name": "mig-1g-10gb-0",
         "attributes": {"gpu.nvidia.com/profile": {"string": "1g.10gb"}},
@@ -131,7 +130,6 @@ class Conversation:
         return self.answers.pop("")
 
     async def all(self) -> dict[str, Answer]:
-        """The whole conversation."""
         async with asyncio.TaskGroup() as watches:
             await self._nodes(watches)
             await self._events()

@@ -131,7 +131,6 @@ class Faults:
         return len(self.watching)
 
     def thaw(self) -> None:
-        """Let go of all that is frozen now."""
         self._thawed.set()
         self._thawed = asyncio.Event()
 
@@ -206,7 +205,6 @@ async def _spoilt_body(
 
 
 def error_event(fault: ErrorEvent) -> bytes:
-    """The line of an ERROR event."""
     refused = Refused(fault.code, "as ordered by the test", reason=fault.reason)
     return json.dumps({"type": "ERROR", "object": refused.status()}).encode() + b"\n"
 

@@ -35,7 +35,6 @@ class Pods:
         return self._store.change(key, mark) if lingers else mark(self._store.delete(key))
 
     def gone(self, name: str, namespace: str) -> None:
-        """A lingering pod has ended."""
         self.lingering.discard((namespace, name))
         self._store.delete(Key("pods", namespace, name))
 

@@ -76,12 +76,10 @@ class Refused(Exception):
 
 
 def not_found(plural: str, name: str) -> Refused:
-    """There is no object of this name."""
     return Refused(404, f"{_named(plural, name)} not found", details=_details(plural, name))
 
 
 def already_exists(plural: str, name: str) -> Refused:
-    """There is an object of this name."""
     message, details = f"{_named(plural, name)} already exists", _details(plural, name)
     return Refused(409, message, reason="AlreadyExists", details=details)
 

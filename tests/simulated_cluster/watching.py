@@ -119,7 +119,6 @@ class Stream:
         await self._follow()
 
     def _backlog(self) -> list[tuple[str, dict[str, Any]]]:
-        """What the watch starts with."""
         self._reported = self._store.version
         asked = self._asked
         if asked.version is not None:

@@ -66,7 +66,6 @@ class Sampled:
     problems: list[str] = field(default_factory=list)
 
     def take(self, sample: SampleSet) -> None:
-        """Add what a sample has."""
         for number, values in sample.values.items():
             for subject, value in values:
                 match subject.entity:
@@ -94,12 +93,10 @@ def field_raw(number: int, link: int = 0) -> Number:
 
 
 def gpm_raw(metric: int) -> float:
-    """What a GPM metric is set to."""
     return metric + 0.5
 
 
 def set_all(node: SimulatedNode) -> None:
-    """Every sensor of GPU 0."""
     figures = dict(DIRECT)
     for number in range(1, 272):
         figures[f"field.{number}"] = field_raw(number)
@@ -147,7 +144,6 @@ def divide(node: SimulatedNode, profile: str, count: int = 1) -> None:
 
 
 async def sample_board(boards: str, sampled: Sampled) -> None:
-    """Two rounds of a node without MIG."""
     overrides = {"h100-80gb": {"profiles": ENGINES}}
     with simulated(boards, switches=NEWEST, overrides=overrides) as node:
         set_all(node)

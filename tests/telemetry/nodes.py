@@ -39,7 +39,6 @@ def user(
 
 
 def whole(*users: User, mps: DeviceDaemon | None = None) -> ObservedNode:
-    """One GPU without MIG."""
     return ObservedNode((Gpu(0, GPU.uuid, usage=Usage(users), mps=mps),))
 
 

@@ -19,12 +19,10 @@ ALL_EACH_TIME = Intervals(slow=0.0)
 
 
 def rows(*numbers: int) -> list[Field]:
-    """Fields by their numbers."""
     return [row for row in catalogue().fields if row.id in numbers]
 
 
 def whole(sampled: SampleBatch, number: int) -> dict[int, Number]:
-    """A field of whole GPUs, by index."""
     return {
         subject.entity.gpu.index: value
         for sample in sampled.samples.values()
@@ -56,5 +54,4 @@ def sampler_of(
     intervals: Intervals = QUICK,
     clock: Callable[[], float] = time.monotonic,
 ) -> Sampler:
-    """A sampler with short deadlines."""
     return Sampler(driver, fields, texts, intervals=intervals, clock=clock)

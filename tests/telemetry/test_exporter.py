@@ -55,7 +55,6 @@ class Rig:
 
     @property
     def written(self) -> bool:
-        """Whether there is a text that the next scrape gets."""
         return self.exporter._page is not None
 
     @property

@@ -31,7 +31,6 @@ def section(title: str) -> str:
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """What stands in the code blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 

@@ -101,7 +101,6 @@ KINDS: tuple[tuple[Severity, str, dict[str, object]], ...] = (
 
 
 def node(values: dict[str, object]) -> NodeState:
-    """The example with these values instead."""
     return replace(IN_SYNC, **values)  # type: ignore[arg-type]  # any of the state's own fields
 
 

@@ -17,7 +17,6 @@ def planned(gpu, desired, **policy: bool) -> NodePlan:  # type: ignore[no-untype
 
 
 def report(plan: NodePlan, digest: str = "") -> Json:
-    """The JSON of a plan that the default policy made."""
     return plan_json(plan, digest=digest, source="file", policy=Policy())
 
 

@@ -50,7 +50,6 @@ LOST = Gpu(1, "GPU-1", access=Access.LOST, access_reason="it fell off the bus")
 
 
 def state(**fields: Any) -> NodeState:
-    """A node with a MIG GPU and a lost one."""
     given = {
         "phase": Phase.IN_SYNC,
         "digest": "sha256:00",

@@ -112,7 +112,6 @@ class Follower:
 
     @property
     def plan(self) -> str | None:
-        """The plan that was reported last."""
         view = self.views[-1] if self.views else None
         return view.annotations.get(PLAN) if view else None
 
@@ -123,12 +122,10 @@ def requested(server: ApiServer) -> str:
 
 
 def set_plan(server: ApiServer, text: str) -> None:
-    """A user asks for this plan."""
     server.annotate("n", **{PLAN: text})
 
 
 async def reported(seen: Follower, text: str) -> None:
-    """The plan arrives."""
     await until(lambda: seen.plan == text)
 
 
@@ -154,7 +151,6 @@ def status(server: ApiServer) -> str | None:
 
 
 def wanted(text: str) -> Wanted:
-    """Want this status and nothing else."""
     return Wanted({STATUS: text})
 
 

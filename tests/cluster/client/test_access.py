@@ -42,7 +42,6 @@ def certificate(folder: Path) -> Path:
 
 
 def served(folder: Path) -> ssl.SSLContext:
-    """What a server with this certificate needs."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
     return context

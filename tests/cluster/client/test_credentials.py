@@ -45,7 +45,6 @@ def kubeconfig(path: Path, *, cluster: Mapping[str, object] | None = None, **use
 
 
 def new_certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=tests"
     command = ["openssl", *options.split(), "-keyout", str(key), "-out", str(certificate)]

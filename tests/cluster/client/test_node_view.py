@@ -25,7 +25,6 @@ def view_of(node: object) -> NodeView:
 
 
 def node(**parts: Any) -> dict[str, Any]:
-    """The least that a Node has, and these parts."""
     return {"metadata": {"name": "n", "uid": "u", "resourceVersion": "7"}, **parts}
 
 
@@ -151,7 +150,6 @@ def sent_for(wanted: Wanted, there: NodeView) -> dict[str, Any]:
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386, written down from its text."""
     if not isinstance(patch, dict):
         return patch
     target = dict(target) if isinstance(target, dict) else {}

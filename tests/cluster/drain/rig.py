@@ -77,7 +77,6 @@ def used(gpu: Gpu, *pods: str, kubelet: bool = False) -> Gpu:
 
 
 def todo_of(evaluation: PlanEvaluation) -> NodePlan:
-    """What the loop would work on."""
     assert evaluation.plan is not None
     gpus = tuple(gpu for gpu in evaluation.plan.gpus if gpu.verdict is Verdict.APPLICABLE)
     return replace(evaluation.plan, gpus=gpus)
@@ -111,7 +110,6 @@ class Agent:
         return await self.around.prepare(todo_of(judged([BEFORE])[0]))
 
     def codes(self) -> list[str]:
-        """What is wrong just now."""
         return [problem.code for problem in self.around.problems]
 
 
@@ -165,7 +163,6 @@ def labels(server: ApiServer, *names: str) -> dict[str, str]:
 
 
 def marks(server: ApiServer) -> Mapping[str, str]:
-    """The annotations of the Node."""
     found: Mapping[str, str] = server.node(NODE)["metadata"].get("annotations", {})
     return found
 

@@ -71,7 +71,6 @@ def played(node: NodeView, changes: Iterable[NodeChange]) -> NodeView:
 
 
 def restored(node: NodeView) -> tuple[NodeChange, ...]:
-    """All that is put back, the cordon last."""
     uncordon = uncordoning(node)
     return (*restorations(node, PLUGIN_PODS), *([uncordon] if uncordon else []))
 

@@ -69,7 +69,6 @@ def test_the_strategy_is_read_from_the_labels() -> None:
 
 
 def mixed(*replicas: tuple[str, int], rename: bool = False) -> PluginConfiguration:
-    """The strategy mixed, with these shared."""
     return PluginConfiguration(Strategy.MIXED, replicas, rename)
 
 

@@ -62,7 +62,6 @@ def evicted(server: ApiServer) -> list[str]:
 
 
 def cordoned(server: ApiServer) -> bool:
-    """Whether the Node is cordoned, and by the agent."""
     by_the_agent = "nodeagent.io/cordoned" in marks(server)
     assert bool(server.node(NODE)["spec"].get("unschedulable")) == by_the_agent
     return by_the_agent

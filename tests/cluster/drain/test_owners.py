@@ -171,7 +171,6 @@ HAMI_MIG = json.dumps([{"id": "GPU-0", "mode": "hami-core"}, {"id": "GPU-1", "mo
 
 
 def here(*pods: Pod, **node: Mapping[str, str]) -> Known:
-    """A node of which it is known which pods are on it."""
     return NodeView(**node), pods  # type: ignore[arg-type]  # labels, annotations, allocatable
 
 

@@ -152,7 +152,6 @@ def joined(reading: Allocations, owners: Owners, *pids: int) -> tuple[User, ...]
 
 
 def of_trainer(pid: int, container: str = "main") -> User:
-    """A process of the pod that holds the device."""
     return User(pid, "python", namespace="team", pod="trainer", container=container)
 
 

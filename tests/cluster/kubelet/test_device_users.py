@@ -48,7 +48,6 @@ async def usage(kubelet: Kubelet) -> AsyncIterator[KubeletUsage]:
 
 @pytest.fixture
 async def driver(node: SimulatedNode, usage: KubeletUsage) -> AsyncIterator[Driver]:
-    """The driver of the node, beside that kubelet."""
     async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
         yield driver
 

@@ -36,7 +36,6 @@ REPEATED = FieldDescriptorProto.LABEL_REPEATED
 
 
 def described(name: str) -> FileDescriptorProto:
-    """What the generated module says of itself."""
     found = FileDescriptorProto()
     ALL[name].DESCRIPTOR.CopyToProto(found)
     return found
@@ -47,13 +46,11 @@ def last(name: str) -> str:
 
 
 def kind(field: FieldDescriptorProto) -> str:
-    """A message's or an enum's name, or the scalar's."""
     scalar = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
     return last(field.type_name) or scalar
 
 
 def text(field: FieldDescriptorProto, message: DescriptorProto) -> str:
-    """Type and number, as in a .proto file."""
     entry = next((e for e in message.nested_type if e.name == kind(field)), None)
     if entry:
         key, value = entry.field

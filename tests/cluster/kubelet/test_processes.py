@@ -116,7 +116,6 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A machine with a process of a pod, 4711."""
     machine = Machine(tmp_path)
     machine.runs(4711, f"/kubepods/burstable/pod{UID}/{ID}")
     return machine

@@ -56,7 +56,6 @@ mig-configs:
 
 
 def named(name: str, text: bytes | None = FILE, observed: ObservedNode = H100) -> PlanUpdate:
-    """What is offered for a label of this value."""
     return DeferredMigConfig(name, text).on(observed)
 
 

@@ -69,5 +69,4 @@ def claim_name(uid: str = "a1") -> ClaimName:
 
 
 def now() -> float:
-    """The loop's time in seconds."""
     return asyncio.get_running_loop().time()

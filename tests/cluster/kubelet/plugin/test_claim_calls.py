@@ -27,7 +27,6 @@ CLAIM = claim_name()
 
 @pytest.fixture
 async def calls(claims: Claims) -> AsyncIterator[ClaimCalls]:
-    """Of the claims, with the agent's own times."""
     made = ClaimCalls(claims)
     yield made
     await made.close()

@@ -46,7 +46,6 @@ async def driver(
 
 @asynccontextmanager
 async def registered(kubelet: DraKubelet, claims: Claims) -> AsyncIterator[None]:
-    """Both sides, when they know each other."""
     async with kubelet, driver(kubelet.plugins.root, claims) as registration:
         await until(lambda: registration.status == REGISTERED)
         yield

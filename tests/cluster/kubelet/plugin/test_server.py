@@ -154,7 +154,6 @@ async def test_a_call_that_is_too_large(client: Client, claims: Claims) -> None:
 
 @asynccontextmanager
 async def registry(folder: Path) -> AsyncIterator[tuple[RegistrationService, Client]]:
-    """The registration service, and a client of it."""
     service, path = RegistrationService(ENDPOINT), folder / "reg.sock"
     async with serve(path, [service.handler()]):
         yield service, Client(path)

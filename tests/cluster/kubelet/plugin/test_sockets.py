@@ -32,7 +32,6 @@ def registration() -> RegistrationService:
 
 
 async def answers(path: Path) -> bool:
-    """Whether the service is reached at this path."""
     async with channel_to(str(path)) as channel:
         ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             "/pluginregistration.Registration/GetInfo"

@@ -38,7 +38,6 @@ def gpu(index: int, board: str = "a100-40gb", **more: Any) -> Gpu:
 
 
 def node(*gpus: Gpu) -> ObservedNode:
-    """A node of these."""
     return ObservedNode(gpus)
 
 
@@ -121,13 +120,11 @@ EXCHANGES: dict[str, Any] = json.loads(_FILE.read_text())
 
 
 def patched(there: Mapping[str, str], patch: Mapping[str, str | None]) -> dict[str, str]:
-    """The keys after a merge patch."""
     merged = {**there, **patch}
     return {key: value for key, value in merged.items() if value is not None}
 
 
 def desired(offered: PlanText, observed: ObservedNode) -> DesiredNode:
-    """What the plan means for the node."""
     resolved = resolve(read_document(offered.text), observed)
     assert isinstance(resolved, DesiredNode)
     return resolved

@@ -71,7 +71,6 @@ CONFIGURATIONS = st.one_of(
 
 
 def _status(annotations: Mapping[str, str | None]) -> Iterator[tuple[StatusKey, int]]:
-    """The counts that nos reads, with what they count."""
     for key, value in annotations.items():
         found = read_status(key)
         if found is not None and value is not None:

@@ -31,7 +31,6 @@ SPEC = "nos.nebuly.com/spec-gpu"
 
 
 def asked(annotations: dict[str, str]) -> list[tuple[int, str, int]]:
-    """Index, profile and count of all that is asked."""
     found = [(a.index, a.profile, a.count) for a in read_spec(annotations).devices]
     assert sorted(requested_profiles(annotations)) == sorted(
         (index, name) for index, name, _ in found
@@ -211,7 +210,6 @@ TEN: dict[str, Any] = {
 
 
 def written(*resources: object) -> str:
-    """A configuration with these resources."""
     return json.dumps({"version": "v1", "sharing": {"mps": {"resources": list(resources)}}})
 
 

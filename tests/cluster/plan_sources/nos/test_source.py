@@ -212,7 +212,6 @@ class Reader:
 
     @property
     def asked(self) -> int:
-        """How often the ConfigMap was asked for."""
         return len([r for r in self.server.requests if r.path == PATH])
 
 

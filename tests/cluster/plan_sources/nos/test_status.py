@@ -50,7 +50,6 @@ def written(
 
 
 def of(*gpus: Gpu, annotations: Mapping[str, str] | None = None) -> dict[str, str | None]:
-    """The same for a MIG node of these GPUs."""
     return written(state(node(*gpus)), annotations)
 
 
@@ -146,7 +145,6 @@ def test_not_a_node_of_nos() -> None:
 
 
 def counted(seen: tuple[Gpu, object], labels: Mapping[str, str] = MPS) -> dict[str, str | None]:
-    """What is written about one GPU with a daemon."""
     one, daemon = seen
     return written(state(node(one), mps=(daemon,)), labels=labels)
 

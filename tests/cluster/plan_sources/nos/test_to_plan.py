@@ -41,7 +41,6 @@ sharing:
 
 
 def gpus(offered: PlanUpdate) -> list[dict[str, Any]]:
-    """The entries of the plan that was offered."""
     assert isinstance(offered, PlanText), offered
     document = json.loads(offered.text)
     assert set(document) == {"version", "gpus"}
