@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,11 +17,6 @@ _PAGE = [line("│", Span("word", Tone.BAD))]
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class _ClosedPipe(io.StringIO):
-    def write(self, text: str) -> int:
-        raise BrokenPipeError
 
 
 def test_no_colours_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,33 +80,6 @@ def test_formats_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
         else:
             data = json.loads(written) if name == "json" else yaml.safe_load(written)
             assert list(data.items()) == [("b", 1), ("a", ["ä"])]
-
-
-def test_a_reader_that_goes_away_ends_the_printing_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", _ClosedPipe())
-    output = Output("text", colour=False)
-    output.page(_PAGE)
-    assert output.closed
-    output.page(_PAGE)
-
-
-def test_an_answer_that_cannot_be_written_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Path("/dev/full").open("w", encoding="utf-8") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        output = Output("text", colour=False)
-        output.page(_PAGE)
-        output.page(_PAGE)
-        monkeypatch.undo()
-    assert output.failure is not None
-    assert output.closed
-
-
-def test_no_standard_output_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has none when the descriptor was closed at the start."""
-    monkeypatch.setattr(sys, "stdout", None)
-    output = Output("text", colour=True)
-    output.page(_PAGE)
-    output.text("x")
 
 
 def test_complaints_are_one_or_two_lines(capsys: pytest.CaptureFixture[str]) -> None:

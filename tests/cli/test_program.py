@@ -31,28 +31,6 @@ if TYPE_CHECKING:
 _PROGRAM = [sys.executable, "-m", "nodeagent"]
 
 
-def _run(*words: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
-    command = [*_PROGRAM, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, **more)  # type: ignore[call-overload, no-any-return]  # options of run
-
-
-def test_exit_codes_reach_the_shell(h100: Program) -> None:
-    state = ("--state", h100.state)
-    h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 2}}"))
-    h100.on("simulate", "occupy", "0:4")
-    whole = h100.plan("{devices: [0], mig: {7g.80gb: 1}}")
-    assert _run("export", *state).returncode == 0
-    assert _run("assert", "-f", whole, *state).returncode == 1
-    assert _run("assert", "-f", whole, "--nonsense", *state).returncode == 2
-    assert _run("plan", "-f", whole, *state).returncode == 3
-
-
-def test_a_document_from_standard_input(h100: Program) -> None:
-    text = "version: v1\ngpus: [{devices: [0], mig: disabled}]\n"
-    assert _run("assert", "-f", "-", "--state", h100.state, input=text).returncode == 0
-    assert _run("assert", "-f", "-", "--state", h100.state, input="nonsense").returncode == 2
-
-
 def test_a_closed_standard_input_is_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,14 +72,6 @@ def test_a_full_disk_is_code_1(h100: Program) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("nodeagent: the answer could not be written: No space left")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_ascii_terminals_get_ascii(h100: Program) -> None:
-    path = h100.plan("{devices: [0], mig: {3g.40gb: 2}}")
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    shown = _run("plan", "-f", path, "--state", h100.state, env=environment)
-    assert shown.returncode == 0
-    assert "|3g.40gb" in shown.stdout
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])

@@ -49,28 +49,6 @@ def test_kind_of_document() -> None:
     assert fault("version: v1\nmig_configs: {}\n").code is Code.UNKNOWN_KEY
 
 
-def test_a_plan_has_no_configurations() -> None:
-    problem = fault(PLAN, "a")
-    assert problem.code is Code.UNKNOWN_CONFIGURATION
-    assert "mig-configs" in problem.message
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "empty"),
-        ("# nothing\n", "empty"),
-        ("[1, 2]", "a list, not a map"),
-        ("gpus", '"gpus", not a map'),
-        ("7", "7, not a map"),
-        (b"\x00\x01", "control character"),
-    ],
-)
-def test_no_document(text: str | bytes, words: str) -> None:
-    """What is no document at all is said in a sentence."""
-    assert words in fault(text).message
-
-
 def test_sizes() -> None:
     """A plan has at most 64 KiB, a mig-parted file less than 1 MiB."""
     filled = PLAN + "#" * (MAX_PLAN - len(PLAN))

@@ -35,12 +35,6 @@ def _no_owner(_: int) -> None:
     return None
 
 
-def test_an_allocation_is_enough() -> None:
-    found = uses(whole(user(0, "a")), {}, _no_owner)
-    assert found[WHOLE].sole == A
-    assert not found[WHOLE].memory
-
-
 def test_each_pod_has_the_memory_of_its_processes() -> None:
     node = whole(
         user(0, "a"),

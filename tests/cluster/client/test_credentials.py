@@ -109,13 +109,6 @@ def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
     assert inline.url == "http://127.0.0.1:1/x"
 
 
-def test_a_kubeconfig_without_a_user_gives_no_authorization(tmp_path: Path) -> None:
-    """A client without credentials is a user to a server behind `kubectl proxy`."""
-    endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a")))
-    assert endpoint.authorization == ""
-    assert endpoint.url == "http://me:pw@127.0.0.1:1/x"
-
-
 def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path) -> None:
     certificate, key = new_certificate(tmp_path)
     tls = {"server": "https://127.0.0.1:1/", "tls-server-name": "api", "proxy-url": "http://p"}
@@ -165,14 +158,6 @@ def test_a_server_that_need_not_be_verified_is_not(tmp_path: Path) -> None:
 def test_a_user_with_a_password(tmp_path: Path) -> None:
     endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", username="me", password="pw")))
     assert endpoint.authorization == "Basic bWU6cHc="
-
-
-def test_a_program_answers_with_the_token(tmp_path: Path) -> None:
-    status = {"status": {"token": TOKEN}}
-    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", **status}
-    program = {"apiVersion": answer["apiVersion"], "command": "echo", "args": [json.dumps(answer)]}
-    endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", exec=program)))
-    assert endpoint.authorization == f"Bearer {TOKEN}"
 
 
 def test_a_usual_kubeconfig_does_without_the_library(tmp_path: Path) -> None:

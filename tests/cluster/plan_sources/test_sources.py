@@ -38,13 +38,6 @@ def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> N
         source.observe(NodeView())
 
 
-def test_what_a_carrier_holds() -> None:
-    label, specs = CARRIERS["mig-config"], CARRIERS["nos"]
-    assert label.values(NodeView(labels={label.key: "all-1g.10gb"})) == ["all-1g.10gb"]
-    assert label.values(NodeView(labels={label.key: ""})) == []
-    assert specs.values(NodeView(annotations={"nos.nebuly.com/spec-gpu-0-1g.10gb": "7"})) == ["7"]
-
-
 # --- annotations to a plan ----------------------------------------------------------------------
 
 PLAN_FILE = PlanText(b"the file")
