@@ -122,6 +122,9 @@ def _claims(folder: Path, owners: GpuOwners, observed: ObservedNode) -> NodeClai
     async def fetch(_: str, name: str) -> ClaimObject:
         return read_claim(objects[name].encode())
 
+    async def fetch_pod(_: str, __: str) -> None:
+        return None
+
     async def observe() -> ObservedNode:
         return observed
 
@@ -129,6 +132,7 @@ def _claims(folder: Path, owners: GpuOwners, observed: ObservedNode) -> NodeClai
         ClaimPlaces(NAME, "boot", folder / "claims"),
         owners=owners,
         fetch=fetch,
+        fetch_pod=fetch_pod,
         observe=observe,
         files=claim_files(folder, capabilities=lambda: dict(_capabilities())),
     )

@@ -27,6 +27,7 @@ from nodeagent.claims.serving.cdi import ClaimFiles
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
+from nodeagent.claims.serving.pod_object import PodObject, read_pod
 from nodeagent.claims.serving.toolkit import TOOLKIT_DIRS, ToolkitEdits
 from nodeagent.claims.upkeep.upkeep import INTERVAL, Upkeep
 from nodeagent.cluster.kubelet.plugin.claim_calls import HealthFeed
@@ -101,6 +102,7 @@ class ClaimsService:
             ClaimPlaces(settings.node_name, boot_id(), paths.claims),
             owners=owners,
             fetch=self._fetch,
+            fetch_pod=self._fetch_pod,
             observe=self._observed,
             files=ClaimFiles(
                 settings.cdi.dir,
@@ -206,6 +208,17 @@ class ClaimsService:
             raise ClaimUnread(fault.message, remedy=fault.remedy) from fault
         self.view.pods.was_read((namespace, name), found)
         return found
+
+    async def _fetch_pod(self, namespace: str, name: str) -> PodObject | None:
+        from nodeagent.cluster.client import requests
+        from nodeagent.cluster.client.faults import ClusterFault, NotAllowed
+
+        try:
+            return await self._cluster.access.find(requests.get_pod(namespace, name), read_pod)
+        except NotAllowed:
+            return None
+        except ClusterFault as fault:
+            raise ClaimUnread(fault.message, remedy=fault.remedy) from fault
 
     async def _observed(self) -> ObservedNode:
         # Before the first state of this agent it is not known what the plan has.

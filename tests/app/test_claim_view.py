@@ -33,6 +33,7 @@ async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
         ClaimPlaces("node-1", "boot-1", tmp_path / "claims"),
         owners=GpuOwners(open_driver(), Policy()),
         fetch=fetch,
+        fetch_pod=fetch,
         observe=observe,
         files=claim_files(tmp_path),
     )

@@ -15,6 +15,7 @@ from nodeagent.claims.serving.cdi import Capabilities, ClaimFiles
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
+from nodeagent.claims.serving.pod_object import PodObject, read_pod
 from nodeagent.claims.serving.toolkit import ToolkitEdits
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.cluster.kubelet.device_users import Allocations
@@ -138,6 +139,7 @@ class Home:
         self.fetched = 0  # claims that the API server was asked for
         self.pods: list[Allocated] | None = []  # what the kubelet lists; None: it does not answer
         self.claims: dict[tuple[str, str], Any] = {}
+        self.pod_objects: dict[tuple[str, str], Any] = {}  # at the API server
         (folder / "etc-cdi").mkdir(parents=True)
         (folder / "etc-cdi" / "nvidia.json").write_text(json.dumps(TOOLKIT))
         self.records_dir = folder / "state" / "claims"
@@ -175,6 +177,13 @@ class Home:
         found = self.claims.get((namespace, name))
         return read_claim(json.dumps(found).encode()) if found else None
 
+    async def fetch_pod(self, namespace: str, name: str) -> PodObject | None:
+        """As the API server answers."""
+        if self.api_away:
+            raise NodeagentError("the API server does not answer")
+        found = self.pod_objects.get((namespace, name))
+        return read_pod(json.dumps(found).encode()) if found else None
+
     def node_claims(
         self,
         owners: GpuOwners,
@@ -187,6 +196,7 @@ class Home:
             ClaimPlaces(NODE, self.boot_id, self.records_dir),
             owners=owners,
             fetch=self.fetch,
+            fetch_pod=self.fetch_pod,
             observe=observe,
             files=claim_files(self.folder, self.toolkit, daemons),
             rules=rules,

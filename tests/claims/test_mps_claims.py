@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import ClaimedDevice, RecordPhase
+from nodeagent.claims.model import ClaimedDevice, ClaimRefused, RecordPhase
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
@@ -186,3 +187,37 @@ async def test_shares_of_one_gpu(machine: NodeRig, home: Home) -> None:
             await claims.release(UIDS[0])
             assert parts.fleet.statuses() == ()
     assert (home.records(), home.files()) == ([], [])
+
+
+@pytest.mark.usefixtures("node")
+async def test_two_daemons_for_one_container(machine: NodeRig, home: Home) -> None:
+    """The kubelet asks for both claims at once: one is refused, whichever comes later, and nothing
+    is made for it; apart they are ready.
+    """
+    async with agent(home, machine) as (claims, rig, _):
+        first, second = (
+            shared(home, rig, number, device, **LIMITS)
+            for number, device in enumerate(("mig-1g-10gb-2", "mig-1g-10gb-4"))
+        )
+        names = [name for _, name, _ in (first, second)]
+        for name in names:
+            status = home.claims["team", name]["status"]
+            status["reservedFor"] = [{"resource": "pods", "name": "pod", "uid": "1"}]
+        together = [{"name": "main", "resources": {"claims": [{"name": n} for n in names]}}]
+        apart = [{"name": n, "resources": {"claims": [{"name": n}]}} for n in names]
+        spec: dict[str, Any] = {
+            "containers": together,
+            "resourceClaims": [{"name": n, "resourceClaimName": n} for n in names],
+        }
+        named = {"namespace": "team", "name": "pod"}
+        home.pod_objects["team", "pod"] = {"metadata": named, "spec": spec}
+        calls = [claims.prepare(*claim) for claim in (first, second)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [found for found in results if isinstance(found, ClaimRefused)]
+        assert refused
+        assert "container main of pod team/pod has devices that exclude" in str(refused[0])
+        assert len(claims.store.records) == 2 - len(refused)
+        spec["containers"] = apart
+        for claim in (first, second):
+            await claims.prepare(*claim)
+        assert [one.phase for one in claims.store.records] == [RecordPhase.READY] * 2

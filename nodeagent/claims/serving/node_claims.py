@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from weakref import WeakValueDictionary
 
 from nodeagent.claims.model import (
@@ -40,6 +41,8 @@ from nodeagent.claims.serving.allocation import read_allocation, read_state
 from nodeagent.claims.serving.cdi import ClaimFiles, claim_of, file_name, stale
 from nodeagent.claims.serving.claim_object import ClaimObject
 from nodeagent.claims.serving.claim_pods import ClaimPods
+from nodeagent.claims.serving.containers import require_one_daemon
+from nodeagent.claims.serving.pod_object import PodObject
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode
@@ -49,6 +52,9 @@ from nodeagent.uncancelled import uncancelled
 
 Fetch = Callable[[str, str], Awaitable[ClaimObject | None]]
 """The ResourceClaim of this namespace and name, None where there is none."""
+FetchPod = Callable[[str, str], Awaitable[PodObject | None]]
+"""The pod of this namespace and name, None where there is none, or none that may be read."""
+MAX_PODS: Final = 16  # that are read before a claim is prepared; it is reserved for 256 at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +69,9 @@ class ClaimPlaces:
 class NodeClaims:
     """Every method that changes something may be called again, and side by side for other claims.
 
-    `owners`, `fetch` and `files` are its borders; `observe` reads the node, and `rules` says what
-    of a GPU as observed claims may have. With `nvidia` configurations of NVIDIA's driver are
-    honoured. `pods` are those of all claims, as far as others observe them.
+    `owners`, `fetch`, `fetch_pod` and `files` are its borders; `observe` reads the node, and
+    `rules` says what of a GPU as observed claims may have. With `nvidia` configurations of NVIDIA's
+    driver are honoured. `pods` are those of all claims, as far as others observe them.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class NodeClaims:
         *,
         owners: GpuOwners,
         fetch: Fetch,
+        fetch_pod: FetchPod,
         observe: Callable[[], Awaitable[ObservedNode]],
         files: ClaimFiles,
         rules: Callable[[Gpu], GpuRules] = lambda _: GpuRules(),
@@ -86,6 +93,8 @@ class NodeClaims:
         self._nvidia = nvidia
         self._owners = owners
         self.fetch = fetch
+        self._fetch_pod = fetch_pod
+        self._coming: dict[str, ClaimRecord] = {}  # by uid, until they are in the store
         self.observe = observe
         self.files = files
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -124,6 +133,7 @@ class NodeClaims:
                     await self.remove(record)
                 self.store.refuse_unreadable(uid)
                 record = await self._intended(ClaimReference(namespace, name), uid, results)
+                return await self._make_first(record, found)
             return await self.make(record)
 
     async def release(self, uid: str) -> None:
@@ -179,6 +189,32 @@ class NodeClaims:
             node=places.node,
             boot_id=places.boot_id,
         )
+
+    async def _make_first(
+        self, record: ClaimRecord, claim: ClaimObject
+    ) -> tuple[ClaimedDevice, ...]:
+        """Make it unless its pods cannot use it beside their other claims, which may be made at the
+        same time: the later of two sees the other.
+        """
+        self._coming[record.uid] = record
+        try:
+            await self._check_containers(record, claim)
+            return await self.make(record)
+        finally:
+            del self._coming[record.uid]
+
+    async def _check_containers(self, record: ClaimRecord, claim: ClaimObject) -> None:
+        """Refuse what no container can use together. Pods are read only where MPS is about."""
+        known = {one.uid: one for one in (*self._coming.values(), *self.store.records)}
+        others = [
+            one
+            for one in known.values()
+            if one.namespace == record.namespace and one.name != record.name
+            if one.phase is not RecordPhase.RELEASING
+        ]
+        if any(device.mps for one in (record, *others) for device in one.devices):
+            pods = [self._fetch_pod(record.namespace, name) for name, _ in claim.pods[:MAX_PODS]]
+            require_one_daemon(record, others, filter(None, await asyncio.gather(*pods)))
 
     async def _goal(self, asked: ClaimRecord, gpu: Gpu) -> DesiredGpu:
         """Refuse what another claim has, and write ahead; the GPU's lock is held."""
