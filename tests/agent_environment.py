@@ -1,7 +1,5 @@
 """An agent in a process of its own: its environment, where it may listen, and what it answers."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

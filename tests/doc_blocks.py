@@ -1,7 +1,5 @@
 """The fenced blocks of the pages, and what the first line of each says of it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the long run does more often than the normal one."""
 
-from __future__ import annotations
-
 import os
 
 

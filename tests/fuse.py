@@ -1,7 +1,5 @@
 """A file system in user space that never answers, as any user can mount one."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 as for one that hangs in a driver. Any user can have one who has a file system that does not answer.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

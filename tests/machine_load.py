@@ -1,7 +1,5 @@
 """How much longer work takes while others want the processors of this machine, too."""
 
-from __future__ import annotations
-
 import os
 
 

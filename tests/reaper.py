@@ -5,8 +5,6 @@ Daemons leave their parents, so they become children of a process that waits for
 of its own, so that a signal to the run's process group does not reach it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """A reconciler on a simulated node, as tests drive it."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable

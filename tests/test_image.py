@@ -2,8 +2,6 @@
 what is in it runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ A rule about minutes takes milliseconds, and a busy machine cannot break it: tim
 every task waits. Sockets are real; what another task of the loop wrote arrives before any timer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 import socket

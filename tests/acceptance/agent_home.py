@@ -1,7 +1,5 @@
 """A simulated node with an agent as a process, its daemons and clients, in a folder of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

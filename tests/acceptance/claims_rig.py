@@ -2,8 +2,6 @@
 the agent as a process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

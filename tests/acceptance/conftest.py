@@ -2,8 +2,6 @@
 whose pods claim devices.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator

@@ -3,8 +3,6 @@
 The sampler and the listener read the simulator through NVML.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The agent's metrics over a simulated node in this process: read, rendered and scraped."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable

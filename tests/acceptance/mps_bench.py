@@ -1,7 +1,5 @@
 """A node with two MPS daemons that have clients, two plans to change between, and its checks."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

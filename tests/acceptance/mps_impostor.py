@@ -6,8 +6,6 @@ sockets away, listens in their place, and gives the answers of a healthy control
 server. Prints one line once it listens; ends with status 3 where it may not move them.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import socket

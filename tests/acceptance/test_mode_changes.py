@@ -2,8 +2,6 @@
 followed once as a person would, leads to the goal.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -6,8 +6,6 @@ faults in a copy of the program, until it is found; the exit code is 1 if fewer 
 are.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

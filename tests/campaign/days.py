@@ -1,7 +1,5 @@
 """A random day for each seed."""
 
-from __future__ import annotations
-
 import random
 
 from tests.campaign.episode import Episode

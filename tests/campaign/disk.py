@@ -1,7 +1,5 @@
 """The agent's writes to the disk, seen where they leave Python: by audit events."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -2,8 +2,6 @@
 to become what its plan says.
 """
 
-from __future__ import annotations
-
 import shutil
 import signal
 import tempfile

@@ -2,8 +2,6 @@
 cut short.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 WORKING = "Working"  # the agent's word for having begun a change

@@ -2,8 +2,6 @@
 finds them: what it does not find it does not look at.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What has to hold on every day, whatever happens."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Days on which something was once wrong, each made as short as it can be."""
 
-from __future__ import annotations
-
 from tests.campaign.episode import (
     BadPlan,
     Damage,

@@ -1,7 +1,5 @@
 """The plans of random days: layouts that every card of theirs can have, and what is no plan."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 process that is killed there, and a count of every attempt to take away what is in use.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The event loop of one life of the agent, on the machine's time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import math

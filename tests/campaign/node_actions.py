@@ -1,7 +1,5 @@
 """What both players do to a node in the same way: on its cards, in its folders."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Plays many days, one after another, and prints what came of them, whoever plays them."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import multiprocessing

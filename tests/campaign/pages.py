@@ -1,7 +1,5 @@
 """What the agent's pages show and what it has the Node say, compared with cards and disk."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -3,8 +3,6 @@
 They take real time, in which the machine's stands still as long as one of them is at work.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

@@ -2,8 +2,6 @@
 several meet at the moment that decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Makes an episode that fails as short as it can be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ They are played in a process of their own (`python -m tests.campaign`), whose cl
 machine's.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

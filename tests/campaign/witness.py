@@ -1,7 +1,5 @@
 """Compares what the agent says of its node, at the moment when it does, with what is so there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Inputs at fault are kept below .local/fuzz, named by parser and number. The exit
 there are any.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

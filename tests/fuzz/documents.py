@@ -1,7 +1,5 @@
 """Readers of documents that people write: plans, settings, and files that the settings name."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

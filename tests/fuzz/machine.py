@@ -1,7 +1,5 @@
 """Readers of what comes from the machine itself: state files, MPS, the kubelet, the kernel."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

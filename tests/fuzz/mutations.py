@@ -3,8 +3,6 @@
 All of it is drawn from one random generator, so an input is known by its number.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

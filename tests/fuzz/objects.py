@@ -1,7 +1,5 @@
 """Readers of what the API server sends: Nodes, pods, claims, slices, events, refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

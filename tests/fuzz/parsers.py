@@ -1,7 +1,5 @@
 """Every reader of bytes or text from outside, with inputs that it accepts to begin with."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from tests.fuzz import documents, machine, objects, services

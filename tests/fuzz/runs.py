@@ -1,7 +1,5 @@
 """A run of one parser: every input is read, refused in the documented way, and in bounds."""
 
-from __future__ import annotations
-
 import gc
 import resource
 import time

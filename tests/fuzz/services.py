@@ -2,8 +2,6 @@
 requests over HTTP, systemd's answers.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

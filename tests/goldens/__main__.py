@@ -1,7 +1,5 @@
 """`python -m tests.goldens [NAME ...]` (`make goldens`): record anew, all or these cases."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.goldens.cases import RECORDED, cases

@@ -1,7 +1,5 @@
 """The cases: what is recorded, as the tables in `cases/` say."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What differs from run to run, and the placeholder that stands for it. Nothing else is changed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

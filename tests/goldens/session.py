@@ -1,7 +1,5 @@
 """Command lines as in a shell, run by the program within this process, and the transcript."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """A simulated node, and the driver on top of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Steps made from what was observed, as the planner makes them."""
 
-from __future__ import annotations
-
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement

@@ -4,8 +4,6 @@ The simulator takes ctypes objects; here pointers, structure layouts and symbols
 for a C compiler. Everything runs in processes of its own, so that a crash is a failed test.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

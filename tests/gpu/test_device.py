@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from nodeagent.gpu.nvml import GpuInstanceHandle, InstanceInfo
 from nodeagent.gpu.profiles import profile_name
 from nodeagent.gpu.recent import FRESH, KnownDevice, Recent

@@ -6,8 +6,6 @@ NODEAGENT_TEST_GPUS names (UUIDs, separated by commas), only while they are idle
 as they found them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import AsyncIterator, Mapping

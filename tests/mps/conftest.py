@@ -1,7 +1,5 @@
 """Programs called as MPS' are, in a place where users other than root can run them; a fleet."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ in (`allocate BYTES`, `free ADDRESS`, `memory`), and a line of JSON goes out for
 one about how it began. Codes are CUDA's, with their names; it ends with its input.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """A fleet over stand-ins, in a folder that every user can reach; all it started ends with it."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import os

@@ -1,7 +1,5 @@
 """Plans, daemons and clients as values, for tests of what clients meet."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

@@ -3,8 +3,6 @@
 The client program itself runs everywhere, against a small library in C in the place of CUDA's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import json

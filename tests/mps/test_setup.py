@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import grp
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Real processes for tests, with any name."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """NVML calls as the tests make them: through pynvml, by the names of profiles."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_uint

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ctypes
 from ctypes import byref, c_int, c_uint, c_void_p, cast
 from typing import Any

@@ -7,8 +7,6 @@ mode mask and environment are the unit's; UNIT may be followed by a colon and a 
 appears as /opt/stage; WORDS come before the program. Python and this checkout stay where they are.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

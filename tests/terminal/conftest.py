@@ -1,7 +1,5 @@
 """GPUs as values, to be drawn."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.plan.observed import (

@@ -4,8 +4,6 @@ As `python -m tests.campaign`, where the agent and all else run in one process; 
 outside: by what the agent answers, the simulated cards' file, and /proc.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """A cluster of one node beside the machine: API server, scheduler, pods, a kubelet with claims."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -2,8 +2,6 @@
 in a cluster.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

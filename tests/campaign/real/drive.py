@@ -2,8 +2,6 @@
 `tests.campaign.drive` does on the machine's own time.
 """
 
-from __future__ import annotations
-
 import shutil
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """Judges an agent from outside: what it says has to be so on the cards, in files and in /proc."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json

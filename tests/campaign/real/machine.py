@@ -2,8 +2,6 @@
 signals, sockets and files; so are all who use the node. It is judged from outside.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

@@ -2,8 +2,6 @@
 that can be full or read-only.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

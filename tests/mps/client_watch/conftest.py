@@ -1,7 +1,5 @@
 """A daemon of the simulated programs and its clients, for watching and ending these."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 

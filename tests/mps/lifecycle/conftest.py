@@ -1,7 +1,5 @@
 """A daemon's life driven by a test, with the specs and the patience that all tests share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

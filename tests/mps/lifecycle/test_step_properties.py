@@ -3,8 +3,6 @@
 An observer, who knows nothing of the state machine's own counting, follows events and actions.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from ctypes import byref, c_uint
 
 import pynvml

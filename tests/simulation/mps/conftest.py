@@ -1,7 +1,5 @@
 """Installations of the simulated programs, and the real ones where there are any."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Runs MPS programs, simulated or real, in a folder of their own, and ends them all."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

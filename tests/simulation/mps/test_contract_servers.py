@@ -4,8 +4,6 @@ The servers here are scripts that never speak with the daemon: that shows everyt
 work, and the real daemon needs no GPU for it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
