@@ -87,10 +87,7 @@ def test_who_kills_what(tmp_path: Path) -> None:
         "size <= room  ->  (not (size <= room))": ["test_more.py", "test_sample.py"],
     }
     rows = [line.split() for line in report.splitlines() if line.endswith(".py")]
-    assert rows == [
-        ["3", "1", "0.0", "yes", "test_more.py"],
-        ["2", "0", "0.0", "test_sample.py"],
-    ]
+    assert rows == [["3", "1", "0.0", "yes", "test_more.py"], ["2", "0", "0.0", "test_sample.py"]]
 
 
 def test_a_small_set_kills_what_all_kill() -> None:

@@ -30,11 +30,7 @@ class Watched:
     """A driver's GPUs, their metrics, and the state that they are exported with."""
 
     def __init__(
-        self,
-        driver: Driver,
-        *,
-        current: Callable[[], NodeState] | None = None,
-        **variables: str,
+        self, driver: Driver, *, current: Callable[[], NodeState] | None = None, **variables: str
     ) -> None:
         given = {"NODEAGENT_SAMPLE_INTERVAL": "20ms", "NODEAGENT_SAMPLE_SLOW_INTERVAL": "50ms"}
         named = {f"NODEAGENT_{name.upper()}": value for name, value in variables.items()}
@@ -45,11 +41,7 @@ class Watched:
         self._readers: list[str] = []  # of the GPUs that answer
         self.state = NodeState("gpu-node-0", "file")
         self.sampling = SamplingService(driver, settings.sample, begin=_at_once)
-        self.part = MetricsService(
-            settings,
-            self.sampling,
-            current=current or (lambda: self.state),
-        )
+        self.part = MetricsService(settings, self.sampling, current=current or (lambda: self.state))
         self.sampling.samples.subscribe(self._count)
 
     def _count(self, batch: SampleBatch) -> None:

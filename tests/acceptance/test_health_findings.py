@@ -288,8 +288,7 @@ def said(w: World) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("degrees", "evidence"),
-    [(90, "90 °C, at the limit"), (95, "95 °C, 5 °C above the limit")],
+    ("degrees", "evidence"), [(90, "90 °C, at the limit"), (95, "95 °C, 5 °C above the limit")]
 )
 async def test_how_far_it_is_to_the_limit(tmp_path: Path, degrees: int, evidence: str) -> None:
     async with world("h100-80gb:1", tmp_path) as w:

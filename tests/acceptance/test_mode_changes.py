@@ -22,11 +22,7 @@ from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.state_file import STATE_VARIABLE
 
-LAYOUTS = {
-    "a30:1": "{1g.6gb: 2}",
-    "a100-40gb:1": "{1g.5gb: 2}",
-    "h100-80gb:1": "{1g.10gb: 2}",
-}
+LAYOUTS = {"a30:1": "{1g.6gb: 2}", "a100-40gb:1": "{1g.5gb: 2}", "h100-80gb:1": "{1g.10gb: 2}"}
 KINDS = {
     "at once": Switches(ampere_mode="whenIdle", hopper_mode="whenIdle"),
     "at a reset": Switches(ampere_mode="pending", hopper_mode="pending"),

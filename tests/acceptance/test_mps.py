@@ -66,10 +66,7 @@ def test_a_plan_with_shares_and_a_client_of_each(home: Home) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "ends",
-    [
-        [signal.SIGKILL],
-        pytest.param([signal.SIGTERM, signal.SIGKILL], marks=pytest.mark.full),
-    ],
+    [[signal.SIGKILL], pytest.param([signal.SIGTERM, signal.SIGKILL], marks=pytest.mark.full)],
 )
 def test_the_agent_goes_and_its_daemons_stay(home: Home, ends: list[signal.Signals]) -> None:
     daemons = started(home)

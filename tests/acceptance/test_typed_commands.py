@@ -16,13 +16,7 @@ from tests.acceptance.agent_home import SOON, Home
 from tests.doc_blocks import PAGES, ROOT, blocks_of, words_of
 from tests.machine_load import stretched
 from tests.manifests.rendering import why_not
-from tests.simulated_cluster.agent import (
-    AgentProcess,
-    command,
-    in_sync,
-    kubeconfig,
-    until_status,
-)
+from tests.simulated_cluster.agent import AgentProcess, command, in_sync, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
 
 # --- the demo -------------------------------------------------------------------------------------

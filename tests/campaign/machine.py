@@ -267,12 +267,7 @@ class _Life:
         places.make_state_directory()
         self._lock.take()
         self.agent = Agent(
-            self._settings,
-            None,
-            places,
-            _StatusLine(machine),
-            self._lock,
-            on_ready=lambda: None,
+            self._settings, None, places, _StatusLine(machine), self._lock, on_ready=lambda: None
         )
         await self.agent.run()
 

@@ -38,16 +38,7 @@ from bench.soak_agent import memory
 from bench.tables import show
 from tests.campaign import pages, truth
 from tests.campaign.drive import Player
-from tests.campaign.episode import (
-    BadPlan,
-    EndFaults,
-    JumpClock,
-    Kill,
-    Pause,
-    Plan,
-    Reboot,
-    Restart,
-)
+from tests.campaign.episode import BadPlan, EndFaults, JumpClock, Kill, Pause, Plan, Reboot, Restart
 from tests.campaign.invariants import LEAK, NEVER
 from tests.campaign.layouts import Day
 from tests.campaign.machine import Machine

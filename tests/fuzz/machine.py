@@ -46,11 +46,7 @@ def _content(name: str) -> bytes:
 
 
 def _state(
-    name: str,
-    form: tuple[str, int],
-    read: Callable[[Path], object],
-    path: str,
-    *seeds: bytes,
+    name: str, form: tuple[str, int], read: Callable[[Path], object], path: str, *seeds: bytes
 ) -> Parser:
     """Each input is the content of a whole file of this `form`, and, now and then, all of it."""
     kind, version = form

@@ -137,7 +137,7 @@ _SHOWN["status"]["devices"] = [
         "conditions": [
             {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-01T00:00:00Z"}
         ],
-    },
+    }
 ]
 _SHOWN["status"]["reservedFor"] = [{"resource": "pods", "name": "trainer", "uid": UID}]
 _SLICE: dict[str, Any] = {

@@ -51,13 +51,7 @@ def destroy_compute(
     gpu: Gpu, instance: GpuInstance, device: ComputeInstance
 ) -> DestroyComputeInstance:
     return DestroyComputeInstance(
-        gpu.uuid,
-        instance.id,
-        device.id,
-        device.profile,
-        instance.placement,
-        device.uuid,
-        REASON,
+        gpu.uuid, instance.id, device.id, device.profile, instance.placement, device.uuid, REASON
     )
 
 

@@ -10,11 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from nodeagent.gpu.capability_files import (
-    CapabilityHolders,
-    CapabilityUsers,
-    UsageProbe,
-)
+from nodeagent.gpu.capability_files import CapabilityHolders, CapabilityUsers, UsageProbe
 from nodeagent.gpu.users import MigDeviceRef, UsageReading
 from nodeagent.plan.users import Usage, User
 from tests.fuse import can_mount, silent_file_system

@@ -180,10 +180,7 @@ def test_a_change_that_is_about_to_come_is_not_settled(path: Path) -> None:
     remembered.remember(GPU, DEFAULT)
     remembered.remember(GPU, TimeSlice.DEFAULT)
     remembered.settle([before])
-    assert (remembered.mode(GPU), remembered.time_slice(GPU)) == (
-        DEFAULT,
-        TimeSlice.DEFAULT,
-    )
+    assert (remembered.mode(GPU), remembered.time_slice(GPU)) == (DEFAULT, TimeSlice.DEFAULT)
     remembered.settle([gpu(EXCLUSIVE, TimeSlice.LONG)])
     remembered.settle([before])
     assert (remembered.mode(GPU), remembered.time_slice(GPU)) == (None, None)

@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.gpu.process_details import (
-    Details,
-    ProcessDetails,
-    details_of,
-    script_in,
-    script_of,
-)
+from nodeagent.gpu.process_details import Details, ProcessDetails, details_of, script_in, script_of
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace

@@ -234,9 +234,7 @@ _ENVIRONMENTS = st.one_of(
 
 
 @given(st.lists(st.tuples(_ENVIRONMENTS, st.integers(0, 5), st.none() | st.integers(0, 2**40))))
-def test_any_clients(
-    clients: list[tuple[dict[str, str] | None, int, int | None]],
-) -> None:
+def test_any_clients(clients: list[tuple[dict[str, str] | None, int, int | None]]) -> None:
     every = [
         facts(pid, environment=environment, start_time=start, memory_used=used)
         for pid, (environment, start, used) in enumerate(clients, 1)
@@ -307,20 +305,7 @@ def test_two_for_one_device(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "0.0",
-        "-5",
-        "100.1",
-        "1e1",
-        "nan",
-        " 25",
-        "25\n",
-        ".5",
-        "5.",
-        "\u0663",
-    ],
+    "text", ["", "0.0", "-5", "100.1", "1e1", "nan", " 25", "25\n", ".5", "5.", "\u0663"]
 )
 def test_what_is_no_percentage(text: str) -> None:
     """The daemon ignores some of these, and what it makes of the others is not certain."""

@@ -232,10 +232,7 @@ async def test_not_let_in(front_end: FrontEnd) -> None:
 
 async def test_no_program() -> None:
     client = ControlClient(
-        Programs(control=("/nowhere/control",)),
-        pipe_directory="/p",
-        log_directory="/l",
-        deadline=1,
+        Programs(control=("/nowhere/control",)), pipe_directory="/p", log_directory="/l", deadline=1
     )
     with pytest.raises(FrontEndFailed, match="/nowhere/control cannot be run"):
         await client.ask(get_server_list())
@@ -315,10 +312,7 @@ SEEN = Seen((SERVER,), MemoryLimit(1, "G"), 33.3)
             ),
             (),  # busy: it is asked again
         ),
-        (
-            replace(SEEN, memory_limit=UnexpectedReply("what?")),
-            ("memory limit not known (what?)",),
-        ),
+        (replace(SEEN, memory_limit=UnexpectedReply("what?")), ("memory limit not known (what?)",)),
     ],
 )
 def test_differences(seen: Seen, words: tuple[str, ...]) -> None:

@@ -13,15 +13,7 @@ from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess
 from nodeagent.mps.requests import NotReady
 from nodeagent.structs import replace
 from tests.mps.conftest import as_root, may_mount
-from tests.mps.fleet_rig import (
-    GPU,
-    FleetRig,
-    limits,
-    ready,
-    status,
-    until,
-    wanted,
-)
+from tests.mps.fleet_rig import GPU, FleetRig, limits, ready, status, until, wanted
 
 
 async def test_an_agent_that_died_before_it_wrote_down_which(rig: FleetRig) -> None:

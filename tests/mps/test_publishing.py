@@ -61,14 +61,7 @@ def test_what_is_plain_needs_no_quotes(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "/run/a b/pipe",
-        "/run/x\nLD_PRELOAD=/tmp/evil.so",
-        "$(reboot)",
-        "/run/\u2028",
-    ],
+    "value", ["", "/run/a b/pipe", "/run/x\nLD_PRELOAD=/tmp/evil.so", "$(reboot)", "/run/\u2028"]
 )
 def test_values_that_some_reader_would_take_otherwise(value: str) -> None:
     with pytest.raises(NotPlain) as caught:
@@ -322,11 +315,7 @@ def test_hostile_shares(node: Node, share: Share) -> None:
 
 @pytest.mark.parametrize(
     ("device", "pipe"),
-    [
-        (GPU, "/run/x\nLD_PRELOAD=/tmp/x.so"),
-        (GPU, "/run/../tmp"),
-        ("../../etc", "/run/x"),
-    ],
+    [(GPU, "/run/x\nLD_PRELOAD=/tmp/x.so"), (GPU, "/run/../tmp"), ("../../etc", "/run/x")],
 )
 def test_hostile_devices_and_directories(node: Node, device: str, pipe: str) -> None:
     plan = wanted()

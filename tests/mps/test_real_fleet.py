@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import StillInUse
-from nodeagent.mps.commands import (
-    ControlCommand,
-    get_server_list,
-)
+from nodeagent.mps.commands import ControlCommand, get_server_list
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER

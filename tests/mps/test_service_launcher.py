@@ -246,11 +246,7 @@ async def test_through_the_hosts_systemd(
     ],
 )
 async def test_how_it_ended(
-    spec: DaemonSpec,
-    programs: Programs,
-    systemd: SystemdPrograms,
-    number: signal.Signals,
-    how: str,
+    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms, number: signal.Signals, how: str
 ) -> None:
     for _ in range(2):
         async with service(spec, programs) as process:
@@ -340,9 +336,7 @@ async def test_what_systemd_could_misread(
 ) -> None:
     """Refused in any value, rather than escaped in ways that differ between its versions."""
     launcher = ServiceLauncher(
-        replace(programs, library_path=f"/opt/{hostile}"),
-        host=False,
-        deadline=60,
+        replace(programs, library_path=f"/opt/{hostile}"), host=False, deadline=60
     )
     with pytest.raises(StartError, match="systemd could take for its own"):
         await launcher.launch(spec)

@@ -157,12 +157,7 @@ def test_a_killed_process_leaves_a_whole_file(state: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        "not json",
-        '{"format": "nodeagent-simulated-node/1"}',
-        "[" * 100_000,
-    ],
+    "content", ["not json", '{"format": "nodeagent-simulated-node/1"}', "[" * 100_000]
 )
 def test_a_file_that_is_no_state_is_refused(state: Path, content: str) -> None:
     state.write_text(content)

@@ -77,9 +77,7 @@ def test_the_example_in_the_pages_is_what_is_printed() -> None:
     trainer = {
         **READY,
         "uid": "00000000-0000-4000-8000-000000000006",
-        "devices": [
-            {**DEVICE, "start": 6, "uuid": "MIG-cbfdc1fb-a888-5510-be44-a372e7f0a81b"},
-        ],
+        "devices": [{**DEVICE, "start": 6, "uuid": "MIG-cbfdc1fb-a888-5510-be44-a372e7f0a81b"}],
     }
     rival = {
         **WAITING,

@@ -1,11 +1,6 @@
 from typing import Any
 
-from nodeagent.terminal.mps_page import (
-    clients_page,
-    daemon_lines,
-    daemons_page,
-    shares_words,
-)
+from nodeagent.terminal.mps_page import clients_page, daemon_lines, daemons_page, shares_words
 from nodeagent.terminal.page import plain_text
 from nodeagent.terminal.status_page import status_page
 

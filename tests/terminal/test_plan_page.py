@@ -14,16 +14,7 @@ from nodeagent.plan.plan import (
 )
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
-from nodeagent.terminal.page import (
-    BLANK,
-    Span,
-    Tone,
-    in_ascii,
-    line,
-    painted,
-    plain_text,
-    wrapped,
-)
+from nodeagent.terminal.page import BLANK, Span, Tone, in_ascii, line, painted, plain_text, wrapped
 from nodeagent.terminal.plan_page import outcome_page, plan_page
 from nodeagent.terminal.slices import fold
 from tests.plan.daemons import A
@@ -77,8 +68,7 @@ def test_a_daemon_that_did_not_start_is_not_passed_over(gpus: Gpus) -> None:
     outcome = NodeOutcome(planned, (GpuOutcome(planned.gpus[0], (report,), gpu, (reported,)),))
     rest = NodePlan(Verdict.IN_SYNC, (GpuPlan.in_sync(gpu),))
     done = NodeOutcome(
-        planned,
-        (GpuOutcome(planned.gpus[0], (StepReport(start, StepResult.DONE),), gpu),),
+        planned, (GpuOutcome(planned.gpus[0], (StepReport(start, StepResult.DONE),), gpu),)
     )
     assert "Applied: 1 step done" in plain_text(outcome_page(done, rest, 80, stopped=False))
     page = plain_text(outcome_page(outcome, rest, 80, stopped=False))

@@ -56,11 +56,7 @@ def _rows(cluster: dict[str, Any] | None) -> list[str]:
         ),
         (
             {"server": SERVER, "reachable": True, "registered": True, "problem": REFUSED},
-            [
-                f"cluster {SERVER}  reachable",
-                "! the API server refused it",
-                "  check the token",
-            ],
+            [f"cluster {SERVER}  reachable", "! the API server refused it", "  check the token"],
         ),
     ],
 )

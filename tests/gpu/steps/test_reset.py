@@ -55,9 +55,7 @@ def fall_off_the_bus(node: SimulatedNode) -> None:
         node.cards[0].index = 0
 
 
-async def test_a_pending_mode_becomes_current_with_a_reset(
-    node: SimulatedNode,
-) -> None:
+async def test_a_pending_mode_becomes_current_with_a_reset(node: SimulatedNode) -> None:
     async with driver_with(SMI) as driver:
         gpu, other = (await driver.observe()).gpus
         await driver.apply(enable(gpu))
@@ -135,9 +133,7 @@ async def test_a_gpu_in_use_is_not_reset(node: SimulatedNode) -> None:
             await driver.apply(ResetGpu(gpu.uuid, ""))
 
 
-async def test_a_gpu_whose_users_are_unknown_is_not_reset(
-    node: SimulatedNode,
-) -> None:
+async def test_a_gpu_whose_users_are_unknown_is_not_reset(node: SimulatedNode) -> None:
     async with driver_with(["false"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMigMode"):
@@ -146,9 +142,7 @@ async def test_a_gpu_whose_users_are_unknown_is_not_reset(
                 await driver.apply(ResetGpu(gpu.uuid, ""))
 
 
-async def test_a_reset_that_fails_is_reported_and_nvml_works_again(
-    node: SimulatedNode,
-) -> None:
+async def test_a_reset_that_fails_is_reported_and_nvml_works_again(node: SimulatedNode) -> None:
     async with driver_with(["false"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         with pytest.raises(DriverError, match=r"GPU 0: .*--gpu-reset -i .* ended with 1"):
@@ -158,9 +152,7 @@ async def test_a_reset_that_fails_is_reported_and_nvml_works_again(
         assert replace(again, no_reset="") == gpu
 
 
-async def test_a_reset_that_changes_nothing_is_found_out(
-    node: SimulatedNode,
-) -> None:
+async def test_a_reset_that_changes_nothing_is_found_out(node: SimulatedNode) -> None:
     async with driver_with(["true"]) as driver:
         gpu = (await driver.observe()).gpus[0]
         await driver.apply(enable(gpu))

@@ -42,10 +42,7 @@ def asking(rig: Rig) -> ControlClient:
     front_end = str(rig.programs.folder / CONTROL)
     programs = MpsPrograms(control=(front_end,), path=rig.environment["PATH"])
     return ControlClient(
-        programs,
-        pipe_directory=str(rig.pipes),
-        log_directory=str(rig.logs),
-        deadline=60.0,
+        programs, pipe_directory=str(rig.pipes), log_directory=str(rig.logs), deadline=60.0
     )
 
 

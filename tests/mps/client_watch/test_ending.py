@@ -99,11 +99,7 @@ while True:
 
 
 @pytest.mark.parametrize(("ignored", "number"), [((), "SIGTERM"), (("SIGTERM",), "SIGKILL")])
-async def test_by_signals_afterwards(
-    rig: Rig,
-    ignored: tuple[str, ...],
-    number: str,
-) -> None:
+async def test_by_signals_afterwards(rig: Rig, ignored: tuple[str, ...], number: str) -> None:
     rig.start()
     with stubborn(rig, *ignored) as child:
         ending = await end(rig, target_of(child.pid), grace=0.3)
@@ -111,10 +107,7 @@ async def test_by_signals_afterwards(
         assert child.wait(stretched(30)) == -getattr(signal, number)
 
 
-async def test_no_signal_while_its_work_is_not_ended(
-    rig: Rig,
-    client: SimulatedClient,
-) -> None:
+async def test_no_signal_while_its_work_is_not_ended(rig: Rig, client: SimulatedClient) -> None:
     """Killed with work on the device, it could take all the others along."""
     rig.knobs.turn("terminate_code", 999)
     ending = await end(rig, target_of(client.pid), grace=0.1)
@@ -124,10 +117,7 @@ async def test_no_signal_while_its_work_is_not_ended(
     assert client.process.poll() is None
 
 
-async def test_a_daemon_that_does_not_answer(
-    rig: Rig,
-    client: SimulatedClient,
-) -> None:
+async def test_a_daemon_that_does_not_answer(rig: Rig, client: SimulatedClient) -> None:
     rig.knobs.turn("terminate_code", -1)
     ending = await end(rig, target_of(client.pid), deadline=0.3, grace=0.1)
     assert not ending.gone
@@ -197,10 +187,7 @@ async def test_another_users_process(rig: Rig, owner: int, user: int | None, wor
             child.kill()
 
 
-async def test_a_number_that_was_used_again(
-    rig: Rig,
-    client: SimulatedClient,
-) -> None:
+async def test_a_number_that_was_used_again(rig: Rig, client: SimulatedClient) -> None:
     target = target_of(client.pid)
     earlier = ProcessIdentity(client.pid, target.process.create_time - 1)
     ending = await end(rig, replace(target, process=earlier))

@@ -57,18 +57,14 @@ FIRST_AND_LAST = ("535", "615")
     ]
 )
 def every(
-    request: pytest.FixtureRequest,
-    installed: Callable[[str], Programs],
-    real: Programs | None,
+    request: pytest.FixtureRequest, installed: Callable[[str], Programs], real: Programs | None
 ) -> Programs:
     return chosen(request.param, installed, real)
 
 
 @pytest.fixture(params=[pytest.param("535", marks=pytest.mark.full), "550", "real"])
 def compared(
-    request: pytest.FixtureRequest,
-    installed: Callable[[str], Programs],
-    real: Programs | None,
+    request: pytest.FixtureRequest, installed: Callable[[str], Programs], real: Programs | None
 ) -> Programs:
     """The versions that were compared with real programs, and the real ones."""
     return chosen(request.param, installed, real)

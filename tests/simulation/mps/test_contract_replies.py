@@ -22,9 +22,7 @@ BAD_PRIORITY = "Invalid priority value - must be 0 or 1!\n"
     ],
 )
 def daemon(
-    request: pytest.FixtureRequest,
-    installed: Callable[[str], Programs],
-    real: Programs | None,
+    request: pytest.FixtureRequest, installed: Callable[[str], Programs], real: Programs | None
 ) -> Iterator[Rig]:
     """A running daemon; every case sets first what it depends on."""
     with Rig(chosen(request.param, installed, real)) as rig:
