@@ -270,7 +270,7 @@ class Serving:
 
 
 @web.middleware
-async def whole_requests(request: web.Request, handler: Any) -> web.StreamResponse:
+async def read_whole_request(request: web.Request, handler: Any) -> web.StreamResponse:
     """Read the body before anything is answered, so that its deadline holds for every path."""
     connection = request.protocol if isinstance(request.protocol, Connection) else None
     if request.can_read_body:
@@ -282,7 +282,7 @@ async def whole_requests(request: web.Request, handler: Any) -> web.StreamRespon
     return cast("web.StreamResponse", await handler(request))
 
 
-def refused(request: web.BaseRequest, reason: Reason) -> None:
+def count_refused(request: web.BaseRequest, reason: Reason) -> None:
     """Count that this request was refused."""
     if isinstance(request.protocol, Connection):
         request.protocol.refused(reason)

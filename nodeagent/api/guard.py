@@ -14,7 +14,7 @@ import socket
 from aiohttp import web, web_response
 from aiohttp.typedefs import Handler, Middleware
 
-from nodeagent.api.connection import refused
+from nodeagent.api.connection import count_refused
 from nodeagent.api.limits import LOOPBACK, Reason, peer_of
 from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse, UnknownDevice
 
@@ -43,7 +43,7 @@ def refuse_foreign_hosts(listen_host: str) -> Middleware:
         if peer_of(own) == LOOPBACK:  # a Unix socket is guarded by itself
             hosts = request.headers.getall("Host", [])
             if len(hosts) > 1 or any(host_name(host) not in allowed for host in hosts):
-                refused(request, Reason.HOST)
+                count_refused(request, Reason.HOST)
                 raise web.HTTPForbidden(
                     text="this address answers only to localhost, 127.0.0.1 and [::1]"
                 )

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from nodeagent.api.answers import Answers
-from nodeagent.api.connection import Connection, Serving, refused, whole_requests
+from nodeagent.api.connection import Connection, Serving, count_refused, read_whole_request
 from nodeagent.api.guard import errors_as_json, refuse_foreign_hosts, set_headers
 from nodeagent.api.limits import TCP_LIMITS, Reason, Refusals, RequestLimits, peer_of
 from nodeagent.api.metrics_routes import metrics_routes
@@ -124,7 +124,7 @@ class MetricsListener:
         middlewares = [errors_as_json, refuse_foreign_hosts(self.host)]
         if check:
             middlewares.append(_passwords(check))
-        middlewares.append(whole_requests)
+        middlewares.append(read_whole_request)
         app = web.Application(middlewares=middlewares, client_max_size=1024)
 
         async def set_more(_: web.Request, response: web.StreamResponse) -> None:
@@ -148,11 +148,11 @@ def _passwords(check: PasswordCheck) -> Middleware:
         try:
             right = await check.accepts(header, peer_of(peer))
         except TooManyAsk:
-            refused(request, Reason.BUSY)
+            count_refused(request, Reason.BUSY)
             raise web.HTTPTooManyRequests(text="too many passwords wait to be checked") from None
         if not right:
             if header:
-                refused(request, Reason.PASSWORD)
+                count_refused(request, Reason.PASSWORD)
             return web.json_response(
                 {"error": "a name and its password are needed"},
                 status=401,

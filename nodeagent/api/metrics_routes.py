@@ -14,7 +14,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from nodeagent.api.answers import Answers
-from nodeagent.api.connection import refused
+from nodeagent.api.connection import count_refused
 from nodeagent.api.limits import Reason, RequestLimits
 from nodeagent.metrics.exposition import CONTENT_TYPE
 
@@ -45,7 +45,7 @@ class _MetricsRoutes:
         now = asyncio.get_running_loop().time()
         full = len(self._scrapes) >= self._limits.scrapes
         if full and not self._end_oldest(now - self._limits.scrape_undisturbed):
-            refused(request, Reason.BUSY)
+            count_refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many scrapes are under way")
         self._scrapes[id(request)] = request, now
         try:
@@ -65,7 +65,7 @@ class _MetricsRoutes:
         if began > begun_before:
             return False
         del self._scrapes[id(request)]
-        refused(request, Reason.SLOW)
+        count_refused(request, Reason.SLOW)
         _abort(request)
         return True
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import Meta, Struct
 
 from nodeagent.api.answers import Answers, Preview
-from nodeagent.api.connection import refused, whole_requests
+from nodeagent.api.connection import count_refused, read_whole_request
 from nodeagent.api.guard import (
     errors_as_json,
     only_over_unix_socket,
@@ -37,7 +37,7 @@ _REFUSED = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
 def create_app(answers: Answers, *, listen_host: str, limits: RequestLimits) -> web.Application:
     """The whole API as an aiohttp application, for one listener."""
     app = web.Application(
-        middlewares=[errors_as_json, refuse_foreign_hosts(listen_host), whole_requests],
+        middlewares=[errors_as_json, refuse_foreign_hosts(listen_host), read_whole_request],
         client_max_size=MAX_BODY,
     )
     app.on_response_prepare.append(set_headers)
@@ -66,7 +66,7 @@ class _Routes:
     def __init__(self, answers: Answers, limits: RequestLimits) -> None:
         self._answers = answers
         self._limits = limits
-        self._one_preview = asyncio.Lock()  # they compute; the agent's own work comes first
+        self._one_preview = asyncio.Lock()  # one at a time: the agent's own work comes first
         self._previews = 0
         self._followers = 0
 
@@ -100,10 +100,10 @@ class _Routes:
     async def preview(self, request: web.Request) -> web.Response:
         text = await request.read()
         if self._previews >= self._limits.previews:
-            refused(request, Reason.BUSY)
+            count_refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many previews at once")
         self._previews += 1
-        # Who asks and leaves does not end the thread, so the next one waits for it all the same.
+        # The thread goes on when its client has gone, and the next preview waits for its end.
         computing = self._compute(text, request.query.get("configuration"))
         found = await asyncio.shield(asyncio.create_task(computing, name="preview"))
         if found is None:
@@ -124,11 +124,11 @@ class _Routes:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         if "text/event-stream" not in request.headers.get("Accept", ""):
-            log, within = self._answers.events, _within(request)
-            kept = log.events if within is None else log.of_last(within)
+            event_log, within = self._answers.events, _within(request)
+            kept = event_log.events if within is None else event_log.of_last(within)
             return web.json_response([as_json(event) for event in kept])
         if self._followers >= self._limits.followers:
-            refused(request, Reason.BUSY)
+            count_refused(request, Reason.BUSY)
             raise web.HTTPServiceUnavailable(text="too many already follow the events")
         self._followers += 1
         try:

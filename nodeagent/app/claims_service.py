@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from nodeagent.cluster.slice_publisher import SlicePublisher
 
 _RETRY = 5.0  # seconds until sockets that could not be made are tried again
-_LOOK_EVERY = 60.0  # seconds, for taints that end and claims that were missed
+_CHANGE_TIMEOUT = 60.0  # seconds, for taints that end and claims that were missed
 
 
 class ClaimsService:
-    """Made where `dra.mode` is not off and there is a cluster; `load` before anything is planned.
+    """Serves claims unless `dra.mode` is off or there is no cluster; `load` comes before planning.
 
     `places` remembers where the plan's instances were.
     """
@@ -75,7 +75,7 @@ class ClaimsService:
         settings, paths, states = shared.settings, shared.paths, shared.states
         simulation = paths.simulation
         self._is_simulated = simulation is not None
-        self._asked_for_pods = False  # that may have GPUs from a device plugin
+        self._checked_holders = False  # whether pods with devices of a plugin were asked for
         # A simulated node has a kubelet only where the settings say so.
         self._follows_kubelet = simulation is None or settings.kubelet.use == "always"
         self._upkeep_problems: tuple[Problem, ...] = ()  # what the last upkeep left
@@ -123,9 +123,9 @@ class ClaimsService:
         self._reports = ClaimReports(
             cluster.access, settings.node_name, self.view.pods.recent, shared.events
         )
-        self.places = PlannedPlaces(planned_places_file(paths.kept(FILE_NAME)))
-        self.view.attempts.ended.subscribe(lambda _: self._observe_change())
-        states.subscribe(lambda _: self._observe_change())
+        self.places = PlannedPlaces(planned_places_file(paths.state_file(FILE_NAME)))
+        self.view.attempts.ended.subscribe(lambda _: self._pass_on_change())
+        states.subscribe(lambda _: self._pass_on_change())
         cluster.publisher.offered_by_node.subscribe(lambda _: self._changed.set())
 
     async def load(self) -> None:
@@ -183,7 +183,7 @@ class ClaimsService:
 
             def on_wait(error: NodeagentError) -> None:
                 if is_news(error):
-                    self._observe_change()
+                    self._pass_on_change()
                     self._report("a claim waits")
 
             return await self._patience.persist(
@@ -309,10 +309,10 @@ class ClaimsService:
         allocatable = self._cluster.publisher.allocatable
         closed = other_allocator(published.others, allocatable)
         # A device plugin that is restarted or removed offers nothing, but its pods keep their GPUs.
-        if kubelet and not closed and (before or not self._asked_for_pods):
+        if kubelet and not closed and (before or not self._checked_holders):
             try:
                 closed = other_holder(await kubelet.allocations())
-                self._asked_for_pods = True
+                self._checked_holders = True
             except NodeagentError:
                 closed = before
         if closed != before:
@@ -331,7 +331,7 @@ class ClaimsService:
                 if problems != self._upkeep_problems:
                     self._upkeep_problems = problems
                     self._report("claims were checked")
-                self._observe_change()
+                self._pass_on_change()
                 await asyncio.sleep(INTERVAL)
 
     def _planned_instances(self) -> frozenset[tuple[str, Placement]]:
@@ -346,7 +346,7 @@ class ClaimsService:
             for instance in gpu.instances
         )
 
-    def _observe_change(self) -> None:
+    def _pass_on_change(self) -> None:
         """The node, its health or its claims changed: wake what waits, and tell the kubelet."""
         self._changed.set()
         self._patience.wake()
@@ -368,7 +368,7 @@ class ClaimsService:
 
     async def _wait_for_change(self) -> None:
         try:
-            async with asyncio.timeout(_LOOK_EVERY):
+            async with asyncio.timeout(_CHANGE_TIMEOUT):
                 await self._changed.wait()
         except TimeoutError:
             pass

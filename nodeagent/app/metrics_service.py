@@ -65,7 +65,7 @@ class MetricsService:
         self._current = current
         self._selection = default_selection()
         self.refusals = Refusals()
-        self._unread: Problem | None = None
+        self._counters_problem: Problem | None = None
         self._listener_problem: Problem | None = None
         host = settings.metrics.host_label
         self.exporter = Exporter(
@@ -93,8 +93,8 @@ class MetricsService:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What is wrong with the file of counters, and with the listener of its own."""
-        found = [problem for problem in (self._unread, self._listener_problem) if problem]
+        """What is wrong with the file of counters, and with the metrics' own listener."""
+        found = [problem for problem in (self._counters_problem, self._listener_problem) if problem]
         lines = (
             Problem.of(Code.METRICS, finding=finding)
             for finding in self._selection.findings[:_MAX_NAMED]
@@ -130,8 +130,8 @@ class MetricsService:
     async def run(self) -> None:
         path = self._settings.counters
         if path is not None:
-            await self._select(path)
-        self._read()
+            await self._load_selection(path)
+        self._select_fields()
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._sampling.run(), name="sampling")
             if path is not None:
@@ -140,21 +140,21 @@ class MetricsService:
     async def _follow(self, path: Path) -> None:
         async for _ in changes(path):
             before = self._selection
-            await self._select(path)
+            await self._load_selection(path)
             if self._selection != before:
-                self._read()
+                self._select_fields()
 
-    async def _select(self, path: Path) -> None:
+    async def _load_selection(self, path: Path) -> None:
         """Export what the file selects; one that cannot be used leaves what was in force."""
         try:
             found = await asyncio.to_thread(lambda: read_selection(counters_text(path)))
         except NodeagentError as error:
             problem = Problem.from_error(Code.METRICS, error)
-            if problem != self._unread:
+            if problem != self._counters_problem:
                 log.warning("the earlier fields are exported", error=error.message)
-            self._unread = problem
+            self._counters_problem = problem
             return
-        self._unread = None
+        self._counters_problem = None
         if found != self._selection:
             for finding in found.findings[:_MAX_NAMED]:
                 log.warning("a line of the counters file is ignored", why=str(finding))
@@ -162,7 +162,7 @@ class MetricsService:
         self._selection = found
         self.exporter.select(found)
 
-    def _read(self) -> None:
+    def _select_fields(self) -> None:
         """Have the selected fields read, and those that the status shows."""
         wanted = {row.id for row in self._selection.fields} | set(READING_FIELDS)
         fields = [row for row in catalogue().fields if row.id in wanted]
@@ -170,7 +170,7 @@ class MetricsService:
 
     def _render(self, found: SampleBatch) -> None:
         health = self._current().health
-        # Those of lost GPUs too: that a GPU fell off the bus is an event of it.
+        # With XIDs of lost GPUs: that a GPU fell off the bus is one of them.
         found.samples["events"] = self._event_values.sample(
             health.xids if health else (),
             self._sampling.sampler.whole_subjects,
@@ -198,7 +198,7 @@ class MetricsService:
 
 
 def owners_of(simulation: Simulation | None) -> OwnersOf:
-    """Looks up owners; on a simulated node only of processes that are some of this machine."""
+    """Make the look-up of owners; on a simulated node only for real processes."""
     if simulation is None:
         return ProcessOwners(ProcessPods()).of
     owners = ProcessOwners(ProcessPods(own_pids=True))

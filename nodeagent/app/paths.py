@@ -80,7 +80,7 @@ class Paths:
             return ()
         return (directory,)
 
-    def kept(self, name: str) -> Path | None:
+    def state_file(self, name: str) -> Path | None:
         """The path of a file that survives a restart; None where nothing is to survive."""
         if self.simulation and "dir" not in self.settings.state.given:
             return _beside(self.simulation.state, name)

@@ -96,7 +96,7 @@ class Agent:
         self._health = HealthService(
             HealthPaths(
                 kernel_log=settings.health.kernel_log if follows_log else None,
-                state=paths.kept(HEALTH_NAME),
+                state=paths.state_file(HEALTH_NAME),
                 xids=settings.health.xids,
                 pci_bus=None if simulation else PCI_BUS,
             ),
@@ -130,7 +130,7 @@ class Agent:
             self._claims.view.attempts.ended.subscribe(self._claim_attempt_over)
             self._claims.view.pods_changed.subscribe(lambda _: self._publish(states.newest))
         self._claims_wait = False  # as it was when an attempt ended last
-        last_good = last_good_plan(paths.kept(PLAN_NAME))
+        last_good = last_good_plan(paths.state_file(PLAN_NAME))
         self._active_plan = ActivePlan(control, self._mps.host_for, self._beside, last_good)
         self._sampling = SamplingService(
             driver,

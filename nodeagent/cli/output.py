@@ -67,7 +67,7 @@ class Output:
 
     def drawable(self, lines: Iterable[Line]) -> Iterable[Line]:
         """The lines in characters that the stream's encoding has, and none that a terminal acts on:
-        what answers may be another user's program.
+        they may come from another user's program at the agent's socket.
         """
         lines = tuple(tuple(s._replace(text=printable(s.text)) for s in spans) for spans in lines)
         can = self._stream is None or _can_encode(self._stream, _DRAWN)

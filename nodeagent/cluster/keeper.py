@@ -25,22 +25,22 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Key_contra = TypeVar("Key_contra", contravariant=True)
 
-_LOOK_AGAIN = 60.0  # seconds until the next look where one is not answered
+_LOOK_INTERVAL = 60.0  # seconds until what is there is read again, after a failure
 _DENIALS_AT_START = 3  # denials that may all be of a server that starts
-_OVERWRITTEN_TIMES = 3  # times that the same was undone: a person who edits by hand stops before
+_MANY_OVERWRITES = 3  # of the same part, in a row; a person who edits by hand stops before
 
 
 class Adapter(Protocol[Key_contra, Value]):
     """One kind of object for a `Keeper`."""
 
     def difference(self, key: Key_contra, value: Value, /) -> Value | None:
-        """The part of `value` that is not so yet; None when all is, or nothing can be done now."""
+        """The part of `value` to be sent; None when all is there, or nothing can be sent now."""
 
     async def send(self, key: Key_contra, part: Value, /) -> None:
-        """Make it so. Raises `ClusterFault`; what it handles itself counts as done."""
+        """Send the part. Raises `ClusterFault`, but for faults that it handles itself."""
 
     async def look(self) -> None:
-        """Read what is there: another writer was faster. Raises `ClusterFault`."""
+        """Read what is there again, after a write conflict. Raises `ClusterFault`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class WriteIntervals:
     burst: int = 10
     shared: bool = False
     retry: tuple[float, float] = (0.5, 30.0)
-    denied: tuple[float, float] = (0.5, 300.0)  # what is refused for good: the longest at once
+    denied: tuple[float, float] = (0.5, 300.0)  # after a final refusal, the longest at once
 
 
 @dataclass(slots=True)
@@ -65,14 +65,14 @@ class _Entry(Generic[Value]):
     value: Value
     allowance: Allowance
     denials: Backoff
-    contests: Backoff
-    sent: Value | None = None  # the last part, unless something else is wanted by now
-    refused: Value | None = None  # the part that waits for `again_at`; None: whatever is wanted
+    overwrites: Backoff
+    sent: Value | None = None  # the last part sent of this `value`
+    refused: Value | None = None  # the part not sent before `again_at`; None: any part
     again_at: float = -inf
     fault: ClusterFault | None = None  # of the last request
-    undone: Value | None = None
-    undone_at: float = -inf
-    contest_until: float = -inf
+    overwritten: Value | None = None
+    overwritten_at: float = -inf
+    rewrite_at: float = -inf
 
     def is_refused(self, part: Value, now: float) -> bool:
         return now < self.again_at and (self.refused is None or self.refused == part)
@@ -98,10 +98,10 @@ class Keeper(Generic[Key, Value]):
     jitter: Callable[[], float] = random.random
 
     def __post_init__(self) -> None:
-        self._entries: dict[Key, _Entry[Value]] = {}  # those that were tried last at the end
+        self._entries: dict[Key, _Entry[Value]] = {}  # the key tried last comes last
         self._shared = self._allowance()
         self._backoff = Backoff(*self.intervals.retry, spread=1.0, jitter=self.jitter)
-        self._not_before = -inf  # for the sake of the server
+        self._not_before = -inf  # a backoff for all keys, which spares the server
         self._look_at = inf
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
@@ -113,13 +113,13 @@ class Keeper(Generic[Key, Value]):
         if entry is None:
             allowance = self._shared if self.intervals.shared else self._allowance()
             denials = Backoff(*self.intervals.denied, spread=0.5, jitter=self.jitter)
-            contests = Backoff(*self.intervals.retry, spread=1.0, jitter=self.jitter)
-            self._entries[key] = _Entry(value, allowance, denials, contests)
+            overwrites = Backoff(*self.intervals.retry, spread=1.0, jitter=self.jitter)
+            self._entries[key] = _Entry(value, allowance, denials, overwrites)
         elif entry.value == value:
             return
         else:
             entry.value, entry.sent = value, None
-            entry.contest_until = -inf  # a change does not wait for an old contest
+            entry.rewrite_at = -inf  # another value does not wait for the overwriting to end
         self._wake()
 
     def forget(self, key: Key) -> None:
@@ -127,10 +127,10 @@ class Keeper(Generic[Key, Value]):
         if self._entries.pop(key, None) is not None:
             self._wake()
 
-    def changed(self, *, anew: bool = False) -> None:
-        """What is there may be different. `anew`: another object, so that nothing was undone."""
+    def changed(self, *, forget_sent: bool = False) -> None:
+        """Compare again. `forget_sent`: a part that is then sent again was not overwritten."""
         for entry in self._entries.values():
-            if anew:
+            if forget_sent:
                 entry.sent = None
             if isinstance(entry.fault, faults.ObjectMissing):
                 entry.again_at = -inf
@@ -138,16 +138,16 @@ class Keeper(Generic[Key, Value]):
 
     @property
     def keys(self) -> frozenset[Key]:
-        """Those of which something is wanted."""
+        """The keys for which something is wanted."""
         return frozenset(self._entries)
 
     @property
     def overwritten(self) -> tuple[Value, ...]:
         """The parts that another program keeps setting to something else."""
         return tuple(
-            entry.undone
+            entry.overwritten
             for entry in self._entries.values()
-            if entry.undone is not None and entry.contests.failures >= _OVERWRITTEN_TIMES
+            if entry.overwritten is not None and entry.overwrites.failures >= _MANY_OVERWRITES
             if self._is_recent(entry)
         )
 
@@ -188,7 +188,7 @@ class Keeper(Generic[Key, Value]):
         """The next part to send: when, of which key, and its value; by turns if several may go."""
         now, first = _now(), None
         for key, entry in self._entries.items():
-            at = max(now, self._not_before, entry.contest_until, entry.allowance.next_at())
+            at = max(now, self._not_before, entry.rewrite_at, entry.allowance.next_at())
             if first is not None and at >= first[0]:
                 continue
             part = self.adapter.difference(key, entry.value)
@@ -207,7 +207,7 @@ class Keeper(Generic[Key, Value]):
     # --- one request ------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        self._look_at = _now() + _LOOK_AGAIN
+        self._look_at = _now() + _LOOK_INTERVAL
         with suppress(ClusterFault):
             await self.adapter.look()
             self._look_at = inf
@@ -229,7 +229,7 @@ class Keeper(Generic[Key, Value]):
             entry.denials.reset()
             entry.again_at, entry.fault = -inf, None
             if entry.sent == part:
-                self._note_undone(entry, part)
+                self._note_overwritten(entry, part)
             entry.sent = part
         if self._entries.get(key) is entry:
             self._entries[key] = self._entries.pop(key)
@@ -238,8 +238,8 @@ class Keeper(Generic[Key, Value]):
         now, asked_for = _now(), fault.retry_after or 0.0
         match fault:
             case faults.RequestRefused() | faults.ObjectMissing():
-                # Of what is missing `changed` says when it is there again, unless a proxy made
-                # that up.
+                # `changed` ends the wait when a missing object is there again. It does not come
+                # where a proxy made the 404 up.
                 entry.refused, entry.again_at = part, now + self.intervals.denied[1]
             case faults.NotAllowed() | faults.DisruptionRefused():
                 # A server that starts forbids everything until it has read the roles: so the first
@@ -252,7 +252,7 @@ class Keeper(Generic[Key, Value]):
                 self._not_before = now + self._backoff.next(asked_for)
 
     def _end_fault(self) -> None:
-        """What is still to be written may have failed; what is not wanted any more has not."""
+        """Drop the fault once nothing that is to be sent has failed; else keep one that counts."""
         if self.fault is None:
             return
         failed = [e for k, e in self._entries.items() if e.fault and self._differs(k, e)]
@@ -266,13 +266,13 @@ class Keeper(Generic[Key, Value]):
         return self.adapter.difference(key, entry.value) is not None
 
     def _is_recent(self, entry: _Entry[Value]) -> bool:
-        return _now() - entry.undone_at <= 2 * self.intervals.retry[1]
+        return _now() - entry.overwritten_at <= 2 * self.intervals.retry[1]
 
-    def _note_undone(self, entry: _Entry[Value], part: Value) -> None:
-        """Another program undoes what is written: write again, with backoff."""
+    def _note_overwritten(self, entry: _Entry[Value], part: Value) -> None:
+        """Another program overwrites what is written: write again, with backoff."""
         if not self._is_recent(entry):
-            entry.contests.reset()
-        entry.undone, entry.undone_at = part, _now()
-        entry.contest_until = entry.undone_at + entry.contests.next()
-        if entry.contests.failures == _OVERWRITTEN_TIMES:
+            entry.overwrites.reset()
+        entry.overwritten, entry.overwritten_at = part, _now()
+        entry.rewrite_at = entry.overwritten_at + entry.overwrites.next()
+        if entry.overwrites.failures == _MANY_OVERWRITES:
             self.on_overwritten(part)

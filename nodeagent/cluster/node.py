@@ -135,7 +135,7 @@ class KeptNode:
         before, view = self._reported, self.view
         is_another = before is None or view is None or before.uid != view.uid
         self._reported = view
-        self._keeper.changed(anew=is_another)
+        self._keeper.changed(forget_sent=is_another)
         if before is not None and view is not None and is_another:
             self._on_view(None)
         self._on_view(view)
@@ -153,5 +153,5 @@ class KeptNode:
             self._report()
 
     async def look(self) -> None:
-        """What is followed shows no version that differs only in what views leave out."""
+        """List the Node: a watch drops versions that differ only in what views leave out."""
         await self._followed.list()

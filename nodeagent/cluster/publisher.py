@@ -263,8 +263,8 @@ class NodePublisher:
         self.refresh()
 
     def _end_cleanup(self) -> None:
-        """Now, and not with the next news: who writes such a key an hour later is another program.
-        A timer may go off a moment before its time, so that it is not compared with the clock.
+        """End the clean-up of old keys: whoever writes such a key later is another program. A timer
+        may go off a moment before its time, so that it is not compared with the clock.
         """
         self._cleanup = None
         self.refresh()

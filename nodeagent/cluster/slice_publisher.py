@@ -1,8 +1,8 @@
-"""Keeps this node's ResourceSlices as the offers are, and restores what is wiped.
+"""Keeps this node's ResourceSlices as the offers are, and restores those that are deleted.
 
 The kubelet deletes its node's slices whenever it starts, and those of a driver that it has not
-reached for 30 s: so they are followed. A key of the keeper is a pool, the slices of one GPU. Other
-drivers' slices show who else hands out devices of the node.
+reached for 30 s: so the slices are watched. The keeper has a key for each pool, the slices of one
+GPU. Other drivers' slices show who else hands out devices of the node.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ log = structlog.get_logger(__name__)
 
 _COUNTERS = ("sharedCounters", "consumesCounters")  # as the ends of a field's path
 _TAINTS = ".taints"
-# Bookmarks come every minute; the follower of the Node notices a dead server sooner. A server
+# Bookmarks come every minute; the watch of the Node notices a dead server sooner. A server
 # without ResourceSlices is asked at least every ten minutes whether it was upgraded.
 WATCHES: Final = WatchIntervals(silence=70.0, unserved=600.0)
-# Of a pool: a second agent may undo each write. What only another API server mends is tried again
-# in ten minutes at most.
+# For each pool, as a second agent may overwrite each write. A refusal that only a newer API server
+# would end is tried again after ten minutes at most.
 WRITES: Final = WriteIntervals(interval=1.0, burst=10, denied=(0.5, 600.0))
 
 
@@ -106,7 +106,7 @@ class Publication:
 
 
 class SlicePublisher:
-    """Publishes while `run` runs; `publish` sets what, `state` says what became of it."""
+    """Publishes offers while `run` runs: `publish` sets them, `state` says how that goes."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class SlicePublisher:
         self._access = access
         self._node = node
         self._keeps_taints = True
-        self._offers: dict[str, PoolOffer] | None = None  # by pool; None: what is there stays
+        self._offers: dict[str, PoolOffer] | None = None  # by pool; None before `publish`
         self._due: set[str] = set()  # pools that have to be compared with what is there
         self._lost: dict[str, Dropped] = {}  # what the server did not keep, by pool
         self._listed = asyncio.Event()
@@ -128,7 +128,7 @@ class SlicePublisher:
             access,
             requests.list_slices(node.name),
             read_slice,
-            on_change=self._seen,
+            on_change=self._slices_changed,
             on_fault=lambda _: self._report(),
             intervals=watches,
             jitter=jitter,
@@ -139,28 +139,28 @@ class SlicePublisher:
         self.state = Signal(Publication())
 
     def publish(self, offers: Sequence[PoolOffer]) -> None:
-        """Make the node's slices be these offers. Before the first, what is there stays."""
+        """Make the node's slices be these offers. Until the first call, existing slices stay."""
         before, self._offers = self._offers or {}, {offer.pool: offer for offer in offers}
         pools = before.keys() | self._offers.keys()
         self._due |= {pool for pool in pools if before.get(pool) != self._offers.get(pool)}
         self._want()
 
     def owned_by(self, uid: str) -> None:
-        """The slices belong to the Node with this uid. One that was deleted and made anew has
-        another; the cluster deletes what belongs to the former one. "": there is no Node now, and
-        nothing is written.
+        """Make the slices belong to the Node with this uid. A re-created Node has another uid, and
+        the cluster deletes what belonged to the former one. "": there is no Node now, and nothing
+        is written.
         """
         if uid != self._node.uid:
             self._node = replace(self._node, uid=uid)
             self._due |= (self._offers or {}).keys()
-            self._keeper.changed(anew=True)
+            self._keeper.changed(forget_sent=True)
 
     async def published(self) -> tuple[PoolOffer, ...]:
-        """What an earlier agent left, once the API server answers; what is in no form that this
-        agent writes is left out.
+        """The offers that an earlier agent left, once the API server answers; without slices in a
+        form that this agent does not write.
         """
         await self._listed.wait()
-        return tuple(_readable(self._own()))
+        return tuple(_readable_offers(self._own()))
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as parts:
@@ -183,20 +183,20 @@ class SlicePublisher:
             self._lost.pop(pool, None)
         self._report()
 
-    def _seen(self, before: Mapping[str, PublishedSlice | None]) -> None:
-        """Slices are others, and not by an own write."""
+    def _slices_changed(self, before: Mapping[str, PublishedSlice | None]) -> None:
+        """Compare the pools of slices that another program has changed."""
         self._listed.set()
         objects = self._followed.objects
         changed = (*before.values(), *(objects.get(name) for name in before))
         self._due |= {one.pool for one in changed if one and one.driver == DRIVER}
         self._want()
-        self._keeper.changed(anew=True)
+        self._keeper.changed(forget_sent=True)
         self._report()
 
     # --- as the keeper's adapter ------------------------------------------------------------------
 
     def difference(self, pool: str, offer: PoolOffer) -> PoolOffer | None:
-        """Comparing takes too long to be done here, so it is done as a part of the writing."""
+        """The whole offer of a pool that is due: `send` compares, which takes too long for here."""
         is_known = self._followed.is_listed and self._node.uid
         return offer if is_known and pool in self._due else None
 
@@ -219,7 +219,7 @@ class SlicePublisher:
         await self._followed.list()
 
     async def _write_all(self, offer: PoolOffer) -> list[Dropped]:
-        """Bring a pool's slices to its offer; what the server lost of it."""
+        """Write the slices of a pool as offered; return what the server dropped of them."""
         found = [one.body for one in self._own() if one.pool == offer.pool]
         # In a thread: those of a GPU take ten milliseconds to compare.
         diff = await asyncio.to_thread(slice_diff, offer, found, self._node)
@@ -240,7 +240,7 @@ class SlicePublisher:
         else:
             try:
                 answer = await self._access.ask(requests.replace_slice(name, body), read_slice)
-            except faults.ObjectMissing as fault:  # another writer: look again
+            except faults.ObjectMissing as fault:  # deleted by another writer: list again
                 raise faults.WriteConflict(fault.message) from fault
         self._followed.learn(answer, before)
         version = {"resourceVersion": answer.resource_version}
@@ -284,8 +284,8 @@ class SlicePublisher:
         return Problem.of(Code.CLUSTER, "dropped", lost=lost) if lost else None
 
 
-def _readable(slices: Iterable[PublishedSlice]) -> Iterator[PoolOffer]:
-    """The offers of the pools."""
+def _readable_offers(slices: Iterable[PublishedSlice]) -> Iterator[PoolOffer]:
+    """Yield the offers of the pools that can be read."""
     pools: dict[str, list[JsonObject]] = {}
     for one in slices:
         pools.setdefault(one.pool, []).append(one.body)

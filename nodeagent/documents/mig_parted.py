@@ -50,8 +50,8 @@ _MIG_CONFIGS = "mig-configs"
 def read_configuration(tree: Tree, digest: str, name: str | None) -> PlanDocument:
     """One configuration of the file; raises DocumentError with every fault of the whole file.
 
-    The only configuration needs no name. Later entries win, as they do in mig-parted, which cuts
-    a GPU twice for it.
+    The only configuration needs no name. Later entries win, as in mig-parted, which divides such
+    a GPU once for each entry.
     """
     configurations = read_with(_FILE, tree.value, tree.findings())
     return PlanDocument(entries=tuple(_selected(configurations, name)), digest=digest)
@@ -91,7 +91,7 @@ _FILTER_LIST = list_of(Rule(_filter, {}))
 
 
 def _filters(place: DocumentValue) -> tuple[PciFilter, ...]:
-    """No filter at all, in any of mig-parted's spellings, matches every GPU."""
+    """The filters; without any, for which mig-parted has three spellings, every GPU matches."""
     if place.value in (None, "", []):
         return ()
     if isinstance(place.value, list):
@@ -106,7 +106,7 @@ def _index(place: DocumentValue) -> DeviceSelector:
 
 
 def _layout(place: DocumentValue) -> MigLayout | None:
-    """The wanted profiles; a null counts as left out, a count of 0 or null as none of it."""
+    """The wanted profiles; a null counts as left out, a count of 0 or null as no instance."""
     if place.value is None:
         return None
     counts = _COUNTS.read(place)

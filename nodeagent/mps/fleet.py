@@ -140,7 +140,7 @@ class Fleet:
         is late or has failed, while the fleet goes on trying; NodeagentError when a start cannot
         even be tried.
         """
-        async with self._turn(device):
+        async with self._lock_for_plan(device):
             supervisor = self._supervisors.get(device) or await self._new(device, wanted)
             before = supervisor.wanted
             supervisor.want(wanted)
@@ -152,7 +152,7 @@ class Fleet:
         """End the device's daemon, remove its files. Raises StillInUse and changes nothing when it
         has clients or may have; NodeagentError when it does not end.
         """
-        async with self._turn(device):
+        async with self._lock_for_plan(device):
             supervisor = self._supervisors.get(device)
             if supervisor is not None:
                 await requests.stop(supervisor)
@@ -201,7 +201,7 @@ class Fleet:
             model.DrainRequested(0.0, force=True)
         )  # also ends a drain that has its turn
         try:
-            async with self._turn(supervisor.device):
+            async with self._lock_for_plan(supervisor.device):
                 await requests.end(supervisor)
                 await self._forget(supervisor)
         except NodeagentError as error:
@@ -229,7 +229,7 @@ class Fleet:
         return supervisor
 
     @asynccontextmanager
-    async def _turn(self, device: str) -> AsyncIterator[None]:
+    async def _lock_for_plan(self, device: str) -> AsyncIterator[None]:
         """Hold the device's lock for a plan. A drain that a person requested may hold it for days,
         and plans for other devices must not wait for that: raises NotReady after a short while.
         """

@@ -56,7 +56,7 @@ class EventType(StrEnum):
     DRIFT = "Drift"
     GPU_LOST = "GpuLost"
     GPU_RETURNED = "GpuReturned", _GOOD_TO_KNOW
-    GPU_UNHEALTHY = "GpuUnhealthy"  # nothing new belongs there
+    GPU_UNHEALTHY = "GpuUnhealthy"  # no new work should run on it
     GPU_DEGRADED = "GpuDegraded"
     GPU_UNKNOWN = "GpuUnknown"
     GPU_NOTICE = "GpuNotice", _GOOD_TO_KNOW  # reported, though the GPU is healthy
@@ -85,7 +85,7 @@ class EventType(StrEnum):
     NODE_CHANGED = "NodeChanged", _GOOD_TO_KNOW  # around a change of GPUs: cordon, labels, taint
     PLUGIN_RESTARTED = "PluginRestarted", _GOOD_TO_KNOW  # a pod of the device plugin was deleted
     OTHER_OWNER = "OtherOwner"  # another program partitions the GPUs, too
-    UNCHECKED = "Unchecked"  # whether anybody does could not be asked
+    UNCHECKED = "Unchecked"  # whether another program does is not known
     CONTESTED = "Contested"  # another program overwrites what the agent writes on the Node
     EVICTED = "Evicted", _GOOD_TO_KNOW
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are
@@ -175,7 +175,7 @@ _NONE: Final[Mapping[str, object]] = {}
 
 
 class EventLog:
-    """The last `size` events; what is only said again is counted in one.
+    """The last `size` events; one that repeats another replaces it and counts both.
 
     When there are more, the oldest of the routine ones go first.
     """
@@ -221,7 +221,7 @@ class EventLog:
     ) -> Event:
         """Log what happened, keep it, and hand it to everyone who follows.
 
-        The event's message has the remedy, too; otherwise as `Event` has it.
+        The event's message has the remedy, too; the other arguments are fields of `Event`.
         """
         named = {"gpu": gpu, "device": device, "claim": claim, "reason": reason, "remedy": remedy}
         write = log.warning if kind.is_warning else log.info
@@ -248,7 +248,7 @@ class EventLog:
         return event
 
     def _keep(self, event: Event) -> Event:
-        """Keep it in the place of what it repeats; as it is then."""
+        """Keep the event instead of an earlier one that it repeats; return it with its count."""
         earlier = self._events.get(self._newest.get(_subject(event), 0))
         if earlier is not None and _content(event) == _content(earlier):
             del self._events[earlier.id]
@@ -267,8 +267,8 @@ class EventLog:
     def following(
         self, *, after: int | None = None, within: float | None = None
     ) -> Iterator[Follower]:
-        """Follow new events; first those kept whose id is greater than `after`, or else those
-        `within` so many seconds until now.
+        """Follow new events; first those kept whose id is greater than `after`, or else those of
+        the last `within` seconds.
 
         An `after` from an earlier life of the agent (greater than any id given out) brings all.
         """
@@ -286,7 +286,7 @@ class EventLog:
             self._followers.discard(follower)
 
     def close(self) -> None:
-        """End all followers, and those who come later at once."""
+        """End all followers; later ones end as soon as they start."""
         self._closed = True
         for follower in self._followers:
             follower.end()

@@ -25,17 +25,17 @@ log = structlog.get_logger(__name__)
 
 _OF_THE_DRIVER = frozenset({Code.DRIVER, Code.DRIVER_MISSING})
 _NODE = ""  # where the UUID of a GPU would be
-_REPEAT_INTERVAL = 60.0  # seconds in which others who are in the way are reported once
+_REPEAT_INTERVAL = 60.0  # seconds in which changed users that block a GPU are reported once
 
 _STEPS: Final = {
     StepResult.DONE: EventType.STEP_DONE,
     StepResult.FAILED: EventType.STEP_FAILED,
     StepResult.SKIPPED: EventType.STEP_SKIPPED,
-}  # which were undone shows in the end: `RESTORED`
+}  # that steps were undone is one event at the end: `RESTORED`
 
 
 class EventReporter:
-    """Remembers what was said last about each thing, so that a state that lasts is said once.
+    """Remembers the last report about each thing, so that a lasting state is reported once.
 
     `clock` gives seconds and does not jump.
     """
@@ -45,7 +45,7 @@ class EventReporter:
         self._clock = clock
         self._other_users = RateLimit(_REPEAT_INTERVAL)
         self._access: dict[str, Access] = {}
-        self._layouts: dict[str, tuple[str, str]] = {}  # by the last look but one, and the last
+        self._layouts: dict[str, tuple[str, str]] = {}  # at the last observation but one, and now
         self._slow: set[int] = set()
         self._obstacles: dict[str, tuple[Problem, ...]] = {}
         self._refusal: Refused | None = None
@@ -120,8 +120,8 @@ class EventReporter:
         self._note = note
 
     def obstacles(self, evaluation: PlanEvaluation, objections: tuple[Problem, ...] = ()) -> None:
-        """Say what blocks the node or its GPUs, when it is something else than before. Where only
-        the users are others, who may come and go by the second, it is said now and then.
+        """Report what blocks the node or its GPUs when that has changed. Where only the users have
+        changed, who may come and go by the second, it is reported once in a while.
         """
         found = {_NODE: objections}
         for gpu_plan in evaluation.gpus:
@@ -165,7 +165,7 @@ class EventReporter:
             return
         for problem in outcome.problems or (unready if done else ()):
             if after is not None and problem in after.problems:
-                continue  # an obstacle, from now on
+                continue  # reported by `obstacles`
             kind = EventType.BLOCKED if problem.code is Code.IN_USE else EventType.FAILED
             self._events.add(
                 kind,
@@ -183,7 +183,7 @@ class EventReporter:
             )
 
     def changed_for_claim(self, outcome: GpuOutcome | None) -> None:
-        """Steps for a claim were taken on one GPU; what came of the claim is reported with it."""
+        """Report what steps for a claim changed on a GPU; the claim's outcome has its own event."""
         if outcome and layout_words(outcome.plan.before) != layout_words(outcome.after):
             self._changed(EventType.CHANGED_FOR_CLAIM, outcome)
 

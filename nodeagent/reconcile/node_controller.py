@@ -219,10 +219,10 @@ class NodeController(NodeReader):
         await self._driver.insist_on_idle(steps)
 
     async def apply(self, step: Step) -> None:
-        """Take one step and read back that it is so; raises NodeagentError if it is not.
+        """Take one step and read back its effect; raises NodeagentError if that is not there.
 
-        A MIG device that was made meanwhile has to be named. Cancelled, it may be half-way: who
-        wants steps to be finished does not pass cancellation on.
+        A MIG device that was made meanwhile has to be named. Cancelled, it may be half-way: callers
+        that want steps to be finished do not pass cancellation on.
         """
         if self._health is not None:
             self._health.begin_step(step)

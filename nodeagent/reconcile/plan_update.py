@@ -1,7 +1,7 @@
 """What a plan source has to say (a text, that there is none, or that it cannot be read), and the
 last plan that was accepted, kept where it survives a restart.
 
-When the agent starts and finds the plan's carrier empty, unreadable or wrong, the plan kept stays
+When the agent starts and finds no plan in the source, or none that can be used, the plan kept is
 in force. Only root may read it: a plan can name users and limits of other people. The file is
 itself a plan that `nodeagent plan -f` reads: what the agent adds are comments.
 """
@@ -31,7 +31,7 @@ class PlanText:
 
 @dataclass(frozen=True, slots=True)
 class KeptPlan:
-    """A plan that was accepted, and the GPUs that it means by number."""
+    """A plan that was accepted, and which GPUs its numbers stand for."""
 
     plan: PlanText
     numbers: Numbers = ()
@@ -39,7 +39,7 @@ class KeptPlan:
 
 @dataclass(frozen=True, slots=True)
 class NoPlan:
-    """The carrier holds no plan; `reason` is a sentence, such as that the file is not there.
+    """The source holds no plan; `reason` is a sentence, such as that the file is not there.
 
     `problem` is set where a plan is required, and None where it is optional.
     """
@@ -50,7 +50,7 @@ class NoPlan:
 
 @dataclass(frozen=True, slots=True)
 class UnreadablePlan:
-    """There is something, but it cannot be read."""
+    """The source holds something that cannot be read."""
 
     problem: Problem
 
@@ -60,10 +60,10 @@ PlanUpdate = PlanText | NoPlan | UnreadablePlan
 
 @runtime_checkable
 class DeferredPlan(Protocol):
-    """What a source asks for where that depends on the cards; a value: equal ones ask the same."""
+    """A request whose plan depends on the node's GPUs. A value: equal ones request the same."""
 
     def on(self, observed: ObservedNode) -> PlanUpdate:
-        """What it means for this node. Pure, and called in a thread, since it may take long."""
+        """The plan for this node. Pure, and called in a thread, since it may take long."""
         ...
 
 

@@ -44,7 +44,7 @@ def gpu_title(gpu: Gpu) -> GpuTitle:
 
 
 def devices_in(instance: GpuInstance) -> str:
-    """The MIG devices of a GPU instance: `3g.40gb`, `3 x 1c.3g.40gb`, or that it is half made."""
+    """The MIG devices of a GPU instance: `3g.40gb`, `3 x 1c.3g.40gb`, or that it has none."""
     if not instance.compute:
         return f"{instance.profile} half made"
     return with_counts(device.profile for device in instance.compute)
@@ -125,11 +125,11 @@ def _fates(steps: Iterable[Step]) -> dict[int, _Fate]:
 
 def _cells(gpu: Gpu, fate_of: Callable[[GpuInstance], _Fate]) -> tuple[Cell, ...]:
     cells = tuple(_cell(instance, *fate_of(instance)) for instance in gpu.instances)
-    labels = (mode_words(gpu), *_shared([gpu.mps]))
+    labels = (mode_words(gpu), *_mps_label([gpu.mps]))
     return cells or (Cell(0, slots_of(gpu), labels, Tone.DIM),)
 
 
-def _shared(daemons: Iterable[DeviceDaemon | None]) -> tuple[str, ...]:
+def _mps_label(daemons: Iterable[DeviceDaemon | None]) -> tuple[str, ...]:
     return ("MPS",) if any(daemons) else ()
 
 
@@ -139,7 +139,7 @@ def _cell(instance: GpuInstance, fate: str, tone: Tone) -> Cell:
     if in_use and fate == "goes":
         states = ("in use", "in the way")
     place = instance.placement
-    shared = _shared(device.mps for device in instance.compute)
+    shared = _mps_label(device.mps for device in instance.compute)
     labels = (devices_in(instance), *shared, *states)
     return Cell(place.start, place.size, labels, Tone.IN_USE if in_use else tone)
 

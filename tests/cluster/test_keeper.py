@@ -194,6 +194,6 @@ async def test_a_value_that_is_undone_is_written_ever_more_seldom() -> None:
         await asyncio.sleep(16.0)
         for _ in range(5):
             store.there.clear()
-            store.keeper.changed(anew=True)
+            store.keeper.changed(forget_sent=True)
             await asyncio.sleep(0.01)
             assert store.there == {"a": 1}

@@ -25,7 +25,7 @@ _SMI_TIMEOUT = 10.0  # seconds for nvidia-smi
 
 
 def driver_findings(observed: ObservedNode | DriverError) -> Iterator[PreflightFinding]:
-    """Whether the driver answers and what it has; the error in its place when it does not."""
+    """Whether the driver answers, and its GPUs; `observed` is the error where it does not."""
     if isinstance(observed, DriverError):
         yield error("driver", observed.message, observed.remedy)
         return
@@ -77,8 +77,8 @@ def permission_finding(*, simulated: bool) -> PreflightFinding:
 def nvidia_smi_findings(
     observed: ObservedNode, nvidia_smi: Sequence[str], *, reset_allowed: bool
 ) -> Iterator[PreflightFinding]:
-    """nvidia-smi, which resets GPUs; nothing where no GPU's mode change needs that, or none can be
-    reset here.
+    """Whether there is nvidia-smi, which resets GPUs; no finding where no GPU's mode change needs a
+    reset, or none can be reset here.
     """
     if not any(gpu.mode_change_needs_reset and not gpu.no_reset for gpu in observed.gpus):
         return
@@ -138,7 +138,7 @@ _OTHER_OWNERS = {
 }
 _OTHER_UNIT = "nvidia-mig-manager.service"
 _WANTED_BY = ("multi-user.target.wants", "nvidia-gpu-reset.target.wants")
-Commands = Mapping[int, Sequence[str]]  # words by pid
+Commands = Mapping[int, Sequence[str]]  # command lines by pid
 
 
 def owner_findings(commands: Commands, root: Path = Path("/")) -> list[PreflightFinding]:
@@ -176,12 +176,12 @@ def fabric_findings(commands: Commands, root: Path = Path("/")) -> Iterator[Pref
 
 
 def is_visible(path: Path) -> bool:
-    """Whether it is there and may be looked at; `Path.exists` raises PermissionError."""
+    """Whether the path exists and may be looked at; `Path.exists` raises PermissionError."""
     return os.path.exists(path)  # noqa: PTH110
 
 
 def directory_finding(name: str, path: Path, *, as_agent: bool = True) -> PreflightFinding:
-    """Whether the agent can write there, or make the directory; `as_agent`: it can be this user."""
+    """Whether the agent can write there, or make it; `as_agent`: the agent may be this user."""
     nearest = next(p for p in (path, *path.parents) if is_visible(p))
     message = f"{path} cannot be written"
     if not nearest.is_dir():
@@ -192,7 +192,7 @@ def directory_finding(name: str, path: Path, *, as_agent: bool = True) -> Prefli
         remedy = "mount its file system writable"
     elif as_agent:
         remedy = f"run `install -d -o {os.geteuid()} {path}` as root"
-    else:  # nor may it own what an agent of root's keeps there
+    else:  # this user must not own what root's agent keeps there
         remedy = "run this as root"
     return error(name, message, f"{remedy}, or set {name} to another place")
 

@@ -31,11 +31,11 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Endpoint:
-    """An API server, and how TLS to it is made, with the content of files rather than their names:
-    it is equal as long as no connection to it has to be made anew.
+    """An API server and the settings of TLS to it, with the content of files, not their names.
+    Equal endpoints can use the same connections.
 
-    PEM of its `authority`, empty for those of the system, and of our `certificate` and `key`.
-    `authorization` is the whole header; empty without a token.
+    `authority`, `certificate` and `key` are PEM; without `authority` the system's certificates
+    count. `authorization` is the whole header; empty without a token.
     """
 
     url: str
@@ -89,9 +89,9 @@ class Kubeconfig:
         """Raises CredentialsUnusable."""
         text = _read(self.path)
         try:
-            endpoint = _read_usual(text, self)
+            endpoint = _read_without_library(text, self)
             if endpoint is None:
-                _insist_on_shallow(text)
+                _refuse_deep_nesting(text)
                 endpoint = _read_by_library(self)
         except Exception as error:  # noqa: BLE001 - the library trips in every way over strange files
             # Its words may repeat a line of the file, and a token with it.
@@ -120,7 +120,7 @@ def read_endpoint(credentials: Credentials) -> Endpoint:
         # Such a header would be refused by an exception that repeats it.
         raise CredentialsUnusable("the token holds characters that no token has")
     if authorization:
-        # As for kubectl: they come before a user in the server's URL. aiohttp refuses to have both.
+        # As for kubectl, credentials come before a user in the server's URL; aiohttp refuses both.
         scheme, _, rest = url.partition("://")
         host, slash, path = rest.partition("/")
         url = f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
@@ -128,7 +128,7 @@ def read_endpoint(credentials: Credentials) -> Endpoint:
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
-    """What TLS to the server takes, made in 20 ms. Raises CredentialsUnusable."""
+    """Make the context for TLS to the server, in 20 ms. Raises CredentialsUnusable."""
     try:
         context = ssl.create_default_context(cadata=endpoint.authority.decode("ascii", "ignore"))
         if endpoint.certificate:
@@ -145,7 +145,7 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """A path by which OpenSSL reads it, that leads to no disk."""
+    """Yield a path at which OpenSSL reads `content`, which is on no disk."""
     with os.fdopen(os.memfd_create("credentials"), "wb", buffering=0) as file:
         file.write(content)
         yield f"/proc/self/fd/{file.fileno()}"
@@ -163,7 +163,7 @@ def _read(path: Path) -> str:
 # --- a kubeconfig ---------------------------------------------------------------------------------
 
 
-def _read_usual(text: str, file: Kubeconfig) -> Endpoint | None:
+def _read_without_library(text: str, file: Kubeconfig) -> Endpoint | None:
     """Read a usual kubeconfig; None if only the library can. Raises OSError for files of it."""
     try:
         document: Any = read_tree(text.encode()).value
@@ -178,7 +178,7 @@ def _read_usual(text: str, file: Kubeconfig) -> Endpoint | None:
     return None
 
 
-def _insist_on_shallow(text: str) -> None:
+def _refuse_deep_nesting(text: str) -> None:
     """Raise ValueError for a text nested so deep that the library would take seconds for it."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
@@ -194,7 +194,7 @@ def _named(items: Any, name: str) -> Any:
 
 
 def _user(document: Any, context: Any) -> Any:
-    """Empty where the context has none, or one that is not described."""
+    """The user's entry; empty where the context has no user, or one without an entry."""
     name, users = context.get("user"), document.get("users")
     found = _named(users, name) if name and users else None
     return found["user"] if found else {}
@@ -216,7 +216,7 @@ def _endpoint(cluster: Any, user: Any, folder: Path) -> Endpoint:
 
 
 def _pem(section: Any, name: str, folder: Path) -> bytes:
-    """What the section has itself comes before the file that it names."""
+    """The PEM text in the section itself, or else that of the file that it names."""
     if f"{name}-data" in section:
         return base64.standard_b64decode(section[f"{name}-data"])
     return (folder / section[name]).read_bytes() if name in section else b""

@@ -201,7 +201,7 @@ def _budget(details: _Details) -> str:
 
 
 def _answer(body: bytes) -> _Status:
-    """Empty for what is no API server's, such as the page of a proxy."""
+    """The status in the body; empty where no API server wrote it, such as a proxy's page."""
     try:
         return _STATUS.decode(body)
     except (ValueError, RecursionError):
@@ -209,11 +209,11 @@ def _answer(body: bytes) -> _Status:
 
 
 def _words(text: str) -> str:
-    """A server's message, so that it can be printed."""
+    """A server's message, cut and made printable."""
     return "".join(c if c.isprintable() else " " for c in text[:_MAX_REASON])
 
 
 def _retry_after(headers: Mapping[str, str] | None) -> float | None:
-    """The seconds asked for; a date in their place is not worth its clock's troubles."""
+    """The seconds asked for; a date is ignored, since the server's clock may be another."""
     words = headers.get("Retry-After", "") if headers else ""
     return min(float(words), _MAX_WAIT) if words.isascii() and words.isdigit() else None

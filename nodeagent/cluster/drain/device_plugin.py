@@ -1,8 +1,8 @@
 """NVIDIA's device plugin: what the node should offer to pods once the GPUs are as planned.
 
-By the plugin's configuration file where the folder of these is known (its config-manager chooses
-one by the node's label), else by the labels of GPU feature discovery. A change sends feature
-discovery away, and its labels with it: their last values are remembered.
+That follows from the plugin's configuration file where the folder of these is known (its
+config-manager chooses one by the node's label), else from the labels of GPU feature discovery.
+Around a change of GPUs feature discovery and its labels go: their last values are remembered.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def read_configuration(text: bytes | str) -> PluginConfiguration:
 
 
 def read_configuration_file(folder: Path, name: str) -> PluginConfiguration:
-    """Read the file; raises NodeagentError in words for who wrote it. May block."""
+    """Read the file; raises NodeagentError in words for the file's author. May block."""
     if not _NAME.fullmatch(name):
         raise NoSuchConfiguration(f"{name!r} is no name of a configuration of the device plugin")
     path = folder / name
@@ -199,11 +199,11 @@ def configuration_of(evaluation: PlanEvaluation) -> str | None:
 
 
 class DevicePlugin:
-    """The plugin on this node; `folder` holds its configuration files, None: not known where."""
+    """The plugin on this node; `folder` has its configuration files, None: folder not known."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        # By feature discovery, for the configuration `_labelled_for`; with its own time stamp.
+        # What feature discovery's labels said last, for which configuration, and their time stamp.
         self._labelled = _UNKNOWN
         self._labelled_for = ""
         self._labelled_at: str | None = None
@@ -213,7 +213,7 @@ class DevicePlugin:
         strategy, stamp = strategy_of(labels), labels.get(FEATURES_LABEL, "")
         name = labels.get(PLUGIN_CONFIG, "")
         if strategy is None or (name != self._labelled_for and stamp == self._labelled_at):
-            return  # sent away, or it has not looked since the configuration is another
+            return  # no labels, or those of the earlier configuration
         # The label says whether devices are shared, and not how many of what.
         is_shared = labels.get(SHARING_LABEL, "none") != "none"
         self._labelled = PluginConfiguration(strategy, None if is_shared else ())

@@ -84,7 +84,7 @@ def _for_gpu(
     pods = sorted({pod for user in users if (pod := pod_of_user(user))})
     going = {pod for pod in pods if _can_go(known.get(pod))}
     rest = plan_gpu(wanted, _without(gpu, going), policy)
-    # A mode that is left pending is all that could be done, and the pods come back before it is so.
+    # Evictions would leave the mode pending only, and the pods come back before a reset.
     waits = any(problem.code is Code.RESET_REQUIRED for problem in rest.problems)
     if rest.verdict is Verdict.BLOCKED or waits:
         return _in_vain(gpu, rest, [known[pod] for pod in pods if pod not in going])

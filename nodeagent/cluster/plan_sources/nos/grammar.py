@@ -111,7 +111,7 @@ MODE_LABEL = f"{_PREFIX}gpu-partitioning"
 CONFIGURATION_LABEL = "nvidia.com/device-plugin.config"  # a key of the ConfigMap, for shares
 SPEC_PLAN = f"{_PREFIX}spec-partitioning-plan"
 STATUS_PLAN = f"{_PREFIX}status-partitioning-plan"
-SPEC = f"{_PREFIX}spec-gpu"  # without a `-` behind it, here and below: so nos tests for it
+SPEC = f"{_PREFIX}spec-gpu"  # without a final `-`, as nos tests for it; below too
 STATUS = f"{_PREFIX}status-gpu"
 
 _INTEGER = re.compile(r"([+-]?)(?=[0-9])0*+([0-9]{0,19})")  # as Go reads one; at most 64 bits
@@ -255,7 +255,7 @@ def read_status(key: str) -> StatusKey | None:
 
 
 def status_keys(annotations: Mapping[str, str]) -> Iterator[str]:
-    """Every key that nos' own reporters would replace, whatever it is."""
+    """Every key that nos' own reporters would replace, well-formed or not."""
     return (key for key, _ in _with_prefix(annotations, STATUS))
 
 
