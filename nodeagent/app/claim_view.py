@@ -56,6 +56,7 @@ class ClaimView:
         self.attempts = Attempts(clock=asyncio.get_running_loop().time, wall=time.time)
         self.attempts.ended.subscribe(lambda _: self._called.set())
         self.upkeep_problems: Mapping[str, Problem] = {}  # by the claim's uid, as upkeep left it
+        self.pod_problems: Mapping[str, tuple[Problem, ...]] = {}  # by the claim's uid
         self._served: tuple[object, tuple[Claim, ...]] = (None, ())  # of what, and which
 
     @property
@@ -71,6 +72,7 @@ class ClaimView:
             dict(self.attempts.newest({record.uid for record in records})),  # it changes
             self.upkeep_problems,
             {(one.pool, one.device): one for one in self._health()},
+            self.pod_problems,
         )
         # Two records may differ in their times alone, which do not count when they are compared.
         of = facts, self.pods.version, [record.since for record in records]
@@ -118,8 +120,9 @@ class ClaimReports:
         records: tuple[ClaimRecord, ...],
         attempts: Mapping[str, Attempt],
         health: tuple[DeviceHealth, ...],
+        pod_problems: Mapping[str, tuple[Problem, ...]],
     ) -> None:
-        for news in self._history.news(records, attempts, health):
+        for news in self._history.news(records, attempts, health, pod_problems):
             self._events.publish(news)
             claim = f"{news.namespace}/{news.name}"
             message = news.message if claim in news.message else f"claim {claim}: {news.message}"

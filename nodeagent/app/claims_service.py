@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from nodeagent.app.claim_view import ClaimReports, ClaimView
+from nodeagent.app.pod_checks import PodChecks
 from nodeagent.app.shared import Shared
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
@@ -120,11 +121,14 @@ class ClaimsService:
             observe=lambda: shared.observation.node or states.newest.observed,
             health=self._device_health,
         )
+        self._pod_checks = PodChecks(self.claims, cluster.access)
         self._reports = ClaimReports(
             cluster.access, settings.node_name, self.view.pods.recent, shared.events
         )
         self.places = PlannedPlaces(planned_places_file(paths.state_file(FILE_NAME)))
         self.view.attempts.ended.subscribe(lambda _: self._pass_on_change())
+        self.view.pods_changed.subscribe(lambda _: self._pod_checks.wake())
+        self._pod_checks.changed.subscribe(lambda _: self._pods_checked())
         states.subscribe(lambda _: self._pass_on_change())
         cluster.publisher.offered_by_node.subscribe(lambda _: self._changed.set())
 
@@ -254,6 +258,7 @@ class ClaimsService:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publisher.run(), name="slices")
             group.create_task(self._reports.run(), name="reports on claims")
+            group.create_task(self._pod_checks.run(), name="pods of claims are checked")
             if kubelet:
                 group.create_task(self._run_upkeep(kubelet), name="upkeep of claims")
             self._offers.continue_from(await self._publisher.published())
@@ -350,10 +355,16 @@ class ClaimsService:
         """The node, its health or its claims changed: wake what waits, and tell the kubelet."""
         self._changed.set()
         self._patience.wake()
+        self._pod_checks.wake()
         health, records = self._device_health(), self.claims.store.records
         self._feed.publish(health)
         attempts = self.view.attempts.newest({record.uid for record in records})
-        self._reports.observe(records, attempts, health)
+        self._reports.observe(records, attempts, health, self.view.pod_problems)
+
+    def _pods_checked(self) -> None:
+        self.view.pod_problems = self._pod_checks.problems
+        self._pass_on_change()
+        self._report("pods of claims were checked")
 
     def _device_health(self) -> tuple[DeviceHealth, ...]:
         state = self._states.newest

@@ -79,6 +79,7 @@ class EventType(StrEnum):
     CLAIM_NOT_RELEASED = "ClaimNotReleased"
     CLAIM_UNHEALTHY = "ClaimUnhealthy"
     CLAIM_HEALTHY = "ClaimHealthy", _GOOD_TO_KNOW
+    CLAIM_MISMATCH = "ClaimMismatch"  # a pod cannot use its claim's devices as it is
     LESS_OFFERED = "LessOffered"  # claims get less of a GPU than dra.mode promises
     CLUSTER_FAULT = "ClusterFault"  # the API server is away, or refuses
     CLUSTER_RETURNED = "ClusterReturned", _GOOD_TO_KNOW

@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.claims.offering.pool_offer import WITHDRAWN
 from nodeagent.simulation import SimulatedNode
-from tests.acceptance.agent_home import SOON
+from tests.acceptance.agent_home import SOON, USER
 from tests.acceptance.claims_rig import Cluster, claim_settings
 from tests.acceptance.cluster_rig import plan_text
 from tests.cluster.client.rig import until
@@ -314,6 +314,27 @@ async def test_claims_and_pods_show_what_happens(cluster: Cluster) -> None:
             node.release(pid=4711)
         await cluster.kubelet.release("trainer")
         await until(lambda: ("Pod", "trainer", "ClaimReleased") in events(cluster))
+
+
+async def test_a_pod_that_is_no_client_of_its_claims_mps(cluster: Cluster) -> None:
+    """Its container says no user, so it runs as root as a rule: claim and pod say so."""
+    cluster.folder.chmod(0o755)  # MPS is of another user
+    container = {"name": "main", "resources": {"claims": [{"name": "gpu"}]}}
+    claims = [{"name": "gpu", "resourceClaimName": "shared"}]
+    spec = {"containers": [container], "resourceClaims": claims}
+    async with cluster.agent():
+        claim = cluster.pod("shared", "1g.10gb", clients={}, user=f"{USER}")
+        assert claim
+        cluster.api.add_pod("shared", namespace=claim.namespace, node=NAME, spec=spec)
+        cluster.reserve("shared", "shared")
+        await cluster.kubelet.prepare("shared", claim)
+        expected = {(kind, "shared", "ClaimMismatch") for kind in ("ResourceClaim", "Pod")}
+        await until(lambda: expected <= events(cluster))
+        (shown,) = (await cluster.status())["claims"]
+        assert shown["phase"] == "Ready"
+        assert [one["code"] for one in shown["problems"]] == ["MpsClient"]
+        assert "container main of pod team/shared runs as its image" in json.dumps(shown)
+        await cluster.end(claim)
 
 
 async def test_a_kubelet_that_refuses_the_driver(cluster: Cluster) -> None:

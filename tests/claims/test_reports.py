@@ -247,9 +247,10 @@ def said(
     records: tuple[ClaimRecord, ...],
     attempts: dict[str, Attempt],
     health: tuple[DeviceHealth, ...],
+    of_pods: tuple[Problem, ...] = (),
 ) -> list[tuple[str, str, bool]]:
     """Reasons, messages, and whether it is a warning."""
-    news = history.news(records, attempts, health)
+    news = history.news(records, attempts, health, {UID: of_pods})
     assert {(one.namespace, one.name, one.uid) for one in news} <= {("team", "trainer", UID)}
     return [(one.reason, one.message, one.is_warning) for one in news]
 
@@ -268,6 +269,18 @@ def test_a_claim_comes_and_goes() -> None:
     assert said(history, (releasing,), {}, (WELL,)) == []
     (released,) = said(history, (), {}, ())
     assert released[0] == "ClaimReleased"
+
+
+def test_a_pod_that_does_not_go_together_with_it() -> None:
+    """Said once, as long as the claim is ready; it is a problem of the claim."""
+    history = ClaimHistory()
+    wrong = Problem(code=Code.MPS_CLIENT, message="main runs as user 0", remedy="change it")
+    said(history, (READY,), {}, ())
+    assert said(history, (READY,), {}, (), (wrong,)) == [
+        ("ClaimMismatch", "main runs as user 0; change it", True)
+    ]
+    assert said(history, (READY,), {}, (), (wrong,)) == []
+    assert only(records=(READY,), pod_problems={UID: (wrong,)}).problems == [wrong]
 
 
 def test_what_is_there_at_the_start_is_no_news() -> None:

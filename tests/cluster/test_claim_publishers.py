@@ -123,7 +123,7 @@ async def test_a_device_made_again_is_not_prepared(
     reports = ClaimReports(access, "node-1", lambda _: None, EventLog())
 
     async def said(phase: RecordPhase, *expected: str) -> None:
-        reports.observe((replace(one, phase=phase),), {}, (WELL,))
+        reports.observe((replace(one, phase=phase),), {}, (WELL,), {})
         await until(lambda: ready(server)[:2] == expected)
 
     async with running(reports.run()):

@@ -1,4 +1,5 @@
-"""What is news about this node's claims, for Events: ready, refused, waiting, released, unhealthy.
+"""What is news about this node's claims, for Events: ready, refused, waiting, released, unhealthy,
+and pods that do not go together with them.
 
 Pure but for what it remembers: what was so when it was asked last.
 """
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.claims.serving.attempts import REFUSED, Attempt, Operation
+from nodeagent.plan.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,16 @@ class ClaimHistory:
         self._ready: Mapping[str, ClaimRecord] | None = None  # by uid
         self._unhealthy: Mapping[tuple[str, str], str] = {}  # messages, by pool and device
         self._failed: Mapping[str, float] = {}  # when the last attempt failed, by uid
+        self._of_pods: Mapping[str, tuple[Problem, ...]] = {}  # by uid
 
     def news(
         self,
         records: Iterable[ClaimRecord],
         attempts: Mapping[str, Attempt],
         health: Iterable[DeviceHealth],
+        pod_problems: Mapping[str, tuple[Problem, ...]],
     ) -> tuple[ClaimNews, ...]:
-        """Return what has changed since; `attempts` by uid."""
+        """Return what has changed since; `attempts` and `pod_problems` by uid."""
         known = tuple(records)
         ready = {one.uid: one for one in known if one.phase is RecordPhase.READY}
         kept = ready | {one.uid: one for one in known if one.phase is RecordPhase.RELEASING}
@@ -51,6 +55,7 @@ class ClaimHistory:
         before, self._ready = self._ready, kept
         sick_before, self._unhealthy = self._unhealthy, sick
         failed_before, self._failed = self._failed, failed
+        of_pods_before, self._of_pods = self._of_pods, pod_problems
         if before is None:
             return ()
         present = {one.uid for one in known}
@@ -63,6 +68,12 @@ class ClaimHistory:
                 if failed_before.get(uid) != last
             ),
             *_health_news(kept.values(), sick_before, sick),
+            *(
+                _news(one, "ClaimMismatch", _sentence(problem), is_warning=True)
+                for uid, one in ready.items()
+                for problem in pod_problems.get(uid, ())
+                if problem not in of_pods_before.get(uid, ())
+            ),
         )
 
 
@@ -76,12 +87,16 @@ def _released(record: ClaimRecord) -> ClaimNews:
 
 def _failure(uid: str, attempt: Attempt) -> ClaimNews:
     refusal = attempt.refusal
-    text = "; ".join(filter(None, (refusal.message, refusal.remedy))) if refusal else ""
+    text = _sentence(refusal) if refusal else ""
     if attempt.operation is Operation.RELEASE:
         reason = "ClaimNotReleased"
     else:
         reason = "ClaimRefused" if refusal and refusal.code == REFUSED else "ClaimWaiting"
     return ClaimNews(attempt.namespace, attempt.name, uid, reason, text, is_warning=True)
+
+
+def _sentence(problem: Problem) -> str:
+    return "; ".join(filter(None, (problem.message, problem.remedy)))
 
 
 def _health_news(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFacts:
-    """All that is known; `attempts` and `upkeep_problems` (what the last round of upkeep left) are
-    by uid, `health` by pool and device. `boot_id` is this start of the machine.
+    """All that is known; `attempts`, `upkeep_problems` (what the last round of upkeep left) and
+    `pod_problems` are by uid, `health` by pool and device. `boot_id` is this start of the machine.
     """
 
     node: ObservedNode
@@ -35,6 +35,7 @@ class ClaimFacts:
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     upkeep_problems: Mapping[str, Problem] = field(default_factory=dict)
     health: Mapping[tuple[str, str], DeviceHealth] = field(default_factory=dict)
+    pod_problems: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
 
 
 def served_claims(facts: ClaimFacts) -> tuple[Claim, ...]:
@@ -64,7 +65,8 @@ def _recorded(record: ClaimRecord, facts: ClaimFacts) -> Claim:
         case _:
             assert_never(record.phase)
     found = [facts.upkeep_problems[record.uid]] if record.uid in facts.upkeep_problems else []
-    problems = (*found, *_health_problems(record, facts))
+    of_pods = facts.pod_problems.get(record.uid, ())
+    problems = (*found, *_health_problems(record, facts), *of_pods)
     same_boot = record.boot_id == facts.boot_id
     devices = [_device(one, facts.node, with_ids=same_boot) for one in record.devices]
     claim = _claim(facts, record.uid, key, phase, problems)

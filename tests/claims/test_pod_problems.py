@@ -1,0 +1,109 @@
+"""Which containers of a pod run as another user than the MPS of their claim serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import json
+
+from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.reporting.pod_problems import pod_problems, serves_one_user
+from nodeagent.claims.serving.pod_object import PodObject, read_pod
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from tests.claims.samples import GPU, Json, mig_device, mig_result, record
+
+BY_NAME: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "trainer"}]}
+BY_TEMPLATE: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "any"}]}
+MADE: Json = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "trainer"}]}
+
+
+def daemon(*, any_user: bool = False) -> WantedMps:
+    """Of user 1000, or of all."""
+    account = Account(0 if any_user else 1000, 1000, any_user=any_user)
+    return WantedMps(Sharing((Share("clients", None, None, None, ""),), "report"), account)
+
+
+def shared(*requests: str, **account: bool) -> ClaimRecord:
+    """A claim team/trainer whose devices, one for each of these requests, have MPS."""
+    found = requests or ("gpu",)
+    return record(*(mig_device(result=mig_result(request=r), mps=daemon(**account)) for r in found))
+
+
+def container(
+    name: str = "main", user: int | None = None, claim: str = "gpu", **claims: str
+) -> Json:
+    """One that uses a claim of its pod."""
+    found: Json = {"name": name, "resources": {"claims": [{"name": claim, **claims}]}}
+    return found | ({} if user is None else {"securityContext": {"runAsUser": user}})
+
+
+def pod(*containers: Json, status: Json | None = None, **spec: Any) -> PodObject:
+    """The pod team/trainer-0, which names the claim."""
+    wanted = {**BY_NAME, "containers": list(containers), **spec}
+    found = {"metadata": {"namespace": "team", "name": "trainer-0"}, "spec": wanted}
+    return read_pod(json.encode({**found, "status": status or {}}))
+
+
+def named(claim: ClaimRecord, found: PodObject) -> list[str]:
+    """The messages."""
+    return [problem.message for problem in pod_problems(claim, found)]
+
+
+def test_what_it_says() -> None:
+    """Container, pod, claim, both users, and two ways to mend it."""
+    (problem,) = pod_problems(shared(), pod(container(user=0)))
+    assert (problem.code, problem.gpu) == ("MpsClient", GPU)
+    assert problem.message == (
+        "container main of pod team/trainer-0 runs as user 0, but MPS of claim team/trainer serves "
+        "user 1000: its CUDA programs wait for ever"
+    )
+    assert "runAsUser: 1000 in the securityContext" in problem.remedy
+    assert "DeviceClass with mps.user 0 in" in problem.remedy
+    (unsaid,) = pod_problems(shared(), pod(container()))
+    assert "runs as its image's user, root as a rule, but MPS of" in unsaid.message
+    assert "mps.user any" in unsaid.remedy
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (pod(container(user=1000)), []),
+        (pod(container(), securityContext={"runAsUser": 1000}), []),
+        (pod(container(user=7), securityContext={"runAsUser": 1000}), ["main"]),
+        (pod(container("a", 1000), container("b")), ["b"]),
+        (pod(container("a", claim="other"), container("b")), ["b"]),
+        (pod({"name": "a"}, initContainers=[container("b")]), ["b"]),
+        (pod(container(), status=MADE, **BY_TEMPLATE), ["main"]),
+        (pod(container(), **BY_TEMPLATE), []),
+    ],
+    ids=["same", "pod's", "own first", "one of two", "other claim", "init", "template", "no claim"],
+)
+def test_whom_it_names(found: PodObject, expected: list[str]) -> None:
+    """Containers that use the claim, by what they, else their pod, say."""
+    assert [text.split()[1] for text in named(shared(), found)] == expected
+
+
+def test_a_request_of_the_claim() -> None:
+    """A container has the devices of the requests that it names, and is named once."""
+    claim = record(mig_device(), mig_device(result=mig_result(request="mps/large"), mps=daemon()))
+    assert named(claim, pod(container(request="gpu"))) == []
+    assert len(named(claim, pod(container(request="mps")))) == 1
+    assert len(named(shared("a", "b"), pod(container()))) == 1
+
+
+def test_a_limit() -> None:
+    """The claim that the scheduler made for it names the containers."""
+    mapping = {"containerName": "b", "requestName": "gpu", "resourceName": "nvidia.com/gpu"}
+    made = {"resourceClaimName": "trainer", "requestMappings": [mapping]}
+    status = {"extendedResourceClaimStatus": made}
+    found = pod({"name": "a"}, {"name": "b"}, status=status, resourceClaims=[])
+    assert [text.split()[1] for text in named(shared(), found)] == ["b"]
+
+
+def test_devices_of_everybody() -> None:
+    """Without MPS, or with MPS for all users, no user is wrong."""
+    for claim in (record(), shared(any_user=True)):
+        assert named(claim, pod(container())) == []
+        assert not serves_one_user(claim)
+    assert serves_one_user(shared())
