@@ -16,7 +16,7 @@ from nodeagent.app.claim_view import ClaimReports, ClaimView
 from nodeagent.app.pod_checks import PodChecks
 from nodeagent.app.shared import Shared
 from nodeagent.claims.model import ClaimedDevice
-from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader
+from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader, pcie_root
 from nodeagent.claims.offering.gpu_rules import Mode
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
 from nodeagent.claims.offering.planned import FILE_NAME, PlannedPlaces, planned_places_file
@@ -90,7 +90,12 @@ class ClaimsService:
         self._changed = asyncio.Event()
         self._feed = HealthFeed()
         self._patience = Patience()
-        self._facts = FactsReader(pool, None if simulation else SYSFS)
+        self._facts = FactsReader(
+            pool,
+            (lambda gpu: simulation.pcie_root(gpu.pci_bus_id))
+            if simulation
+            else partial(pcie_root, SYSFS),
+        )
         self._offers = NodeOffers(
             settings.node_name, Mode(settings.dra.mode), share=settings.dra.share or 0
         )

@@ -36,7 +36,8 @@ class Simulation:
     `state` is the file that other commands share, `nvidia_smi` the command in place of the real
     one, `directory` where its MPS daemons live, and `mps` what they run. `real_pids` gives the pids
     of simulated GPU users that are processes of this machine, `capabilities` GPU, GPU instance and
-    compute instance by capability file. `throwaway`: no command can find the node afterwards.
+    compute instance by capability file, `pcie_root` the root of the bus at a PCI address.
+    `throwaway`: no command can find the node afterwards.
     """
 
     state: Path | None
@@ -45,6 +46,7 @@ class Simulation:
     mps: MpsPlaces
     real_pids: Callable[[], frozenset[int]]
     capabilities: Callable[[], dict[int, tuple[int, int, int | None]]]
+    pcie_root: Callable[[str], str]
     throwaway: bool = False
 
 

@@ -66,6 +66,7 @@ def _for_the_agent(simulated: SimulatedGpus, options: Namespace, settings: Setti
         simulated_places(settings, simulated.directory),
         simulated.node.real_pids,
         simulated.node.capabilities,
+        simulated.node.pcie_root,
         throwaway=is_throwaway(options),
     )
 

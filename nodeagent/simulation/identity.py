@@ -21,6 +21,8 @@ class Identity:
         self.serial_number = str(1_320_000_000_000 + self.pdi % 9_999_999_999)
         self.pci_domain, place = divmod(index, _BUSES_A_DOMAIN)
         self.pci_bus = 0x1A + 0x0D * place
+        root = 0x17 + 0x1A * (place // 2)  # of two cards
+        self.pcie_root = f"pci{self.pci_domain:04x}:{root:02x}"
         self.pci_bus_id = f"{self.pci_domain:08X}:{self.pci_bus:02X}:00.0"
         self._mig_uuids: dict[tuple[int, int, int], str] = {}
 

@@ -200,6 +200,11 @@ class SimulatedNode:
         keys = [(card.index, i, part) for card in self.cards for i in range(15) for part in parts]
         return dict(enumerate(keys, start=3))
 
+    def pcie_root(self, address: str) -> str:
+        """The root of the bus at which a card with this PCI address is; "" where there is none."""
+        found = (c.identity.pcie_root for c in self.cards if c.identity.answers_to(address))
+        return next(found, "")
+
     def real_pids(self) -> frozenset[int]:
         """The processes on the node's devices that are processes of this machine."""
         with self.looks():

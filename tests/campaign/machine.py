@@ -261,7 +261,13 @@ class _Life:
             simulated=True,
         )
         simulation = Simulation(
-            None, ("false",), folder / "state", mps, frozenset, machine.node.capabilities
+            None,
+            ("false",),
+            folder / "state",
+            mps,
+            frozenset,
+            machine.node.capabilities,
+            machine.node.pcie_root,
         )
         places = Paths(self._settings, simulation)
         places.make_state_directory()

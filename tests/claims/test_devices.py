@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from nodeagent.claims.names import (
     share_named,
 )
 from nodeagent.claims.offering.devices import GpuFacts, Version, pci_address, version, whole_gpu
-from nodeagent.claims.offering.gpu_facts import FactsReader
+from nodeagent.claims.offering.gpu_facts import FactsReader, pcie_root
 from nodeagent.errors import UnknownDevice
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, Gpu
@@ -126,7 +127,7 @@ def test_unknown_profiles() -> None:
 # --- attributes and capacity ----------------------------------------------------------------------
 
 
-FACTS = GpuFacts("580.65.06", "13.0", "Nvidia", "pci0000:17")
+FACTS = GpuFacts("580.65.06", "13.0", "Nvidia", "pci0000:17", "HMM")
 
 
 def test_whole_gpu() -> None:
@@ -141,6 +142,7 @@ def test_whole_gpu() -> None:
         "gpu.nvidia.com/cudaComputeCapability": Version("9.0.0"),
         "gpu.nvidia.com/driverVersion": Version("580.65.6"),
         "gpu.nvidia.com/cudaDriverVersion": Version("13.0.0"),
+        "gpu.nvidia.com/addressingMode": "HMM",
         "resource.kubernetes.io/pciBusID": "0000:1a:00.0",
         "resource.kubernetes.io/pcieRoot": "pci0000:17",
         "resource.kubernetes.io/numaNode": 1,
@@ -195,7 +197,12 @@ def test_bus_ids() -> None:
 # --- facts ----------------------------------------------------------------------------------------
 
 
-BRAND = "nvmlDeviceGetBrand"
+BRAND, ADDRESSING = "nvmlDeviceGetBrand", "nvmlDeviceGetAddressingMode"
+
+
+def no_root(_: Gpu) -> str:
+    """Where the kernel does not say."""
+    return ""
 
 
 @asynccontextmanager
@@ -219,10 +226,10 @@ async def test_facts_of_two_kinds(tmp_path: Path) -> None:
             link = tmp_path / "bus/pci/devices" / address
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(device)
-        found = await FactsReader(driver.pool, tmp_path).read(gpus)
+        found = await FactsReader(driver.pool, partial(pcie_root, tmp_path)).read(gpus)
     assert found == {
-        gpus[0].uuid: GpuFacts("595.58.03", "13.2", "Nvidia", "pci0000:17"),
-        gpus[1].uuid: GpuFacts("595.58.03", "13.2", "Tesla", "pci0000:9d"),
+        gpus[0].uuid: GpuFacts("595.58.03", "13.2", "Nvidia", "pci0000:17", "None"),
+        gpus[1].uuid: GpuFacts("595.58.03", "13.2", "Tesla", "pci0000:9d", "None"),
     }
 
 
@@ -230,7 +237,7 @@ async def test_each_gpu_is_asked_once() -> None:
     """For each start of NVML; without the kernel's files the root is not known."""
     async with driver_of("h100-80gb") as (driver, node):
         gpus = (await driver.observe()).gpus
-        reader = FactsReader(driver.pool, Path("/nowhere"))
+        reader = FactsReader(driver.pool, partial(pcie_root, Path("/nowhere")))
         first = await reader.read(gpus)
         node.inject(BRAND, error="NVML_ERROR_UNKNOWN")
         assert await reader.read(gpus) == first
@@ -241,19 +248,31 @@ async def test_each_gpu_is_asked_once() -> None:
         assert await reader.read(gpus) == first
 
 
-@pytest.mark.parametrize("missing", [BRAND, "nvmlSystemGetCudaDriverVersion_v2"])
+@pytest.mark.parametrize("missing", [BRAND, ADDRESSING, "nvmlSystemGetCudaDriverVersion_v2"])
 async def test_what_a_driver_does_not_say_is_left_out(missing: str) -> None:
     """The rest is there."""
     async with driver_of("h100-80gb", missing_functions=(missing,)) as (driver, _):
         gpus = (await driver.observe()).gpus
-        [facts] = (await FactsReader(driver.pool, None).read(gpus)).values()
-        assert (facts.brand, facts.cuda_driver_version) == (
-            ("", "13.2") if missing == BRAND else ("Nvidia", "")
+        [facts] = (await FactsReader(driver.pool, no_root).read(gpus)).values()
+        assert (facts.brand, facts.addressing_mode, facts.cuda_driver_version) == (
+            "" if missing == BRAND else "Nvidia",
+            "" if missing == ADDRESSING else "None",
+            "13.2" if missing in {BRAND, ADDRESSING} else "",
         )
+
+
+async def test_how_a_gpu_addresses_memory() -> None:
+    """A superchip shares the processor's page tables."""
+    async with driver_of("gh200") as (driver, node):
+        gpus = (await driver.observe()).gpus
+        [facts] = (
+            await FactsReader(driver.pool, lambda gpu: node.pcie_root(gpu.pci_bus_id)).read(gpus)
+        ).values()
+        assert (facts.addressing_mode, facts.pcie_root) == ("ATS", "pci0000:17")
 
 
 async def test_a_gpu_that_does_not_answer_is_not_asked() -> None:
     """What is published of it stays."""
     async with driver_of("h100-80gb") as (driver, _):
         gpu = replace((await driver.observe()).gpus[0], access=Access.LOST)
-        assert await FactsReader(driver.pool, None).read([gpu]) == {}
+        assert await FactsReader(driver.pool, no_root).read([gpu]) == {}

@@ -62,6 +62,7 @@ class GpuFacts:
     cuda_driver_version: str = ""
     brand: str = ""
     pcie_root: str = ""
+    addressing_mode: str = ""
 
 
 def whole_gpu(gpu: Gpu, facts: GpuFacts, consumes: Mapping[str, int]) -> OfferedDevice:
@@ -116,6 +117,7 @@ def _common(gpu: Gpu, facts: GpuFacts) -> dict[str, AttributeValue]:
         _NVIDIA + "cudaComputeCapability": version(capability),
         _NVIDIA + "driverVersion": version(facts.driver_version),
         _NVIDIA + "cudaDriverVersion": version(facts.cuda_driver_version),
+        _NVIDIA + "addressingMode": facts.addressing_mode or None,
         _STANDARD + "pciBusID": pci_address(gpu.pci_bus_id),
         _STANDARD + "pcieRoot": _short(facts.pcie_root),
         _STANDARD + "numaNode": gpu.numa_node,

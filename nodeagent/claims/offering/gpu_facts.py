@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from nodeagent.claims.offering.devices import GpuFacts, pci_address
@@ -30,18 +30,21 @@ _BRANDS = (
     "GeForceRTX", "TitanRTX",
 )  # fmt: skip
 
+# By NVML's number, as NVIDIA's driver writes them (go-nvlib, pkg/nvlib/device).
+_ADDRESSING_MODES = ("None", "HMM", "ATS")
+
 _PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 
 
 class FactsReader:
     """Reads the facts of GPUs and keeps them for as long as NVML is not started anew.
 
-    `sysfs` is the kernel's directory, None where the GPUs are simulated.
+    `root_of` gives the root of a GPU's part of the PCI bus and may block.
     """
 
-    def __init__(self, pool: GpuPool, sysfs: Path | None) -> None:
+    def __init__(self, pool: GpuPool, root_of: Callable[[Gpu], str]) -> None:
         self._pool = pool
-        self._sysfs = sysfs
+        self._root_of = root_of
         self._session = 0
         self._known: dict[str, GpuFacts] = {}  # by UUID, as far as the driver has answered
 
@@ -57,24 +60,32 @@ class FactsReader:
         return found
 
     async def _read(self, gpu: Gpu) -> GpuFacts:
-        root = await asyncio.to_thread(pcie_root, self._sysfs, gpu) if self._sysfs else ""
+        root = await asyncio.to_thread(self._root_of, gpu)
         cuda = ".".join(map(str, gpu.cuda_version)) if gpu.cuda_version > (0, 0) else ""
         facts = GpuFacts(self._pool.driver_version, cuda, pcie_root=root)
         try:
-            facts = replace(facts, brand=await self._brand(gpu))
-        except DriverError as error:
-            if not is_unsupported(error):
-                return facts  # not kept, so it is asked again
+            brand = await self._word(gpu, "nvmlDeviceGetBrand", _BRANDS)
+            mode = await self._word(gpu, "nvmlDeviceGetAddressingMode", _ADDRESSING_MODES)
+        except DriverError:
+            return facts  # not kept, so it is asked again
+        facts = replace(facts, brand="" if brand == _BRANDS[0] else brand, addressing_mode=mode)
         self._known[gpu.uuid] = facts
         return facts
 
-    async def _brand(self, gpu: Gpu) -> str:
-        def brand(device: GpuDevice) -> str:
-            number = int(nvml.call("nvmlDeviceGetBrand", device.handle))
-            return _BRANDS[number] if 0 < number < len(_BRANDS) else ""  # 0 is "Unknown"
+    async def _word(self, gpu: Gpu, function: str, words: Sequence[str]) -> str:
+        """The word for the number that the function returns; "" where the driver has none."""
 
-        what = "asking for its brand"
-        return await self._pool.visit(gpu.index, brand, what=what, deadline=_DEADLINE)
+        def word(device: GpuDevice) -> str:
+            number = int(nvml.call(function, device.handle))
+            return words[number] if 0 <= number < len(words) else ""
+
+        try:
+            what = f"calling {function}"
+            return await self._pool.visit(gpu.index, word, what=what, deadline=_DEADLINE)
+        except DriverError as error:
+            if not is_unsupported(error):
+                raise
+            return ""
 
 
 def pcie_root(sysfs: Path, gpu: Gpu) -> str:

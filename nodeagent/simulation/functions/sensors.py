@@ -57,6 +57,21 @@ def nvmlDeviceGetBrand(session: Session, gpu: WholeGpuIn, brand: UIntOut) -> Non
 
 
 @c_function(Code.NOT_SUPPORTED)
+def nvmlDeviceGetAddressingMode(
+    session: Session,
+    gpu: WholeGpuIn,
+    mode: Annotated[
+        Any, Out(pynvml.c_nvmlDeviceAddressingMode_t, pynvml.nvmlDeviceAddressingMode_v1)
+    ],
+) -> None:
+    """Boards with a processor of NVIDIA's share its page tables."""
+    ats = gpu.card.board.name.startswith(("gh", "gb"))
+    mode.value = (
+        pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS if ats else pynvml.NVML_DEVICE_ADDRESSING_MODE_NONE
+    )
+
+
+@c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetClockInfo(
     session: Session, gpu: WholeGpuIn, kind: UInt, megahertz: UIntOut
 ) -> None:
