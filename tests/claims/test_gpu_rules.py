@@ -72,6 +72,13 @@ def test_nobody_planned_it(board: str) -> None:
     assert names(gpu, Mode.STATIC) == set()
     assert names(mig_off(gpu), Mode.STATIC) == {WHOLE_GPU}
     assert names(gpu, Mode.OFF) == set()
+    reason = wanted(mig_off(gpu), Mode.DYNAMIC).reason
+    assert (reason is not None) == ampere
+    if reason:
+        assert (
+            f"{gpu.title} is offered as a whole and not in MIG devices, because" in reason.message
+        )
+        assert "write `mig: enabled` for it in the plan, and end what uses" in reason.remedy
 
 
 @pytest.mark.parametrize("board", KINDS)

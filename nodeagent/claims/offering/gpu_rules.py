@@ -190,8 +190,8 @@ def offered_names(
     names = [i.device for i in fixed if not i.kept_back and i.device in known]
     if parts and makes:
         names += _beside(gpu, pinned, whole_taken=WHOLE_GPU in uncounted or bool(held_shares))
-    elif parts and counted and not whole:
-        reason = _reset_required(gpu)
+    elif parts and counted:
+        reason = _reset_required(gpu, rules.planned)
     if whole and not pinned:
         names.append(WHOLE_GPU)
     shares = not rules.why_no_shares(gpu)
@@ -224,7 +224,7 @@ def refusal(rules: GpuRules, gpu: Gpu, device: str) -> str:
     if not why and rules.mode is Mode.STATIC:
         return f"no plan has it, and {_NOTHING_MADE}"
     if not why and rules.planned is None:
-        return _reset_required(gpu).message
+        return _reset_required(gpu, None).message
     return why or "there is no room for it beside the plan's instances"
 
 
@@ -232,8 +232,9 @@ def _inexact(gpu: Gpu, difference: str) -> Problem:
     return gpu.problem(Code.UNSUPPORTED, "notOffered", difference=difference)
 
 
-def _reset_required(gpu: Gpu) -> Problem:
-    return gpu.problem(Code.RESET_REQUIRED, "forClaims", reset=idle_reset_remedy(gpu))
+def _reset_required(gpu: Gpu, planned: Planned | None) -> Problem:
+    case = "forClaims" if planned else "wholeForClaims"
+    return gpu.problem(Code.RESET_REQUIRED, case, reset=idle_reset_remedy(gpu))
 
 
 def _why_no_whole(gpu: Gpu, planned: Planned | None, *, makes: bool) -> str:
