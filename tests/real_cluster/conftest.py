@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.manifests.rendering import MANIFESTS
-from tests.real_cluster.rig import KUBECONFIG, NODE, Cluster, Member, Node
+from tests.real_cluster.rig import KUBECONFIG, NODE, RESOURCE, Cluster, Member, Node
 
 FOREIGN = "nodeagent-suite"  # a Node without a kubelet
 
@@ -61,9 +61,22 @@ def member(cluster: Cluster, folder: Path) -> Iterator[Member]:
 @pytest.fixture
 def node(cluster: Cluster, folder: Path) -> Iterator[Node]:
     """The node on this machine with eight H100, its agent serving; no pod is there, nor left."""
+    with serving(cluster, folder) as node:
+        yield node
+
+
+@contextlib.contextmanager
+def serving(
+    cluster: Cluster, folder: Path, boards: str = "h100-80gb:8", **settings: str
+) -> Iterator[Node]:
+    """The node with these boards, its agent with these variables."""
     if not NODE:
         pytest.skip("no node")
     node = Node(folder, cluster)
+    node.boards = boards
+    node.settings |= settings
+    # Other boards' are kept for ten minutes, as those of cards that were taken out.
+    cluster.ask("DELETE", f"{RESOURCE}/resourceslices?fieldSelector=spec.nodeName={node.node}")
     try:
         node.serve()
         node.delete_pods()  # those that an earlier run left

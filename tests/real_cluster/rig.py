@@ -31,6 +31,8 @@ MERGE = "application/merge-patch+json"
 RESOURCE = "/apis/resource.k8s.io/v1"
 CLAIMS = f"{RESOURCE}/namespaces/default/resourceclaims"
 PODS = "/api/v1/namespaces/default/pods"
+LABELS = {"app": "nodeagent-suite"}
+SELECTED = "app=nodeagent-suite"
 
 
 @dataclass(frozen=True)
@@ -211,21 +213,26 @@ class Node(Member):
         """One that asks for this by a limit ("" for none), or by a claim that there is."""
         limits = {f"nvidia.com/{resource}": 1} if resource and not claim else {}
         named = [{"name": claim}] if claim else []
-        container = {
-            "name": "main",
+        claims = [{**one, "resourceClaimName": claim} for one in named]
+        spec = self.pod_spec([{"limits": limits, "claims": named}], claims)
+        self.cluster.create(PODS, {"metadata": {"name": name, "labels": LABELS}, "spec": spec})
+
+    def pod_spec(self, containers: Sequence[Any], claims: Sequence[Any]) -> dict[str, Any]:
+        """Of a pod for this node, whose containers `c0` and on have these resources and wait."""
+        common = {
             "image": self.place.image,
             "imagePullPolicy": "Never",
             "command": ["sleep", "1000000"],
-            "resources": {"limits": limits, "claims": named},
         }
-        spec = {
-            "containers": [container],
-            "resourceClaims": [{**one, "resourceClaimName": claim} for one in named],
+        return {
+            "containers": [
+                {"name": f"c{number}", **common, "resources": resources}
+                for number, resources in enumerate(containers)
+            ],
+            "resourceClaims": list(claims),
             "terminationGracePeriodSeconds": 1,
             "nodeSelector": {"kubernetes.io/hostname": self.place.name},
         }
-        labels = {"app": "nodeagent-suite"}
-        self.cluster.create(PODS, {"metadata": {"name": name, "labels": labels}, "spec": spec})
 
     def claim(self, name: str, device_class: str, **sharing: Any) -> None:
         """A claim for one device, which pods can name, with this configuration for the agent."""
@@ -237,7 +244,7 @@ class Node(Member):
 
     def pods(self) -> dict[str, Any]:
         """Those of the suite by their names."""
-        found = self.cluster.items(f"{PODS}?labelSelector=app=nodeagent-suite")
+        found = self.cluster.items(f"{PODS}?labelSelector={SELECTED}")
         return {one["metadata"]["name"]: one for one in found}
 
     def running(self) -> dict[str, str]:
@@ -256,7 +263,7 @@ class Node(Member):
 
     def delete_pods(self) -> None:
         """All of them, and wait until nothing is left of them: no slice, no claim, no CDI file."""
-        self.cluster.ask("DELETE", f"{PODS}?labelSelector=app=nodeagent-suite")
+        self.cluster.ask("DELETE", f"{PODS}?labelSelector={SELECTED}")
         self.until(lambda: not self.pods())
         self.cluster.ask("DELETE", CLAIMS)
         self.until(lambda: not self.cluster.items(f"{RESOURCE}/resourceclaims"))
@@ -266,9 +273,9 @@ class Node(Member):
         """The CDI files of claims."""
         return list(self.place.cdi_dir.glob("nodeagent.io-claim_*.json"))
 
-    def inside(self, pod: str, command: str) -> str:
+    def inside(self, pod: str, command: str, container: str = "c0") -> str:
         """What a command in its container prints."""
-        return self.cluster.kubectl("exec", pod, "--", "sh", "-c", command)
+        return self.cluster.kubectl("exec", pod, "-c", container, "--", "sh", "-c", command)
 
     def kill_containers(self) -> None:
         """All processes of the suite's pods, as a reboot does."""
