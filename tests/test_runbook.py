@@ -171,7 +171,7 @@ def _reasons() -> set[str]:
     found = {
         *re.findall(r'code="([A-Z]\w+)"', text),
         *re.findall(r'ondition\(\s*"\w+", "(\w+)"', text),
-        *re.findall(r'(?:return|reason =) "([A-Z]\w+)"', text),
+        *re.findall(r'(?:return|reason =|else) "([A-Z]\w+)"', text),
     }
     return found - {*Phase, *Code, *(row.reason for row in BY_CAUSE.values())}
 
