@@ -126,7 +126,7 @@ class ClaimsService:
             observe=lambda: shared.observation.node or states.newest.observed,
             health=self._device_health,
         )
-        self._pod_checks = PodChecks(self.claims, cluster.access)
+        self._pod_checks = PodChecks(self.claims)
         self._reports = ClaimReports(
             cluster.access, settings.node_name, self.view.pods.recent, shared.events
         )

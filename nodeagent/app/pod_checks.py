@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import NoReturn
 
-from nodeagent.claims.model import ClaimRecord, RecordPhase
+from nodeagent.claims.model import RecordPhase
 from nodeagent.claims.reporting.pod_problems import pod_problems, serves_one_user
 from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.claims.serving.pod_object import read_pod
-from nodeagent.cluster.client import faults, requests
-from nodeagent.cluster.client.access import ClusterAccess
+from nodeagent.errors import NodeagentError
 from nodeagent.plan.problems import Problem
 from nodeagent.signals import Signal
 
@@ -22,9 +20,8 @@ _INTERVAL = 60.0  # seconds, for what could not be read
 class PodChecks:
     """For all ready claims of the node, while `run` runs."""
 
-    def __init__(self, claims: NodeClaims, access: ClusterAccess) -> None:
+    def __init__(self, claims: NodeClaims) -> None:
         self._claims = claims
-        self._access = access
         self._found: dict[_Key, tuple[Problem, ...]] = {}
         self._woken = asyncio.Event()
         self.changed: Signal[None] = Signal(None)
@@ -61,15 +58,11 @@ class PodChecks:
         before = self.problems
         self._found = {key: found for key, found in self._found.items() if key in pods}
         for key in pods.keys() - self._found.keys():
+            record = pods[key]
             try:
-                self._found[key] = await self._problems_of(pods[key], key[1])
-            except faults.NotAllowed:
-                self._found[key] = ()
-            except faults.ClusterFault:
+                pod = await self._claims.fetch_pod(record.namespace, key[1])
+            except NodeagentError:
                 continue  # it is asked again
+            self._found[key] = tuple(pod_problems(record, pod)) if pod else ()
         if self.problems != before:
             self.changed.publish(None)
-
-    async def _problems_of(self, record: ClaimRecord, name: str) -> tuple[Problem, ...]:
-        pod = await self._access.find(requests.get_pod(record.namespace, name), read_pod)
-        return tuple(pod_problems(record, pod)) if pod else ()

@@ -93,7 +93,7 @@ class NodeClaims:
         self._nvidia = nvidia
         self._owners = owners
         self.fetch = fetch
-        self._fetch_pod = fetch_pod
+        self.fetch_pod = fetch_pod
         self._coming: dict[str, ClaimRecord] = {}  # by uid, until they are in the store
         self.observe = observe
         self.files = files
@@ -213,7 +213,7 @@ class NodeClaims:
             if one.phase is not RecordPhase.RELEASING
         ]
         if any(device.mps for one in (record, *others) for device in one.devices):
-            pods = [self._fetch_pod(record.namespace, name) for name, _ in claim.pods[:MAX_PODS]]
+            pods = [self.fetch_pod(record.namespace, name) for name, _ in claim.pods[:MAX_PODS]]
             require_one_daemon(record, others, filter(None, await asyncio.gather(*pods)))
 
     async def _goal(self, asked: ClaimRecord, gpu: Gpu) -> DesiredGpu:
