@@ -80,9 +80,7 @@ def test_what_the_server_asks_for_is_spread_too() -> None:
     interval=st.sampled_from([0.5, 1.0, 3.0]),
     burst=st.integers(1, 4),
 )
-def test_turns_are_never_more_than_the_rate_and_the_burst(
-    gaps: list[float], interval: float, burst: int
-) -> None:
+def test_turns_keep_to_the_rate_and_burst(gaps: list[float], interval: float, burst: int) -> None:
     allowance = Allowance(interval=interval, burst=burst)
     now, turns = 1000.0, []
     for gap in gaps:

@@ -101,9 +101,7 @@ RAISED = list(_raised())
 @pytest.mark.parametrize(
     ("key", "given", "of_gpu"), [each for _, *each in RAISED], ids=[where for where, *_ in RAISED]
 )
-def test_each_problem_is_raised_with_the_facts_of_its_words(
-    key: Key, given: set[str], of_gpu: bool
-) -> None:
+def test_problems_are_raised_with_facts_they_need(key: Key, given: set[str], of_gpu: bool) -> None:
     needed = _facts(problem_words(*key))
     assert needed - (OF_ITSELF if of_gpu else set()) == given
 

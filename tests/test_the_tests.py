@@ -59,9 +59,7 @@ async def test_orderly():
 """
 
 
-def test_the_guards_catch_each_kind_of_leak(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guards_catch_leaks(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NODEAGENT_PLAN_FILE", "http_proxy", "LANG"):
         monkeypatch.setenv(name, "/somewhere")
     monkeypatch.setenv("TZ", "Asia/Kathmandu")

@@ -78,9 +78,7 @@ def whole(gpu: Gpu) -> CreateGpuInstance:
     return CreateGpuInstance(gpu.uuid, profile.id, profile.name, place, (7,), "a test")
 
 
-async def test_no_pod_goes_for_drift_that_is_only_reported(
-    tmp_path: Path, gpus: SimulatedNode, api: ApiServer
-) -> None:
+async def test_drift_evicts_nobody(tmp_path: Path, gpus: SimulatedNode, api: ApiServer) -> None:
     """The layout would be left as it is all the same; another plan may evict."""
     async with agent(tmp_path, api, PLAN, mend=False) as it:
         gpu = it.rig.gpu()
@@ -112,9 +110,7 @@ async def failed_once(it: Agent) -> None:
 WHOLE = PLAN.replace("1g.10gb: 7", "7g.80gb: 1")
 
 
-async def test_no_pod_goes_before_the_next_attempt_at_what_failed(
-    tmp_path: Path, gpus: SimulatedNode, api: ApiServer
-) -> None:
+async def test_a_failure_evicts_nobody(tmp_path: Path, gpus: SimulatedNode, api: ApiServer) -> None:
     """A change that fails each time must not cost all pods that get the GPU in between."""
     gpus.inject("nvmlComputeInstanceDestroy", error="UNKNOWN", times=None)
     async with agent(tmp_path, api, WHOLE, retry=3600) as it:
@@ -125,9 +121,7 @@ async def test_no_pod_goes_before_the_next_attempt_at_what_failed(
         assert evicted(api) == ["a"]
 
 
-async def test_a_pod_goes_for_the_next_attempt_at_what_failed(
-    tmp_path: Path, gpus: SimulatedNode, api: ApiServer
-) -> None:
+async def test_the_next_attempt_evicts(tmp_path: Path, gpus: SimulatedNode, api: ApiServer) -> None:
     gpus.inject("nvmlComputeInstanceDestroy", error="UNKNOWN")
     async with agent(tmp_path, api, WHOLE, retry=0.5) as it:
         await failed_once(it)

@@ -338,9 +338,7 @@ async def test_an_instance_of_a_gpu_that_has_none_is_not_believed(tmp_path: Path
     ("recovery", "words"),
     [(0, "needs no recovery"), (1, "needs a GPU reset"), (2, "needs a reboot")],
 )
-async def test_what_an_xid_needs_is_the_driver_s_word(
-    tmp_path: Path, recovery: int, words: str
-) -> None:
+async def test_the_driver_says_what_an_xid_needs(tmp_path: Path, recovery: int, words: str) -> None:
     """Once it was asked, the table of XIDs is not quoted beside it."""
     async with world("h100-80gb:1", tmp_path) as w:
         w.node.xid(0, 95)

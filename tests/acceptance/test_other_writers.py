@@ -144,9 +144,7 @@ async def refused(agent: Member, why: str) -> None:
     await agent.quiet(0.3)
 
 
-async def test_nos_is_answered_beside_others(
-    tmp_path: Path, api: ApiServer, gpus: SimulatedNode
-) -> None:
+async def test_nos_is_answered_anyway(tmp_path: Path, api: ApiServer, gpus: SimulatedNode) -> None:
     """Unanswered, nos would plan nothing for any node of the cluster."""
     async with member(
         tmp_path, api, "nos", "mig-manager", labels=NOS_MODE, annotations=SPEC
@@ -170,9 +168,7 @@ async def test_nos_own_agent_answers_alone(
         assert [key for key in found if key.startswith("nos.nebuly.com/status-")] == []
 
 
-async def test_a_configuration_has_failed_beside_others(
-    tmp_path: Path, api: ApiServer, gpus: SimulatedNode
-) -> None:
+async def test_failed_beside_others(tmp_path: Path, api: ApiServer, gpus: SimulatedNode) -> None:
     async with member(
         tmp_path,
         api,
@@ -185,9 +181,7 @@ async def test_a_configuration_has_failed_beside_others(
         await refused(agent, "HAMi")
 
 
-async def test_mig_manager_writes_its_own_label(
-    tmp_path: Path, api: ApiServer, gpus: SimulatedNode
-) -> None:
+async def test_mig_managers_own_label(tmp_path: Path, api: ApiServer, gpus: SimulatedNode) -> None:
     async with member(
         tmp_path,
         api,

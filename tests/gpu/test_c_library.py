@@ -192,9 +192,7 @@ asyncio.run(look())
 """
 
 
-def test_a_process_on_the_gpu_is_seen_and_left_alone(
-    python: Python, whole: Path, tmp_path: Path
-) -> None:
+def test_a_process_is_seen_and_left_alone(python: Python, whole: Path, tmp_path: Path) -> None:
     document = tmp_path / "plan.yaml"
     document.write_text(PLAN)
     pid = str(os.getpid())

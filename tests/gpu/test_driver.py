@@ -24,9 +24,7 @@ from tests.machine_load import stretched
         ("LIB_RM_VERSION_MISMATCH", "of different versions"),
     ],
 )
-async def test_a_driver_that_cannot_be_used_is_reported_at_the_start(
-    node: SimulatedNode, code: str, words: str
-) -> None:
+async def test_a_driver_that_cannot_be_used(node: SimulatedNode, code: str, words: str) -> None:
     node.inject("nvmlInitWithFlags", error=code)
     with pytest.raises(DriverUnavailable, match=words):
         async with Driver(observe_deadline=30, step_deadline=30):
@@ -47,7 +45,7 @@ async def test_a_driver_that_hangs_at_the_start_is_reported(node: SimulatedNode)
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlDeviceGetCount_v2"])
-async def test_who_leaves_a_driver_that_hangs_does_not_wait_for_it(
+async def test_who_leaves_a_hanging_driver_does_not_wait(
     node: SimulatedNode, function: str
 ) -> None:
     clock = asyncio.get_running_loop().time
@@ -71,9 +69,7 @@ async def test_who_leaves_a_driver_that_hangs_does_not_wait_for_it(
 
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
-async def test_entered_again_a_driver_that_hangs_is_known(
-    node: SimulatedNode, function: str
-) -> None:
+async def test_a_hanging_driver_entered_again_is_known(node: SimulatedNode, function: str) -> None:
     driver = Driver(observe_deadline=QUICK, step_deadline=2)
 
     async def look() -> int:
@@ -129,9 +125,7 @@ async def test_an_error_in_passing_costs_no_card_its_instances() -> None:
         assert layout((await driver.observe()).gpus[0]) == layout(before)
 
 
-async def test_a_driver_that_is_unloaded_and_loaded_again_is_found_again(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_driver_that_is_loaded_again_is_found(driver: Driver, node: SimulatedNode) -> None:
     before = (await driver.observe()).gpus
     node.unload_driver()
     seen = (await driver.observe()).gpus
@@ -184,9 +178,7 @@ async def test_a_step_needs_no_observation_before(node: SimulatedNode) -> None:
         assert (await driver.observe_gpu(uuid)).mig == MigMode(current=True, pending=True)
 
 
-async def test_a_step_that_is_cancelled_is_finished_first(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_cancelled_step_is_finished_first(driver: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(driver, 0)
     hang = node.inject("nvmlDeviceCreateGpuInstanceWithPlacement", hang=True)
     step = asyncio.create_task(driver.apply(create(gpu, "3g.40gb", 0)))

@@ -182,9 +182,7 @@ async def test_profiles_have_names_that_parse_and_places_that_fit(subject: Subje
             assert len(set(profile.placements)) == len(profile.placements)
 
 
-async def test_instances_lie_where_their_profile_can_and_not_on_each_other(
-    subject: Subject,
-) -> None:
+async def test_instances_lie_where_profiles_can_and_not_on_each_other(subject: Subject) -> None:
     for gpu in await subject.healthy():
         occupied = 0
         for instance in gpu.instances:
@@ -298,9 +296,7 @@ async def test_a_half_made_instance_is_seen_and_can_go(board: tuple[Driver, Gpu]
     assert layout(await driver.observe_gpu(gpu.uuid)) == {}
 
 
-async def test_a_step_for_an_instance_that_is_gone_changes_nothing(
-    board: tuple[Driver, Gpu],
-) -> None:
+async def test_a_step_for_a_gone_instance_changes_nothing(board: tuple[Driver, Gpu]) -> None:
     driver, gpu = board
     small, other = gpu.profiles[0], gpu.profiles[1]
     await driver.apply(create(gpu, small.name, small.placements[0].start))
@@ -337,9 +333,7 @@ async def test_compute_mode_can_be_set_and_set_back(undivided: tuple[Driver, Gpu
     assert (await driver.observe_gpu(gpu.uuid)).compute_mode is ComputeMode.DEFAULT
 
 
-async def test_each_mig_device_has_a_compute_mode_that_goes_with_it(
-    board: tuple[Driver, Gpu],
-) -> None:
+async def test_a_compute_mode_goes_with_its_mig_device(board: tuple[Driver, Gpu]) -> None:
     driver, gpu = board
     profile = next(profile for profile in gpu.profiles if profile.slices > 1)
     start = profile.placements[0].start

@@ -114,9 +114,7 @@ async def test_sets_that_cannot_be_made_leave_nothing(driver: Driver, node: Simu
 
 
 @pytest.mark.parametrize("error", ["UNKNOWN", "INVALID_ARGUMENT", "GPU_IS_LOST"])
-async def test_a_set_that_is_lost_is_made_anew(
-    error: str, listener: EventListener, node: SimulatedNode
-) -> None:
+async def test_a_set_that_is_lost(error: str, listener: EventListener, node: SimulatedNode) -> None:
     node.inject("nvmlEventSetWait_v2", error=error)
     assert await listener.listen() == ()
     assert listener.failure is not None
@@ -126,9 +124,7 @@ async def test_a_set_that_is_lost_is_made_anew(
     assert listener.failure is None
 
 
-async def test_what_came_before_a_failure_is_heard(
-    listener: EventListener, node: SimulatedNode
-) -> None:
+async def test_events_before_a_failure(listener: EventListener, node: SimulatedNode) -> None:
     """NVML reports the XID first and then that the GPU is lost; the set is not left behind."""
     node.xid(0, 79)
     node.inject("nvmlEventSetWait_v2", error="GPU_IS_LOST", skip=1)
@@ -139,9 +135,7 @@ async def test_what_came_before_a_failure_is_heard(
     assert node.journal.counts["nvmlSystemEventSetFree"] == 1
 
 
-async def test_a_lost_gpu_leaves_the_others_heard(
-    listener: EventListener, node: SimulatedNode
-) -> None:
+async def test_a_lost_gpu_leaves_others_heard(listener: EventListener, node: SimulatedNode) -> None:
     node.lose(0)
     await listener.listen()
     await listener.listen()
@@ -152,9 +146,7 @@ async def test_a_lost_gpu_leaves_the_others_heard(
 @pytest.mark.parametrize(
     "function", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"]
 )
-async def test_a_gpu_that_could_not_be_registered_is_tried_again(
-    function: str, driver: Driver, node: SimulatedNode
-) -> None:
+async def test_registration_is_retried(function: str, driver: Driver, node: SimulatedNode) -> None:
     """A call may fail in passing; the GPU's XIDs are not missed for as long as the agent lives."""
     await driver.observe()
     now = 1000.0
@@ -174,9 +166,7 @@ async def test_a_gpu_that_could_not_be_registered_is_tried_again(
     assert node.journal.counts["nvmlEventSetFree"] == 1
 
 
-async def test_an_event_that_comes_late_says_since_when_it_may_be(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_late_event_says_since_when_it_may_be(driver: Driver, node: SimulatedNode) -> None:
     """The driver hung in between: the kernel log has the same XID, with its time."""
     await driver.observe()
     now = 1000.0
@@ -189,9 +179,7 @@ async def test_an_event_that_comes_late_says_since_when_it_may_be(
     assert (event.since, event.at) == (1000.0, 1060.0)
 
 
-async def test_events_that_may_not_be_had_are_not_taken_for_none(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_refused_events_are_not_taken_for_none(driver: Driver, node: SimulatedNode) -> None:
     """The GPU has events, and its XIDs are missed: that is said until it can be registered."""
     await driver.observe()
     now = 1000.0
@@ -210,9 +198,7 @@ async def test_events_that_may_not_be_had_are_not_taken_for_none(
     assert listener.answer == Answer(last=now)
 
 
-async def test_a_reloaded_driver(
-    listener: EventListener, driver: Driver, node: SimulatedNode
-) -> None:
+async def test_driver_reload(listener: EventListener, driver: Driver, node: SimulatedNode) -> None:
     """A set belongs to a session of NVML."""
     node.unload_driver()
     await listener.listen()
@@ -282,9 +268,7 @@ async def test_a_wait_that_hangs(listener: EventListener, node: SimulatedNode) -
     node.clear_faults()
 
 
-async def test_values_of_events(
-    listener: EventListener, driver: Driver, node: SimulatedNode
-) -> None:
+async def test_event_values(listener: EventListener, driver: Driver, node: SimulatedNode) -> None:
     """The last XID of a GPU and of an instance, with its number and name as labels; 0 before the
     first, as dcgm-exporter has it.
     """

@@ -38,9 +38,7 @@ def test_only_nvidias_gpus_that_are_the_nodes(tmp_path: Path) -> None:
     assert gpu_addresses(tmp_path) == ("0000:1a:00.0", "0000:27:00.0")
 
 
-def test_a_gpu_whose_driver_goes_during_the_look_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_goes_during_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when it is handed to another driver; the look must go on for the agent's whole life."""
     _device(tmp_path, "0000:27:00.0", "0x10de", "0x030200", "nvidia")
     read = os.readlink

@@ -27,9 +27,7 @@ async def run(program: list[str], words: list[str], *, deadline: float = 30) -> 
     )
 
 
-async def test_it_gets_its_words_and_little_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_it_gets_its_words_and_little_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "CUDA_VISIBLE_DEVICES", "SECRET"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
@@ -180,9 +178,7 @@ async def test_it_is_set_on_one_gpu_and_read_back(shared: SimulatedNode) -> None
         assert await driver.time_slice(first.uuid) is TimeSlice.DEFAULT
 
 
-async def test_a_gpu_without_time_slices_is_reported_as_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_gpu_without_time_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODEAGENT_SIMULATED_STATE", str(tmp_path / "node.json"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     with simulated("t4", state=tmp_path / "node.json", switches=Switches(time_slices=False)):
@@ -230,9 +226,7 @@ async def test_success_that_is_not_read_back_is_none(
             await driver.apply(time_slice(gpu, TimeSlice.LONG))
 
 
-async def test_an_unprivileged_user_gets_root_as_the_remedy(
-    node: SimulatedNode, tmp_path: Path
-) -> None:
+async def test_an_unprivileged_user_is_told_to_be_root(node: SimulatedNode, tmp_path: Path) -> None:
     """The exit status is NVML's code."""
     body = "case $4 in --list) echo '| 0 Timeslice Default |' ;; *) echo no; exit 4 ;; esac"
     smi = [program(tmp_path, body)]
@@ -242,9 +236,7 @@ async def test_an_unprivileged_user_gets_root_as_the_remedy(
             await driver.apply(time_slice(gpu, TimeSlice.LONG))
 
 
-async def test_cancellation_waits_for_the_end_of_the_change(
-    node: SimulatedNode, tmp_path: Path
-) -> None:
+async def test_cancellation_waits_for_the_changes_end(node: SimulatedNode, tmp_path: Path) -> None:
     body = f"""case $4 in --list) echo "| 0 Timeslice $(cat {tmp_path}/is || echo Default) |" ;;
     *) touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done
     echo Long > {tmp_path}/is ;; esac"""

@@ -85,9 +85,7 @@ async def test_split_instances_are_read_part_by_part(driver: Driver) -> None:
         assert len({c.uuid for c in instance.compute}) == len(masks)
 
 
-async def test_compute_profiles_are_learnt_from_the_first_instance_and_kept(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_compute_profiles_are_learnt_and_kept(driver: Driver, node: SimulatedNode) -> None:
     """NVML reports them only through an instance; they are still known when it is gone."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     three = gpu.profile("3g.40gb")
@@ -125,9 +123,7 @@ async def test_an_instance_that_goes_while_it_is_read_makes_it_read_again(
     assert again == gpu
 
 
-async def test_instances_that_never_hold_still_are_reported_as_such(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_instances_that_never_hold_still(driver: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     node.inject("nvmlGpuInstanceGetInfo", error="NOT_FOUND", times=None)
     again = await driver.observe_gpu(gpu.uuid)
@@ -168,9 +164,7 @@ async def test_every_kind_of_process_counts(driver: Driver, node: SimulatedNode,
     assert user.source == ("mps" if kind == "mps" else "process")
 
 
-async def test_processes_outside_any_instance_count_for_the_gpu(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_processes_of_no_instance_are_the_gpus(driver: Driver, node: SimulatedNode) -> None:
     node.occupy(0)
     first, second = (await driver.observe()).gpus
     assert first.usage.in_use
@@ -182,9 +176,7 @@ async def test_processes_outside_any_instance_count_for_the_gpu(
     assert not gpu.instances[0].in_use
 
 
-async def test_a_refused_list_of_the_gpu_leads_to_those_of_its_devices(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_list_refused_for_the_gpu_alone(driver: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
     node.occupy(gpu.instances[1].compute[0].uuid)
     node.inject("nvmlDeviceGetComputeRunningProcesses_v3", error="NO_PERMISSION", times=1)

@@ -29,9 +29,7 @@ def held() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_failure_that_arrives_with_the_loop_s_end_is_retrieved(
-    worker: Worker, held: threading.Event
-) -> None:
+def test_a_failure_at_the_loops_end_is_retrieved(worker: Worker, held: threading.Event) -> None:
     """Else asyncio logs it in the midst of whatever runs when it is collected."""
     loop = asyncio.new_event_loop()
     call = loop.create_task(worker.call(lambda: held.wait() / 0, what="dividing", deadline=30))
@@ -47,9 +45,7 @@ def test_a_failure_that_arrives_with_the_loop_s_end_is_retrieved(
     loop.close()
 
 
-async def test_where_no_thread_can_be_started(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_thread_can_be_started(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU fails with words of its own and does not count as hung: the next call tries again."""
 
     def refuse(thread: threading.Thread) -> None:
@@ -65,9 +61,7 @@ async def test_where_no_thread_can_be_started(
     assert await worker.call(lambda: 1, what="observing it", deadline=30) == 1
 
 
-async def test_a_call_that_hangs_ends_at_the_deadline_and_later_ones_at_once(
-    worker: Worker, held: threading.Event
-) -> None:
+async def test_a_hang_ends_at_the_deadline(worker: Worker, held: threading.Event) -> None:
     with pytest.raises(DeadlineExceeded, match=r"GPU 3: observing it did not return within 0.3 s"):
         await worker.call(held.wait, what="observing it", deadline=0.3)
     began = time.monotonic()
@@ -119,9 +113,7 @@ async def test_calls_of_one_worker_run_one_after_the_other(worker: Worker) -> No
     assert seen == [(0,), (1,), (2,), (3,), (4,)]
 
 
-async def test_waiting_for_ones_turn_has_a_deadline_too(
-    worker: Worker, held: threading.Event
-) -> None:
+async def test_waiting_for_a_turn_has_a_deadline(worker: Worker, held: threading.Event) -> None:
     step = asyncio.create_task(worker.call(held.wait, what="creating it", deadline=60))
     await asyncio.sleep(0.01)
     with pytest.raises(DeadlineExceeded, match=r"could not begin within 0.05 s"):
@@ -130,9 +122,7 @@ async def test_waiting_for_ones_turn_has_a_deadline_too(
     assert await step
 
 
-async def test_cancelling_a_changing_call_waits_for_its_end(
-    worker: Worker, held: threading.Event
-) -> None:
+async def test_a_cancelled_change_is_waited_for(worker: Worker, held: threading.Event) -> None:
     """A driver call cannot be taken back half-way, so the cancellation comes after it."""
     done: list[bool] = []
 
@@ -153,9 +143,7 @@ async def test_cancelling_a_changing_call_waits_for_its_end(
     assert done == [True]
 
 
-async def test_cancelling_a_changing_call_waits_no_longer_than_its_deadline(
-    worker: Worker, held: threading.Event
-) -> None:
+async def test_a_cancelled_change_has_its_deadline(worker: Worker, held: threading.Event) -> None:
     call = asyncio.create_task(worker.call(held.wait, what="creating", deadline=0.3, changing=True))
     await asyncio.sleep(0)  # the thread has its work
     call.cancel()
@@ -164,9 +152,7 @@ async def test_cancelling_a_changing_call_waits_no_longer_than_its_deadline(
     assert worker.stuck
 
 
-async def test_cancelling_a_reading_call_takes_effect_at_once(
-    worker: Worker, held: threading.Event
-) -> None:
+async def test_a_cancelled_reading_ends_at_once(worker: Worker, held: threading.Event) -> None:
     call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=60))
     await asyncio.sleep(0.01)
     call.cancel()
@@ -179,9 +165,7 @@ async def test_cancelling_a_reading_call_takes_effect_at_once(
     assert await after == 7
 
 
-async def test_a_forsaken_call_that_hangs_is_found_out_by_the_next(
-    worker: Worker, held: threading.Event
-) -> None:
+async def test_a_forsaken_call_that_hangs_is_noticed(worker: Worker, held: threading.Event) -> None:
     call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=60))
     await asyncio.sleep(0.01)
     call.cancel()
@@ -302,9 +286,7 @@ async def _hang_twice(limit: float, moment: float) -> tuple[str, str]:
     return said
 
 
-async def test_slowness_has_an_end_too_and_is_no_hang(
-    worker: Worker, held: threading.Event
-) -> None:
+async def test_slowness_has_an_end_and_is_no_hang(worker: Worker, held: threading.Event) -> None:
     def slow() -> None:
         while not held.is_set():
             ask(current(), 0.01, 1)

@@ -73,9 +73,7 @@ async def test_run_as_the_plans_user(open_folder: Path, programs: Programs) -> N
     assert (found["uid"], found["gid"], found["groups"]) == (1000, 100, [44, 109])
 
 
-async def test_servers_may_open_many_files(
-    spec: DaemonSpec, programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_servers_may_open_many_files(spec: DaemonSpec, programs: Programs) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
     try:
@@ -99,9 +97,7 @@ async def test_its_end_is_seen_at_once(spec: DaemonSpec, programs: Programs) -> 
 
 
 @pytest.mark.parametrize("trap", ["symlink", "fifo", "hard link", "directory"])
-async def test_a_trap_in_place_of_the_log(
-    spec: DaemonSpec, programs: Programs, trap: str, tmp_path: Path
-) -> None:
+async def test_a_trap_in_place_of_the_log(spec: DaemonSpec, programs: Programs, trap: str) -> None:
     """The directory is the daemon's user's; this process writes to no file of that one's choice."""
     log, victim = Path(spec.log_directory) / "daemon.log", Path(spec.log_directory) / "victim"
     victim.write_text("untouched")

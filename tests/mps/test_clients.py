@@ -55,9 +55,7 @@ def kinds(*clients: ClientFacts, plan: WantedMps = PLAN) -> dict[int, list[str]]
         (2, "large", "large-0", 40 * GIB, 40.0),
     ],
 )
-def test_each_slots_environment(
-    number: int, share: str, slot: str, memory: int, threads: float
-) -> None:
+def test_slot_environments(number: int, share: str, slot: str, memory: int, threads: float) -> None:
     assert only(facts(environment=of_slot(number), memory_used=5, container="ab")) == mps_client(
         pid=100,
         command="python",

@@ -55,9 +55,7 @@ async def test_start_and_stop(version: str) -> None:
         assert list((rig.run_dir / "mps").iterdir()) == []
 
 
-async def test_a_full_disk_is_no_failure_of_the_daemon_s(
-    rig: FleetRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_is_no_failure(rig: FleetRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was started, so nothing crashed: it is tried again soon, and the file is named."""
 
     def full(_: int) -> None:
@@ -102,9 +100,7 @@ async def test_another_user_takes_another_process(rig: FleetRig, fleet: Fleet) -
 # --- stop, and who is in the way ------------------------------------------------------------------
 
 
-async def test_stop_is_refused_while_clients_are_there(
-    rig: FleetRig, fleet: Fleet, client: SimulatedClient
-) -> None:
+async def test_stop_with_clients(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     with pytest.raises(StillInUse, match=rf"has clients: pid {client.pid} \(") as caught:
         await fleet.stop(GPU)
     assert isinstance(caught.value, StillInUse)
@@ -143,9 +139,7 @@ async def test_keep_only(rig: FleetRig) -> None:
 # --- closed to clients ----------------------------------------------------------------------------
 
 
-async def test_a_daemon_of_a_sick_device_takes_no_new_clients(
-    rig: FleetRig, fleet: Fleet, client: SimulatedClient
-) -> None:
+async def test_a_cordoned_device(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     await fleet.start(OTHER_GPU, wanted())
     before = status(fleet).pid
     fleet.cordon({GPU: "uncorrected memory errors"})
@@ -188,9 +182,7 @@ async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
 
 
 @as_root
-async def test_a_client_of_another_user(
-    rig: FleetRig, fleet: Fleet, client: SimulatedClient
-) -> None:
+async def test_another_users_client(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     await until(lambda: bool(status(fleet).clients))
     with rig.client(uid=1234) as stranger:
         words = await rig.reported(ReportSubject.FOREIGN_USER_WAITING)
@@ -237,9 +229,7 @@ async def test_who_is_named_as_a_server_is_its_users(rig: FleetRig) -> None:
         stranger.wait()
 
 
-async def test_a_waiting_client_whose_memory_is_locked(
-    rig: FleetRig, fleet: Fleet, client: SimulatedClient
-) -> None:
+async def test_a_locked_client_waits(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     """Its words cannot be read: all else would wait for them as long as it lets that last."""
     await until(lambda: bool(status(fleet).clients))
     with locked_process(uid=1234, environment={}) as pid:

@@ -47,9 +47,7 @@ async def test_drain(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> No
     await ready(fleet)
 
 
-async def test_drain_that_is_not_done_in_time(
-    rig: FleetRig, fleet: Fleet, client: SimulatedClient
-) -> None:
+async def test_drain_out_of_time(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     await until(lambda: bool(status(fleet).clients))
     before = status(fleet).pid
     assert await fleet.drain(GPU, seconds=0.4) == (client.pid,)
@@ -68,9 +66,7 @@ async def test_drain_by_force(rig: FleetRig, fleet: Fleet, client: SimulatedClie
     assert rig.processes() == []
 
 
-async def test_drain_whose_caller_no_longer_waits(
-    rig: FleetRig, fleet: Fleet, client: SimulatedClient
-) -> None:
+async def test_drain_is_given_up(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
     await until(lambda: status(fleet).state == "Draining")
     draining.cancel()

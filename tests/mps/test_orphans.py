@@ -39,9 +39,7 @@ from tests.mps.fleet_rig import (
 from tests.simulation.mps.rig import gone
 
 
-async def test_orphans_are_ended_by_their_pipe_directory(
-    spec: DaemonSpec, start_server: StartServer
-) -> None:
+async def test_orphans_of_a_pipe_directory(spec: DaemonSpec, start_server: StartServer) -> None:
     mine = [start_server() for _ in range(2)]
     other = start_server(pipe_directory="/elsewhere/pipe")
     # They are this test's children, so no other process can have reaped them meanwhile.
@@ -221,9 +219,7 @@ async def test_another_users_server_beside_a_daemon_that_no_client_can_find(
 
 
 @as_root
-def test_a_process_whose_memory_is_locked_holds_up_no_daemon(
-    spec: DaemonSpec, start_server: StartServer
-) -> None:
+def test_a_locked_process_holds_up_no_daemon(spec: DaemonSpec, start_server: StartServer) -> None:
     """Who reads its words waits as long as it hangs. Those of every daemon are found meanwhile, and
     no more than one thread waits for it.
     """

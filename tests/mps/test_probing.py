@@ -58,9 +58,7 @@ def _processes_below(folder: Path) -> list[str]:
         ("615", Probe("13030", BOTH, True, True, ())),
     ],
 )
-async def test_each_version(
-    open_folder: Path, scratch: Path, version: str, expected: Probe
-) -> None:
+async def test_by_version(open_folder: Path, scratch: Path, version: str, expected: Probe) -> None:
     install(open_folder / "bin", version=version)
     found = await probe(programs_in(open_folder / "bin"), scratch=scratch, deadline=60)
     assert found == (expected if BY_ROOT else replace(expected, multi_user_flag=None))
@@ -121,9 +119,7 @@ async def test_a_daemon_that_does_not_answer(open_folder: Path, scratch: Path) -
     assert "did not answer within 0.6 s" in problem.message
 
 
-async def test_a_program_that_goes_after_the_first_question(
-    open_folder: Path, scratch: Path
-) -> None:
+async def test_a_program_that_goes_after_one_question(open_folder: Path, scratch: Path) -> None:
     """What could not be tried is not known, and no failure of the probe."""
     install(open_folder / "real")
     gone = open_folder / "bin" / "nvidia-cuda-mps-control"

@@ -104,9 +104,7 @@ def test_time_slices_are_set_and_listed(state: Path) -> None:
         (("-i", "1/13/0", "-l"), 6, "Failed to find any matching device(s)"),
     ],
 )
-def test_what_compute_policy_does_not_do(
-    state: Path, arguments: tuple[str, ...], code: int, said: str
-) -> None:
+def test_policy_usage(state: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
     SimulatedNode("a30", state=state).close()
     found, output = _smi(state, "compute-policy", *arguments)
     assert found == code

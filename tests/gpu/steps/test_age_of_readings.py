@@ -129,9 +129,7 @@ async def test_a_device_allocated_while_another_source_is_slow_is_kept() -> None
 
 
 @pytest.mark.parametrize(("deadline", "readings"), [(300, 3), (1, 1)])
-async def test_a_step_whose_turn_always_comes_too_late_is_refused(
-    deadline: int, readings: int
-) -> None:
+async def test_a_step_whose_turn_comes_too_late_is_refused(deadline: int, readings: int) -> None:
     kubelet, clock = Kubelet(), count(0.0, FRESH + 1)
     with simulated("h100-80gb:1") as node:
         async with Driver(observe_deadline=30, step_deadline=30) as plain:

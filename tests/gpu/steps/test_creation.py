@@ -33,9 +33,7 @@ async def test_what_cannot_be_finished_is_taken_away_again(
     assert layout(again) == {Placement(4, 1): ("1g.10gb",)}
 
 
-async def test_a_create_that_fails_although_it_was_done_is_taken_away_too(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_failure_after_the_work_is_cleared_too(driver: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(driver, 0)
     node.inject("nvmlGpuInstanceCreateComputeInstance", error="UNKNOWN", applied=True)
     with pytest.raises(DriverError):
@@ -43,9 +41,7 @@ async def test_a_create_that_fails_although_it_was_done_is_taken_away_too(
     assert layout(await driver.observe_gpu(gpu.uuid)) == {}
 
 
-async def test_another_part_than_was_asked_for_is_taken_away(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_wrong_part_is_taken_away(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that reports success has not proven what it made."""
     gpu = await laid_out(driver, 0)
     function = "nvmlGpuInstanceCreateComputeInstance"
@@ -71,9 +67,7 @@ async def test_what_cannot_be_taken_away_is_reported(driver: Driver, node: Simul
     assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(0, 4): ()}
 
 
-async def test_a_part_is_added_only_to_the_instance_that_is_meant(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_part_is_added_to_what_is_meant_alone(driver: Driver, node: SimulatedNode) -> None:
     """Ids are re-used, so profile and place must be the step's too."""
     gpu = await laid_out(driver, 0)
     await driver.apply(create(gpu, "3g.40gb", 0, (1,)))
@@ -88,9 +82,7 @@ async def test_a_part_is_added_only_to_the_instance_that_is_meant(
     assert node.journal.total("nvmlGpuInstanceCreateComputeInstance") == 2
 
 
-async def test_a_profile_that_the_card_does_not_have_is_never_tried(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_profile_of_another_card_is_not_tried(driver: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(driver, 0)
     step = replace(create(gpu, "3g.40gb", 0), profile_id=14)
     with pytest.raises(DriverError, match=r"no profile 3g.40gb with id 14"):

@@ -19,9 +19,7 @@ DESTROYS = "nvml*InstanceDestroy"
 
 
 @pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
-async def test_a_process_that_came_since_the_plan_is_found(
-    driver: Driver, node: SimulatedNode, kind: str
-) -> None:
+async def test_a_later_process_is_found(driver: Driver, node: SimulatedNode, kind: str) -> None:
     gpu = await laid_out(driver, 0)
     await driver.apply(create(gpu, "3g.40gb", 0, (2, 1)))
     gpu = await driver.observe_gpu(gpu.uuid)
@@ -35,9 +33,7 @@ async def test_a_process_that_came_since_the_plan_is_found(
 
 
 @pytest.mark.parametrize("code", ["UNKNOWN", "NOT_SUPPORTED"])
-async def test_users_that_cannot_be_found_out_are_users(
-    driver: Driver, node: SimulatedNode, code: str
-) -> None:
+async def test_unknown_users_are_users(driver: Driver, node: SimulatedNode, code: str) -> None:
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     node.inject("nvmlDeviceGetComputeRunningProcesses_v3", error=code, times=None)
     with pytest.raises(GpuInUse, match="unknown users"):
@@ -77,9 +73,7 @@ async def test_who_holds_a_half_made_instance_is_found() -> None:
             await driver.apply(destroy(gpu, gpu.instances[0]))
 
 
-async def test_an_id_that_belongs_to_another_instance_by_now_is_not_destroyed(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_an_id_of_another_instance_is_left_alone(driver: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     step = destroy(gpu, gpu.instances[0])
     await driver.apply(step)
@@ -105,9 +99,7 @@ async def test_a_device_that_is_another_by_now_is_not_destroyed(driver: Driver) 
         await driver.apply(replace(stale, device=second.uuid))
 
 
-async def test_a_part_that_the_step_does_not_name_keeps_its_instance(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_part_not_named_keeps_its_instance(driver: Driver, node: SimulatedNode) -> None:
     """It was made after the plan, and its maker may be about to use it; the others stay too."""
     gpu = await laid_out(driver, 0)
     await driver.apply(create(gpu, "3g.40gb", 0, (1, 1)))
@@ -120,9 +112,7 @@ async def test_a_part_that_the_step_does_not_name_keeps_its_instance(
     assert layout(await driver.observe_gpu(gpu.uuid)) == layout(gpu)
 
 
-async def test_a_part_without_a_device_keeps_its_instance(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_part_without_device_keeps_an_instance(driver: Driver, node: SimulatedNode) -> None:
     """There is no device that could be asked for its users."""
     gpu = await laid_out(driver, 0, at0="3g.40gb")
     hidden = replace(gpu.instances[0].compute[0], uuid="")
@@ -165,9 +155,7 @@ async def test_nothing_is_destroyed_once_the_deadline_has_passed(node: Simulated
     assert node.journal.total(DESTROYS) == 0
 
 
-async def test_the_wait_behind_a_slow_observation_leaves_the_step_its_time(
-    node: SimulatedNode,
-) -> None:
+async def test_a_wait_behind_an_observation_leaves_a_step_its_time(node: SimulatedNode) -> None:
     handles = "nvmlDeviceGetMigDeviceHandleByIndex"
     async with Driver(observe_deadline=30, step_deadline=1.5) as driver:
         gpu = await laid_out(driver, 0, **{f"at{start}": "1g.10gb" for start in range(7)})
@@ -197,9 +185,7 @@ async def test_one_look_serves_several_destructions(driver: Driver, node: Simula
     assert layout(await driver.observe_gpu(gpu.uuid)) == {}
 
 
-async def test_who_comes_after_the_look_makes_the_driver_refuse(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_user_after_the_look_stops_the_driver(driver: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(driver, 0, at0="1g.10gb", at1="1g.10gb")
     first, second = (destroy(gpu, instance) for instance in gpu.instances)
     await driver.insist_on_idle([first, second])
@@ -218,9 +204,7 @@ async def test_who_is_on_no_known_device_may_be_on_any(driver: Driver, node: Sim
     assert node.journal.total(DESTROYS) == 0
 
 
-async def test_who_is_on_another_device_is_on_none_of_these(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_who_is_elsewhere_is_on_none_of_these(driver: Driver, node: SimulatedNode) -> None:
     """Also where nothing is known of them: a reset of another GPU starts NVML anew."""
     gpu = await laid_out(driver, 0, at0="3g.40gb", at4="1g.10gb")
     node.occupy(gpu.instances[1].compute[0].uuid)

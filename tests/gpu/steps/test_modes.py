@@ -35,9 +35,7 @@ async def test_a_gpu_in_mig_mode_is_not_asked(answer: str) -> None:
             await driver.apply(compute_mode(gpu, EXCLUSIVE))
 
 
-async def test_a_mode_that_is_there_already_is_not_set_again(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_mode_that_is_there_is_not_set_again(driver: Driver, node: SimulatedNode) -> None:
     gpu = (await driver.observe()).gpus[0]
     await driver.apply(compute_mode(gpu, ComputeMode.DEFAULT))
     assert node.journal.total(SET) == 0
@@ -69,18 +67,14 @@ async def test_mig_devices_that_refuse_are_reported_as_such() -> None:
             await driver.apply(compute_mode(gpu, EXCLUSIVE, gpu.instances[0].compute[0]))
 
 
-async def test_a_driver_that_forgets_the_mode_is_found_out(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_driver_forgets_the_mode(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = (await driver.observe()).gpus[0]
     monkeypatch.setitem(pynvml._nvmlGetFunctionPointer_cache, SET, lambda *_: 0)
     with pytest.raises(DriverError, match=r"was to become exclusiveProcess .* but it is default"):
         await driver.apply(compute_mode(gpu, EXCLUSIVE))
 
 
-async def test_a_mode_that_is_not_read_back_is_not_called_set(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_mode_not_read_back_is_not_called_set(driver: Driver, node: SimulatedNode) -> None:
     gpu = (await driver.observe()).gpus[0]
     node.inject(GET, error="UNKNOWN", skip=1, times=None)
     with pytest.raises(DriverError, match=GET):
@@ -88,9 +82,7 @@ async def test_a_mode_that_is_not_read_back_is_not_called_set(
     assert node.cards[0].state.compute_mode == 3
 
 
-async def test_a_mode_that_is_not_read_back_in_passing_is_read_again(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_mode_is_read_back_more_than_once(driver: Driver, node: SimulatedNode) -> None:
     gpu = (await driver.observe()).gpus[0]
     node.inject(GET, error="UNKNOWN", skip=1, times=2)
     await driver.apply(compute_mode(gpu, EXCLUSIVE))
@@ -121,9 +113,7 @@ async def test_ampere_is_left_with_the_change_pending() -> None:
         assert (await driver.observe_gpu(gpu.uuid)).mig == OFF
 
 
-async def test_programs_that_hold_a_hopper_gpu_are_in_the_way(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_programs_that_hold_a_gpu_are_in_the_way(driver: Driver, node: SimulatedNode) -> None:
     """Monitoring agents, say, which no list has: the mode stays, and it is said what to do."""
     gpu = (await driver.observe()).gpus[0]
     node.inject("nvmlDeviceSetMigMode", error="IN_USE")
@@ -149,9 +139,7 @@ async def test_mig_is_not_switched_off_under_a_process(refuse: bool) -> None:
         assert len(after.instances) == 1
 
 
-async def test_a_mode_that_cannot_be_read_back_is_not_called_set(
-    driver: Driver, node: SimulatedNode
-) -> None:
+async def test_a_mig_mode_that_cannot_be_read_back(driver: Driver, node: SimulatedNode) -> None:
     """The driver's success alone proves nothing."""
     gpu = (await driver.observe()).gpus[0]
     step = enable(gpu)

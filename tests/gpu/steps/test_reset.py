@@ -112,9 +112,7 @@ async def test_a_gpu_that_does_not_answer_after_its_reset_was_not_reset(tmp_path
                 await reset
 
 
-async def test_after_an_nvml_that_would_not_shut_down_gpus_are_reset_again(
-    node: SimulatedNode,
-) -> None:
+async def test_gpus_are_reset_after_an_nvml_that_would_not_shut_down(node: SimulatedNode) -> None:
     """Counted once too often, it would stay open, and the driver would reset no GPU any more."""
     async with driver_with(SMI) as driver:
         gpu = (await driver.observe()).gpus[0]

@@ -29,9 +29,7 @@ def _slots(instance: Any, wanted: list[str]) -> list[str]:
         ("h100-80gb", "3g", ["1c", "2c"], ["2:1", "0:2"]),
     ],
 )
-def test_where_compute_instances_land(
-    board: str, name: str, wanted: list[str], slots: list[str]
-) -> None:
+def test_where_instances_land(board: str, name: str, wanted: list[str], slots: list[str]) -> None:
     """First fit on Ampere and where there is no smaller size, an aligned tree on the others."""
     with calls.node_with(board):
         assert _slots(calls.create(calls.gpu(), name), wanted) == slots

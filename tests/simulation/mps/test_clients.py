@@ -81,9 +81,7 @@ def test_a_limit_holds(rig: Rig, clients: Clients) -> None:
 @pytest.mark.parametrize(
     ("asked", "limit"), [("0=512M", 512 << 20), ("0=2G", GIB), ("1=5M", GIB), ("0=256", 256 << 20)]
 )
-def test_its_environment_only_lowers_the_limit(
-    rig: Rig, clients: Clients, asked: str, limit: int
-) -> None:
+def test_its_own_limit_only_lowers_it(rig: Rig, clients: Clients, asked: str, limit: int) -> None:
     rig.ask("set_default_device_pinned_mem_limit 0 1G")
     client = clients.accepted(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=asked)
     assert client.terms["limit"] == limit
@@ -206,9 +204,7 @@ def test_on_a_simulated_node(rig: Rig, clients: Clients, tmp_path: Path) -> None
         node.close()
 
 
-def test_a_program_without_mps_is_kept_off_an_exclusive_device(
-    rig: Rig, clients: Clients, tmp_path: Path
-) -> None:
+def test_an_exclusive_device_keeps_others_off(rig: Rig, clients: Clients, tmp_path: Path) -> None:
     state = tmp_path / "node.json"
     with SimulatedNode("a100-40gb:1", state=state) as node:
         with node.changes():
