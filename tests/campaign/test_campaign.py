@@ -40,6 +40,19 @@ _DAYS += map(str, (150, 157, 161, 165, 181, 183, 184, 188, 194))
 _OF_KINDS = Damage | FullDisk | Ignore | Kill | Lose | Misbehave | Occupy | Signal
 
 
+def _said(*arguments: str) -> str:
+    """What the module prints, which has to end well."""
+    played = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert played.returncode == 0, played.stdout
+    return played.stdout
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -52,28 +65,13 @@ _OF_KINDS = Damage | FullDisk | Ignore | Kill | Lose | Misbehave | Occupy | Sign
     ],
 )
 def test_random_days(arguments: list[str]) -> None:
-    played = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert played.returncode == 0, played.stdout
-    assert re.search(r"(?m)^violations +0$", played.stdout)
+    assert re.search(r"(?m)^violations +0$", _said(*arguments))
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_an_hour_leaves_nothing_behind() -> None:
-    played = subprocess.run(
-        [sys.executable, "-m", "tests.campaign.soak", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert played.returncode == 0, played.stdout
+    _said("tests.campaign.soak", "1")
 
 
 def test_the_faults_are_still_faults() -> None:
@@ -85,14 +83,7 @@ def test_the_faults_are_still_faults() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_faults_are_found() -> None:
-    played = subprocess.run(
-        [sys.executable, "-m", "tests.campaign", "--faults", "1-200"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert played.returncode == 0, played.stdout
+    _said("tests.campaign", "--faults", "1-200")
     assert len(faults.FAULTS) >= 10
 
 

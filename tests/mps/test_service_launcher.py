@@ -142,17 +142,19 @@ except OSError as error:
 """
 
 
-class SystemdPrograms:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        programs = {"systemd-run": _SYSTEMD_RUN, "systemctl": _SYSTEMCTL, "nsenter": _NSENTER}
-        for name, text in programs.items():
+class Systemd:
+    """Its programs, beside those of MPS, first on PATH; and a daemon to start by them."""
+
+    def __init__(self, folder: Path, programs: Programs, spec: DaemonSpec) -> None:
+        self.folder, self.programs, self.spec = folder, programs, spec
+        stand_ins = {"systemd-run": _SYSTEMD_RUN, "systemctl": _SYSTEMCTL, "nsenter": _NSENTER}
+        for name, text in stand_ins.items():
             (folder / name).write_text(_SHARED.format(python=PYTHON) + text)
             (folder / name).chmod(0o755)
 
-    def calls(self) -> list[list[str]]:
+    def calls(self, program: str = "") -> list[list[str]]:
         lines = (self.folder / "calls").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return [call for call in map(json.loads, lines) if program in {"", call[0]}]
 
     def turn(self, unit: str, **state: Any) -> None:
         known = {"LoadState": "loaded", "MainPID": 0, "Result": "success"}
@@ -162,58 +164,58 @@ class SystemdPrograms:
     def units(self) -> list[str]:
         return [path.stem for path in self.folder.glob("*.service.json")]
 
+    async def launch(self, *, host: bool = False, deadline: float = 60.0) -> DaemonProcess:
+        launcher = ServiceLauncher(
+            self.programs, host=host, deadline=deadline, find_flag=flag("-M")
+        )
+        return await launcher.launch(self.spec)
+
+    @asynccontextmanager
+    async def running(self, *, host: bool = False) -> AsyncIterator[DaemonProcess]:
+        """The daemon, once it has noted what it was given; killed in the end."""
+        process = await self.launch(host=host)
+        try:
+            await asyncio.to_thread(wait_for, Path(self.spec.log_directory) / "seen")
+            yield process
+        finally:
+            process.kill()
+            await process.wait()
+
 
 UNIT = f"nodeagent-mps-{GPU}.service"
 
 
 @pytest.fixture
-def systemd(open_folder: Path, programs: Programs) -> SystemdPrograms:
-    return SystemdPrograms(open_folder)
-
-
-@asynccontextmanager
-async def service(
-    spec: DaemonSpec, programs: Programs, *, host: bool = False
-) -> AsyncIterator[DaemonProcess]:
-    """A daemon that has noted what it was given; killed in the end."""
-    launcher = ServiceLauncher(programs, host=host, deadline=60, find_flag=flag("-M"))
-    process = await launcher.launch(spec)
-    try:
-        await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
-        yield process
-    finally:
-        process.kill()
-        await process.wait()
+def systemd(open_folder: Path, programs: Programs, spec: DaemonSpec) -> Systemd:
+    return Systemd(open_folder, programs, spec)
 
 
 @as_root
-async def test_run_as_the_plans_user(
-    open_folder: Path, programs: Programs, systemd: SystemdPrograms
-) -> None:
-    spec = with_account(spec_for(open_folder, 1000, 100), groups=(44, 109))
-    async with service(spec, replace(programs, library_path="/opt/cuda")) as process:
+async def test_run_as_the_plans_user(open_folder: Path, systemd: Systemd) -> None:
+    (open_folder / "own").mkdir()
+    spec = with_account(spec_for(open_folder / "own", 1000, 100), groups=(44, 109))
+    systemd.spec = spec
+    systemd.programs = replace(systemd.programs, library_path="/opt/cuda")
+    async with systemd.running() as process:
         assert process.identity == mps_process(process.pid)
         assert (process.identity.uid, process.identity.program) == (1000, CONTROL)
         found = seen(spec)
         assert (found["uid"], found["gid"], found["groups"]) == (1000, 100, [44, 109])
-        assert (
-            found["environment"].items()
-            >= {
-                "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
-                "CUDA_VISIBLE_DEVICES": GPU,
-                "LD_LIBRARY_PATH": "/opt/cuda",
-            }.items()
-        )
+        given = {
+            "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
+            "CUDA_VISIBLE_DEVICES": GPU,
+            "LD_LIBRARY_PATH": "/opt/cuda",
+        }
+        assert found["environment"].items() >= given.items()
         assert found["arguments"] == ["-f"]
         said = Path(spec.log_directory) / "daemon.log"
         assert await asyncio.to_thread(said.read_text) == "first line\nlast line\n"
 
 
-async def test_what_systemd_is_asked_for(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
-) -> None:
-    async with service(replace(with_account(spec, any_user=True), private_shm=True), programs):
-        [call] = [call for call in systemd.calls() if call[0] == "systemd-run"]
+async def test_what_systemd_is_asked_for(systemd: Systemd) -> None:
+    systemd.spec = replace(with_account(systemd.spec, any_user=True), private_shm=True)
+    async with systemd.running():
+        [call] = systemd.calls("systemd-run")
     assert {
         f"--unit={UNIT}",
         "--service-type=exec",
@@ -221,21 +223,19 @@ async def test_what_systemd_is_asked_for(
         "--property=KillMode=process",
         "--property=LimitNOFILE=16384:524288",
         "--property=OOMScoreAdjust=-500",
-        f"--property=BindPaths={Path(spec.pipe_directory).parent}/shm:/dev/shm",
+        f"--property=BindPaths={Path(systemd.spec.pipe_directory).parent}/shm:/dev/shm",
     } < set(call)
-    assert call[call.index("--") + 1 :] == [*programs.control, "-f", "-M"]
+    assert call[call.index("--") + 1 :] == [*systemd.programs.control, "-f", "-M"]
 
 
 @pytest.mark.parametrize("host", [False, True])
-async def test_through_the_hosts_systemd(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms, host: bool
-) -> None:
-    async with service(spec, programs, host=host):
+async def test_through_the_hosts_systemd(systemd: Systemd, host: bool) -> None:
+    async with systemd.running(host=host):
         calls = systemd.calls()  # not of its end, which may be given up between the two
     entered = [call for call in calls if call[0] == "nsenter"]
-    asked = [call for call in calls if call[0] != "nsenter"]
-    assert len(entered) == (len(asked) if host else 0)
-    assert len(asked) >= 3
+    asked = len(calls) - len(entered)
+    assert len(entered) == (asked if host else 0)
+    assert asked >= 3
 
 
 @pytest.mark.parametrize(
@@ -245,117 +245,94 @@ async def test_through_the_hosts_systemd(
         (signal.SIGTERM, "in a way that systemd counts as clean"),
     ],
 )
-async def test_how_it_ended(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms, number: signal.Signals, how: str
-) -> None:
+async def test_how_it_ended(systemd: Systemd, number: signal.Signals, how: str) -> None:
     for _ in range(2):
-        async with service(spec, programs) as process:
+        async with systemd.running() as process:
             os.kill(process.pid, number)
             assert await process.wait() == how
         assert systemd.units() == []
 
 
-async def test_systemd_does_not_answer_once_it_runs(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
-) -> None:
+async def test_systemd_does_not_answer_once_it_runs(systemd: Systemd) -> None:
     """It is asked again: a daemon that nobody looks at would keep out every later one."""
     (systemd.folder / "fail_once").touch()
-    async with service(spec, programs) as process:
-        assert processes_of(spec.pipe_directory, CONTROL) == (process.identity,)
+    async with systemd.running() as process:
+        assert processes_of(systemd.spec.pipe_directory, CONTROL) == (process.identity,)
     assert not (systemd.folder / "fail_once").exists()
 
 
-async def test_one_that_ends_at_once(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
-) -> None:
-    (Path(spec.log_directory) / "end").touch()
-    launcher = ServiceLauncher(programs, host=False, deadline=60)
+async def test_one_that_ends_at_once(systemd: Systemd) -> None:
+    (Path(systemd.spec.log_directory) / "end").touch()
     try:
-        how = await (await launcher.launch(spec)).wait()
+        how = await (await systemd.launch()).wait()
     except StartError as error:
         how = error.message
     assert how.endswith("status 3")
 
 
-async def test_no_program(spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms) -> None:
-    missing = replace(programs, control=("/nowhere/control",))
-    launcher = ServiceLauncher(missing, host=False, deadline=60)
+async def test_no_program(systemd: Systemd) -> None:
+    systemd.programs = replace(systemd.programs, control=("/nowhere/control",))
     with pytest.raises(StartError, match=r"Job for .* failed .*\(the program cannot be run\)"):
-        await launcher.launch(spec)
+        await systemd.launch()
     assert systemd.units() == []
 
 
-async def test_what_failed_earlier_is_cleared(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
-) -> None:
+async def test_what_failed_earlier_is_cleared(systemd: Systemd) -> None:
     """A unit that failed while no agent ran keeps its name until then."""
     systemd.turn(UNIT, ActiveState="failed", Result="signal", ExecMainCode=2, ExecMainStatus=9)
-    async with service(spec, programs):
-        assert unit_of(spec) == UNIT
+    async with systemd.running():
+        assert unit_of(systemd.spec) == UNIT
 
 
-async def test_a_unit_that_runs_already(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
-) -> None:
+async def test_a_unit_that_runs_already(systemd: Systemd) -> None:
     """It is named, not replaced: another program may use it."""
     systemd.turn(UNIT, ActiveState="active", MainPID=815)
-    launcher = ServiceLauncher(programs, host=False, deadline=60)
     with pytest.raises(StartError, match=f"{UNIT} runs already, with pid 815"):
-        await launcher.launch(spec)
+        await systemd.launch()
 
 
-async def test_systemd_does_not_answer(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
-) -> None:
+async def test_systemd_does_not_answer(systemd: Systemd) -> None:
     (systemd.folder / "hang").touch()
-    launcher = ServiceLauncher(programs, host=False, deadline=0.5)
     with pytest.raises(StartError, match=r"has not started .* within 0\.5 s"):
-        await launcher.launch(spec)
+        await systemd.launch(deadline=0.5)
     assert systemd.calls()[-1] == ["systemctl", "stop", "--no-block", UNIT]
-    assert not processes_of(spec.pipe_directory, CONTROL)
+    assert not processes_of(systemd.spec.pipe_directory, CONTROL)
 
 
-@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize(
+    ("host", "program", "complaint", "remedy"),
+    [
+        (False, "systemctl", "System has not been booted with systemd", "mps.launch to child"),
+        (True, "nsenter", "nsenter: failed to execute systemctl: No such file", "hostPID"),
+    ],
+)
 async def test_no_systemd(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms, host: bool
+    systemd: Systemd, host: bool, program: str, complaint: str, remedy: str
 ) -> None:
-    program, complaint, remedy = {
-        False: ("systemctl", "System has not been booted with systemd", "mps.launch to child"),
-        True: ("nsenter", "nsenter: failed to execute systemctl: No such file", "hostPID"),
-    }[host]
     (systemd.folder / program).write_text(f"#!/bin/sh\necho '{complaint}' >&2\nexit 1\n")
-    launcher = ServiceLauncher(programs, host=host, deadline=60)
     with pytest.raises(StartError, match=complaint) as refusal:
-        await launcher.launch(spec)
+        await systemd.launch(host=host)
     assert remedy in (refusal.value.remedy or "")
 
 
 @pytest.mark.parametrize("hostile", ["a b", "%n", "$HOME", "a\\x20", '"', "a\nUser=root"])
-async def test_what_systemd_could_misread(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms, hostile: str
-) -> None:
+async def test_what_systemd_could_misread(systemd: Systemd, hostile: str) -> None:
     """Refused in any value, rather than escaped in ways that differ between its versions."""
-    launcher = ServiceLauncher(
-        replace(programs, library_path=f"/opt/{hostile}"), host=False, deadline=60
-    )
+    systemd.programs = replace(systemd.programs, library_path=f"/opt/{hostile}")
     with pytest.raises(StartError, match="systemd could take for its own"):
-        await launcher.launch(spec)
+        await systemd.launch()
     assert [call[0] for call in systemd.calls()] == ["systemctl"]
 
 
-async def test_a_log_that_leads_elsewhere(
-    spec: DaemonSpec, programs: Programs, systemd: SystemdPrograms
-) -> None:
+async def test_a_log_that_leads_elsewhere(systemd: Systemd) -> None:
     """systemd, which opens logs as root, gets the file that was looked at, not its name."""
-    victim = Path(spec.log_directory) / "victim"
-    victim.touch()
-    log = Path(spec.log_directory) / "daemon.log"
+    log = Path(systemd.spec.log_directory) / "daemon.log"
+    log.with_name("victim").touch()
     log.symlink_to("victim")
-    launcher = ServiceLauncher(programs, host=False, deadline=60)
     with pytest.raises(StartError, match="cannot be written"):
-        await launcher.launch(spec)
+        await systemd.launch()
     log.unlink()
-    async with service(spec, programs):
-        [call] = [call for call in systemd.calls() if call[0] == "systemd-run"]
+    async with systemd.running():
+        [call] = systemd.calls("systemd-run")
         [opened] = [text for text in call if "StandardOutput" in text]
         assert opened.startswith(f"--property=StandardOutput=append:/proc/{os.getpid()}/fd/")

@@ -126,7 +126,3 @@ def instances(device: Any, name: str) -> list[Any]:
 def free(device: Any, name: str) -> int:
     left = pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, profile(device, name).id)
     return int(left)
-
-
-def c_uint_reference() -> Any:
-    return byref(c_uint())
