@@ -1,5 +1,4 @@
 import json
-import stat
 import threading
 from pathlib import Path
 
@@ -28,35 +27,6 @@ def path(tmp_path: Path) -> Path:
 
 def written(path: Path) -> object:
     return json.loads(path.read_text().split("\n", 1)[1])
-
-
-def test_the_next_process_knows_it(path: Path) -> None:
-    remembered = OriginalSettings(path)
-    remembered.remember(GPU, DEFAULT)
-    remembered.remember(GPU, TimeSlice.SHORT)
-    remembered.remember(MIG, ComputeMode.PROHIBITED)
-    for one in (remembered, OriginalSettings(path)):
-        assert one.file.problem is None
-        assert one.mode(GPU) is DEFAULT
-        assert one.time_slice(GPU) is TimeSlice.SHORT
-        assert one.mode(MIG) is ComputeMode.PROHIBITED
-        assert one.time_slice(MIG) is None
-        assert one.mode("GPU-other") is None
-    assert written(path) == {
-        GPU: {"computeMode": "default", "timeSlice": "short"},
-        MIG: {"computeMode": "prohibited"},
-    }
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_the_first_is_the_true_one(path: Path) -> None:
-    remembered = OriginalSettings(path)
-    remembered.remember(GPU, DEFAULT)
-    remembered.remember(GPU, EXCLUSIVE)
-    remembered.remember(GPU, TimeSlice.DEFAULT)
-    remembered.remember(GPU, TimeSlice.LONG)
-    assert OriginalSettings(path).mode(GPU) is DEFAULT
-    assert OriginalSettings(path).time_slice(GPU) is TimeSlice.DEFAULT
 
 
 def test_what_is_forgotten_is_gone(path: Path) -> None:
@@ -161,16 +131,6 @@ def test_a_mode_that_is_as_before_is_forgotten(path: Path, seen: Gpu, kept: bool
     OriginalSettings(path).remember(GPU, DEFAULT)
     OriginalSettings(path).settle([seen])
     assert (OriginalSettings(path).mode(GPU) is DEFAULT) is kept
-
-
-def test_a_time_slice_that_is_as_before_is_forgotten(path: Path) -> None:
-    OriginalSettings(path).remember(GPU, TimeSlice.DEFAULT)
-    remembered = OriginalSettings(path)
-    for seen in (None, TimeSlice.LONG):
-        remembered.settle([gpu(None, seen)])
-        assert remembered.time_slice(GPU) is TimeSlice.DEFAULT
-    remembered.settle([gpu(None, TimeSlice.DEFAULT)])
-    assert OriginalSettings(path).time_slice(GPU) is None
 
 
 def test_a_change_that_is_about_to_come_is_not_settled(path: Path) -> None:
