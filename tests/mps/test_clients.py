@@ -213,6 +213,25 @@ def test_who_names_no_slot_gives_way() -> None:
     assert kinds(*clients) == {1: ["count"]}
 
 
+def test_what_clients_have_together() -> None:
+    """The newest are beyond the memory that they all have, until the others fit."""
+    plan = wanted(Share("claim", None, 8192, 25.0, together=True))
+    amounts = {1: 5 * GIB, 2: 4 * GIB, 3: 3 * GIB, 4: 9 * GIB, 5: MIB}
+    clients = [
+        facts(pid, environment=of_slot(0, plan), start_time=pid, memory_used=used)
+        for pid, used in amounts.items()
+    ]
+    assert kinds(*clients[:1], plan=plan) == {}
+    assert kinds(*clients, plan=plan) == {2: ["memoryTogether"], 4: ["memory"]}
+    [second] = states_of(clients[:2], plan, GPU)[1:]
+    [finding] = second.findings
+    assert finding.startswith("uses 4Gi of memory beside 5Gi of other clients of its share claim,")
+    assert finding.endswith("which together may use 8Gi")
+    each = wanted(Share("claim", None, 8192, 25.0))
+    assert kinds(*clients, plan=each) == {4: ["memory"]}
+    assert OffenceKind.TOGETHER in ENDED_FOR
+
+
 _ENVIRONMENTS = st.one_of(
     st.none(),
     st.dictionaries(

@@ -62,6 +62,7 @@ class OffenceKind(StrEnum):
     LOOSER_MEMORY = "looserMemoryLimit"
     LOOSER_THREADS = "looserThreadLimit"
     MEMORY = "memory"
+    TOGETHER = "memoryTogether"
     COUNT = "count"
     SLOT_TAKEN = "slotTaken"
 
@@ -73,6 +74,7 @@ ENDED_FOR = frozenset(
         OffenceKind.LOOSER_MEMORY,
         OffenceKind.LOOSER_THREADS,
         OffenceKind.MEMORY,
+        OffenceKind.TOGETHER,
         OffenceKind.COUNT,
     }
 )
@@ -133,12 +135,15 @@ class Judged:
         self.wrongs.append((kind, message))
 
 
-def assess(clients: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tuple[Judged, ...]:
+def assess(facts: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tuple[Judged, ...]:
     """Find each client's share and limits on `device` (a UUID), and what is wrong with it."""
-    found = tuple(_judged(facts, wanted.sharing, device) for facts in clients)
+    found = tuple(_judged(one, wanted.sharing, device) for one in facts)
     for share in wanted.sharing.shares:
+        clients = [client for client in found if client.share == share]
         if share.count is not None:
-            _judge_crowd([c for c in found if c.share == share], share.name, share.count)
+            _judge_crowd(clients, share.name, share.count)
+        if share.together and share.memory is not None:
+            _judge_sum(clients, share.name, share.memory * MIB)
     return found
 
 
@@ -263,6 +268,28 @@ def _judge_crowd(clients: Sequence[Judged], name: str, count: int) -> None:
         client.add(
             OffenceKind.COUNT,
             f"is one too many: the share {name} is for {count}, and there are {len(clients)}",
+        )
+
+
+def _judge_sum(clients: Sequence[Judged], name: str, limit: int) -> None:
+    """What clients have together, beyond the limit of them all.
+
+    Nobody can tell which of them took the last of it. The newest are the ones beyond, until the
+    others fit: a program that starts more processes pushes out those, and not the one that has
+    worked so far. One that has too much by itself is no part of the sum.
+    """
+    used, inside = 0, 0
+    for client in sorted(clients, key=lambda c: c.age):
+        own = client.facts.memory_used or 0
+        if any(kind is OffenceKind.MEMORY for kind, _ in client.wrongs):
+            continue
+        if used + own <= (-(-limit // PAGE) + inside) * PAGE:  # each one's last page counts whole
+            used, inside = used + own, inside + 1
+            continue
+        client.add(
+            OffenceKind.TOGETHER,
+            f"uses {written_bytes(own)} of memory beside {written_bytes(used)} of other clients of "
+            f"its share {name}, which together may use {written_bytes(limit)}",
         )
 
 

@@ -262,7 +262,8 @@ class ClientWatch:
         stays as it is until the client ends, so waiting would change nothing.
         """
         for offence in client.offences:
-            waits = self.grace if offence.kind is OffenceKind.MEMORY else 0.0
+            passes = offence.kind in (OffenceKind.MEMORY, OffenceKind.TOGETHER)
+            waits = self.grace if passes else 0.0
             if offence.kind in ENDED_FOR and now >= self._since[key, offence.kind] + waits:
                 return offence
         return None
