@@ -97,7 +97,7 @@ class ClaimsService:
             else partial(pcie_root, SYSFS),
         )
         self._offers = NodeOffers(
-            settings.node_name, Mode(settings.dra.mode), share=settings.dra.share or 0
+            settings.node_name, Mode(settings.dra.mode), share=settings.dra.share
         )
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from nodeagent.claims.names import GpuShare, share_named
+from nodeagent.claims.capacity import Consumed
 from nodeagent.errors import NodeagentError, Transient
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
@@ -72,6 +72,7 @@ class Result:
 
     `request` is as in the allocation, `main` or `main/sub`. `configuration` is how the device shall
     be shared, None: as it is. With `admin_access` nothing is made, changed or destroyed for it.
+    `consumed` is what it takes of a device that others may have, too; None: it has all of it.
     """
 
     request: str
@@ -80,6 +81,7 @@ class Result:
     share_id: str = ""
     admin_access: bool = False
     configuration: Configuration | None = None
+    consumed: Consumed | None = None
 
     @property
     def main_request(self) -> str:
@@ -109,7 +111,8 @@ class ClaimedDevice:
     of the GPU instances that were there when its making began, None as long as it has not.
     `instance`, `compute` and `uuid` (of the MIG device) are what was made; None and "" while that
     is not known. `mps` is the daemon that it is to have, as its configuration was understood when
-    the claim came: a setting that changes later does not end a daemon that is used.
+    the claim came: a setting that changes later does not end a daemon that is used. `shared`: other
+    claims may have other parts of the GPU; without `mps` they take turns.
     """
 
     result: Result
@@ -123,6 +126,7 @@ class ClaimedDevice:
     compute: int | None = None
     uuid: str = ""
     mps: WantedMps | None = None
+    shared: bool = False
 
     @property
     def device_uuid(self) -> str:
@@ -148,23 +152,18 @@ class ClaimedDevice:
         return self.before is not None and (instance.id, instance.placement) not in self.before
 
     def overlaps(self, other: ClaimedDevice) -> bool:
-        """Return whether both have a part of a GPU; what an administrator has takes no place."""
+        """Return whether only one of them can be had; what an administrator has takes no place.
+        Shares of a GPU do not overlap: their amounts are added up.
+        """
         if self.result.admin_access or other.result.admin_access or self.gpu != other.gpu:
             return False
-        if (mine := self.share) and (theirs := other.share):
-            return mine.overlaps(theirs)
-        return self.lies_on(other.placement)
+        return not (self.shared and other.shared) and self.lies_on(other.placement)
 
     def lies_on(self, place: Placement | None) -> bool:
         """Return whether it has a part of that place on its GPU; None is the whole GPU."""
         if self.placement is None or place is None:
             return True
         return bool(self.placement.mask & place.mask)
-
-    @property
-    def share(self) -> GpuShare | None:
-        """The MPS share that it is: other claims may have others of the same GPU."""
-        return share_named(self.result.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +210,11 @@ class ClaimRecord:
     def held_on(self, gpu: str) -> tuple[ClaimedDevice, ...]:
         """Its own devices on the GPU with that UUID."""
         return tuple(device for device in self.devices if device.gpu == gpu and device.is_held)
+
+    def consumed_on(self, gpu: str) -> tuple[Consumed, ...]:
+        """What its shares of the GPU with that UUID take."""
+        here = (d.result.consumed for d in self.devices if d.gpu == gpu and d.shared)
+        return tuple(consumed for consumed in here if consumed)
 
     @property
     def gpus(self) -> frozenset[str]:

@@ -3,8 +3,7 @@
 A pool is one GPU: `<node>/<gpu uuid in lower case>`. Its devices are `gpu`, which is all of it,
 and one for each place of each of its profiles: `1g.10gb+me` at slice 4 is `mig-1g-10gb-me-4`, and
 `2g.48gb-me` at slice 0 is `mig-2g-48gb-nome-0`. The name of a MIG device is never taken apart: what
-it means is looked up among the names that the GPU's own profiles make. An MPS share has its memory
-in its name, `mps-8gi-2`, since shares of other sizes may be offered by the time it is released.
+it means is looked up among the names that the GPU's own profiles make.
 """
 
 from __future__ import annotations
@@ -17,14 +16,10 @@ from functools import lru_cache
 from nodeagent.errors import UnknownDevice
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile, Placement
-from nodeagent.plan.shares import MIB, written_bytes
 from nodeagent.text import listed
 
 DRIVER = "gpu.nodeagent.io"
 WHOLE_GPU = "gpu"
-
-_SHARE = re.compile(r"mps-([1-9][0-9]{0,9})(mi|gi)-(0|[1-9][0-9]{0,3})")
-_UNITS = {"mi": MIB, "gi": 1024 * MIB}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,42 +36,11 @@ class DevicePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuShare:
-    """A part of a GPU outside MIG mode, for the MPS clients of one claim: the one with this
-    `number`, of `memory` bytes (whole MiB). Parts lie side by side in the GPU's memory.
-    """
-
-    memory: int
-    number: int
-
-    @property
-    def name(self) -> str:
-        """The device's."""
-        return f"mps-{written_bytes(self.memory).lower()}-{self.number}"
-
-    @property
-    def start(self) -> int:
-        """Bytes before it."""
-        return self.number * self.memory
-
-    @property
-    def end(self) -> int:
-        """Bytes with it."""
-        return self.start + self.memory
-
-    def overlaps(self, other: GpuShare) -> bool:
-        """Whether only one of them can be had. Shares of two sizes are kept apart like those of
-        one, so that all together are never more than the GPU has.
-        """
-        return self.start < other.end and other.start < self.end
-
-
-@dataclass(frozen=True, slots=True)
 class Located:
     """What a pool and a device name mean; `part` None is the whole GPU."""
 
     gpu: Gpu
-    part: DevicePlace | GpuShare | None
+    part: DevicePlace | None
 
 
 def pool_name(node: str, uuid: str) -> str:
@@ -92,15 +56,6 @@ def mig_device_name(profile: str, start: int) -> str:
         negation = "no" if attributes[0] == "-" else ""
         words += [negation + attribute for attribute in attributes[1:].split(",")]
     return "-".join((*words, str(start))).replace(".", "-").lower()
-
-
-def share_named(device: str) -> GpuShare | None:
-    """The share that a device's name means; None for every other device."""
-    match = _SHARE.fullmatch(device)
-    if match is None:
-        return None
-    share = GpuShare(int(match[1]) * _UNITS[match[2]], int(match[3]))
-    return share if share.name == device else None  # 1024Mi are written 1Gi
 
 
 def places(gpu: Gpu) -> Mapping[str, DevicePlace]:
@@ -122,12 +77,6 @@ def _places(profiles: tuple[GpuInstanceProfile, ...]) -> Mapping[str, DevicePlac
     return found
 
 
-def part_named(gpu: Gpu, device: str) -> DevicePlace | GpuShare | None:
-    """The part of the GPU that a device's name means; None where it has no such part."""
-    share = share_named(device)
-    return share if share and share.end <= gpu.memory else places(gpu).get(device)
-
-
 def locate(pool: str, device: str, node: str, gpus: Iterable[Gpu]) -> Located:
     """Return what is meant on this `node`; raises UnknownDevice with the reason when nothing is."""
     own = list(gpus)
@@ -140,7 +89,7 @@ def locate(pool: str, device: str, node: str, gpus: Iterable[Gpu]) -> Located:
         raise UnknownDevice(f"this node has no GPU {uuid}", remedy=f"it has: {known or 'none'}")
     if device == WHOLE_GPU:
         return Located(gpu, None)
-    part = part_named(gpu, device)
+    part = places(gpu).get(device)
     if part is not None:
         return Located(gpu, part)
     if gpu.unlisted:

@@ -43,7 +43,7 @@ def to_prepare(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -
         sharing = whole.result.configuration
         off = MigDisabled(path) if gpu.mig is not None else None
         time_slice = sharing if isinstance(sharing, TimeSlice) else None
-        mps = daemon_of_shares(gpu.uuid, (record, *others)) if whole.share else whole.mps
+        mps = daemon_of_shares(gpu.uuid, (record, *others)) if whole.shared else whole.mps
         return DesiredGpu(off, path, mps=mps, time_slice=time_slice, reserved=reserved)
     wanted = tuple(
         WantedInstance(device.profile, profile.slices, device.placement.start, path, device.mps)
@@ -88,11 +88,11 @@ def daemon_of_shares(gpu: str, records: Iterable[ClaimRecord]) -> WantedMps | No
     """The one MPS daemon for all shares that these claims have of the GPU with that UUID; None
     where they have none. Their users and `enforce` are the same (`admission`).
     """
-    devices = (device for record in records for device in record.devices if device.gpu == gpu)
-    found = {device.result.device: device.mps for device in devices if device.share and device.mps}
-    if not found:
+    devices = [device for record in records for device in record.devices if device.gpu == gpu]
+    devices.sort(key=lambda device: device.result.share_id)
+    daemons = [device.mps for device in devices if device.shared and device.mps]
+    if not daemons:
         return None
-    daemons = [found[name] for name in sorted(found)]
     shares = tuple(share for daemon in daemons for share in daemon.sharing.shares)
     return replace(daemons[0], sharing=replace(daemons[0].sharing, shares=shares))
 
@@ -105,8 +105,8 @@ def _beside(
     What others are still to get is left out: two that cannot be there together would keep
     everything else from changing. Other shares of the GPU are a part of the goal for one of them.
     """
-    if any(device.share for device in own):
-        others = [o for o in others if not any(device.share for device in o.held_on(gpu.uuid))]
+    if any(device.shared for device in own):
+        others = [o for o in others if not any(device.shared for device in o.held_on(gpu.uuid))]
     held = tuple(reserved_on(gpu.uuid, others))
     yield from (other for other in held if other.placement is None)
     owners = {(other.profile, other.placement): other for other in held}
@@ -257,13 +257,13 @@ def require_lasting_unused(
         if device.gpu != gpu.uuid or device.is_made or device.result.admin_access:
             continue
         usage = usage_of(device, gpu)
-        if device.share:
+        if device.shared:
             usage = usage_without(usage, other_pods)
         if usage.in_use:
-            name = f"{device.result.device} of " if device.placement or device.share else ""
+            name = f"{device.result.device} of " if device.placement else ""
             raise StillInUse(
                 f"{record.title} is not released: {name}{gpu.title} is in use by {usage}",
-                remedy=_may_be_anothers(usage) if device.share else in_use_remedy(usage),
+                remedy=_may_be_anothers(usage) if device.shared else in_use_remedy(usage),
             )
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from nodeagent.documents.findings import DocumentPath, Findings, path_text
 from nodeagent.plan.codes import Code
 from nodeagent.text import did_you_mean, listed, nearest, quote
+
+if TYPE_CHECKING:
+    from nodeagent.plan.desired import SharedBy
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -145,6 +148,29 @@ def text(pattern: str, accepted: str) -> Rule[str]:
         accepted,
         {"type": "string", "pattern": f"^({pattern})$"},
     )
+
+
+def shared_by() -> Rule[SharedBy]:
+    """How claims share a GPU; the number of parts may be text, as in an environment."""
+    words, most = ("off", "memory", "time"), 48
+
+    def read(place: DocumentValue) -> SharedBy:
+        match place.value:
+            case False | "off":  # YAML's reading of the word without quotes
+                return "off"
+            case "memory":
+                return "memory"
+            case "time":
+                return "time"
+            case value if re.fullmatch("[1-9][0-9]?", str(value)) and 2 <= int(value) <= most:
+                return int(value)
+        accepted = f"{', '.join(words)} or a number of equal parts from 2 to {most}"
+        raise place.unexpected(
+            accepted, "write memory, and let each claim request how much, such as 8Gi"
+        )
+
+    schema = {"anyOf": [{"enum": list(words)}, whole(2, most).schema]}
+    return Rule(read, schema)
 
 
 # --- lists and maps ---------------------------------------------------------------------------

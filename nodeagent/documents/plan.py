@@ -18,6 +18,7 @@ from nodeagent.documents.grammar import (
     list_of,
     map_of,
     read_with,
+    shared_by,
     text,
     then,
     whole,
@@ -168,12 +169,42 @@ def refuse_two_ways(place: DocumentValue, given: Given) -> None:
         )
 
 
+_SAYS = ("mig", "mps", "timeSlice", "share")  # one of them at least
+
+
+def _check_share(place: DocumentValue, given: Given) -> None:
+    """Refuse a way in which claims share the GPU beside what leaves none of it to share."""
+    share, mig = given["share"], given["mig"]
+    if share in (None, "off"):
+        return
+    beside = "mps" if given["mps"] else ""
+    if given["timeSlice"] and share != "time":
+        beside = "timeSlice"
+    if mig is not None and not isinstance(mig, MigDisabled):
+        beside = "mig"
+    if beside:
+        raise place.refuse(
+            f"found share: {share} beside {beside}; claims share a GPU outside MIG mode that the "
+            "plan does not share",
+            remedy=f"drop share or {beside}",
+            below=("share",),
+            of_key=True,
+        )
+
+
+def _shared_beside(key: str, *but: str, value: JsonSchema | None = None) -> JsonSchema:
+    """What `_check_share` refuses: share without these words beside the key with that value."""
+    properties = {"share": {"not": {"enum": list(but)}}, key: value or {}}
+    return {"required": ["share", key], "properties": properties}
+
+
 def _entry(place: DocumentValue, given: Given) -> PlanEntry:
     refuse_two_ways(place, given)
-    if not (given["mig"] or given["mps"] or given["timeSlice"]):
+    if not any(given[key] for key in _SAYS):
         raise place.refuse(
-            "the entry says nothing about its GPUs", remedy="give it mig, mps or timeSlice"
+            "the entry says nothing about its GPUs", remedy="give it mig, mps, timeSlice or share"
         )
+    _check_share(place, given)
     devices = given["devices"]
     return PlanEntry(
         path=place.path_below(),
@@ -185,6 +216,7 @@ def _entry(place: DocumentValue, given: Given) -> PlanEntry:
         time_slice=given["timeSlice"],
         when_in_use=WhenInUse(given["whenInUse"]),
         dra=given["dra"],
+        share=given["share"],
     )
 
 
@@ -219,10 +251,24 @@ _ENTRY = form(
         "whether MIG devices are made for claims (DRA) where the entry leaves room",
         default=True,
     ),
+    Key(
+        "share",
+        shared_by(),
+        "how claims share the GPU outside MIG mode: off; memory: so much memory and threads as "
+        "each requests, held to it by MPS; a number: one of so many equal parts; time: by turns. "
+        "Without it as the setting dra.share says",
+    ),
     build=_entry,
     constraints={
-        "anyOf": [{"required": [key]} for key in ("mig", "mps", "timeSlice")],
-        "not": {"required": ["mps", "timeSlice"]},
+        "anyOf": [{"required": [key]} for key in _SAYS],
+        "not": {
+            "anyOf": [
+                {"required": ["mps", "timeSlice"]},
+                _shared_beside("mps", "off"),
+                _shared_beside("timeSlice", "off", "time"),
+                _shared_beside("mig", "off", value={"not": {"const": "disabled"}}),
+            ]
+        },
     },
 )
 

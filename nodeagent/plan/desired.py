@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from typing import Literal
 
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
@@ -86,6 +87,12 @@ class MpsEntry(Struct, frozen=True):
     oversubscribe: bool = False
 
 
+SharedBy = Literal["off", "memory", "time"] | int
+"""How claims share a GPU outside MIG mode: not at all; by amounts of memory, or in so many equal
+parts, which MPS holds them to; by taking turns, where nothing holds them to their memory.
+"""
+
+
 class WhenInUse(StrEnum):
     """What to do about users of what must go."""
 
@@ -114,7 +121,7 @@ class PlanEntry(Struct, frozen=True):
     """One entry of the document; `devices` None means `all`.
 
     `path` leads to the entry (`gpus[2]`), `devices_path` to its devices. `dra`: what it leaves of
-    its GPUs is for claims.
+    its GPUs is for claims. `share` None: as the setting has it.
     """
 
     path: str
@@ -127,6 +134,7 @@ class PlanEntry(Struct, frozen=True):
     time_slice: str | None = None
     when_in_use: WhenInUse = WhenInUse.WAIT
     dra: bool = True
+    share: SharedBy | None = None
 
     def mps_entries(self) -> tuple[MpsEntry, ...]:
         """What it says of MPS, for GPUs as a whole and for single instances."""
@@ -197,7 +205,7 @@ class DesiredGpu(Struct, frozen=True):
     `Layout`'s instances, or, where the instances are left as they are, by `mps_by_device` (UUID of
     a MIG device there is now). None means that no daemon of ours is to be there; `time_slice` None
     that the interval is to be what it was before the agent set it. All of it is meant beside
-    what is `reserved`. `dra`: what it leaves of the GPU is for claims. `ends`: a claim is over, and
+    what is `reserved`. `dra`, `share`: as in `PlanEntry`. `ends`: a claim is over, and
     only what was made for it goes, on a GPU that is unhealthy as a whole, too.
     """
 
@@ -209,6 +217,7 @@ class DesiredGpu(Struct, frozen=True):
     time_slice: TimeSlice | None = None
     reserved: tuple[Reserved, ...] = ()
     dra: bool = True
+    share: SharedBy | None = None
     ends: bool = False
 
 

@@ -96,7 +96,7 @@ def _matches_nothing(document: PlanDocument, observed: ObservedNode) -> Problem:
 
 
 def _desired(on: OnGpu, entry: PlanEntry) -> DesiredGpu:
-    desired = DesiredGpu(None, entry.path, entry.when_in_use, dra=entry.dra)
+    desired = DesiredGpu(None, entry.path, entry.when_in_use, dra=entry.dra, share=entry.share)
     if on.gpu.access is not Access.OK:  # the planner reports it; nothing can be checked
         return desired
     mig = _desired_mig(on, entry)

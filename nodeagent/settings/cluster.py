@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from nodeagent.settings.values import Duration, FilePath, Group, Memory, Text, Texts
+from nodeagent.settings.values import Duration, FilePath, Group, SharedGpu, Text, Texts
 
 if TYPE_CHECKING:
     from nodeagent.plan.problems import Problem
@@ -103,11 +103,12 @@ class DraSettings(Group):
         "Kubernetes 1.36.",
     ] = "off"
     share: Annotated[
-        Memory | None,
-        "Memory of one MPS share, a quantity such as 8Gi: GPUs without MIG, and those with mig: "
-        "disabled in the plan, are offered in such shares, too. Without it there are none; needs "
-        "mode dynamic.",
-    ] = None
+        SharedGpu,
+        "Whether claims may have parts of GPUs outside MIG mode; a plan's entry may say otherwise. "
+        "memory: so much memory, and of the threads, as each requests, which MPS holds it to; a "
+        "number: one of so many equal parts; time: by turns, and nothing holds a claim to its "
+        "memory. Needs mode dynamic.",
+    ] = "off"
     nvidia_configs: Annotated[
         bool,
         "Whether GpuConfig and MigDeviceConfig of NVIDIA's DRA driver count in claims and classes, "
@@ -120,7 +121,7 @@ class DraSettings(Group):
 
         if self.mode != "off" and not in_cluster:
             return (Problem.of(Code.NO_EFFECT, "noCluster", mode=self.mode),)
-        if self.share is not None and self.mode != "dynamic":
+        if self.share != "off" and self.mode != "dynamic":
             return (Problem.of(Code.NO_EFFECT, "share", mode=self.mode),)
         if self.nvidia_configs and self.mode == "off":
             return (Problem.of(Code.NO_EFFECT, "nvidiaConfigs"),)

@@ -25,14 +25,16 @@ from typing import (
     get_origin,
 )
 
-from nodeagent.documents.grammar import DocumentValue, JsonSchema, Rule, word
+from nodeagent.documents.grammar import DocumentValue, JsonSchema, Rule, shared_by, word
+
+if TYPE_CHECKING:
+    from nodeagent.plan.desired import SharedBy
 
 T = TypeVar("T")
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?"
 _MAX_COMMAND = 4096  # characters; splitting takes as long as their square
-_MEMORY = r"([1-9][0-9]{0,6})(Mi|Gi)"
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -171,15 +173,6 @@ def _whole_number(value: object) -> int | None:
     return None
 
 
-def _memory(value: object) -> int | None:
-    match = re.fullmatch(_MEMORY, value.strip()) if isinstance(value, str) else None
-    return int(match[1]) << (30 if match[2] == "Gi" else 20) if match else None
-
-
-def _written_memory(value: int) -> str:
-    return f"{value >> 20}Mi" if value % 2**30 else f"{value >> 30}Gi"
-
-
 def _path(value: object) -> Path | None:
     text = str(value) if isinstance(value, Path) else value
     return Path(text) if isinstance(text, str) and text.strip() and "\0" not in text else None
@@ -242,15 +235,7 @@ WholeNumber = Annotated[
         {"type": "integer", "minimum": 1, "maximum": 1024},
     ),
 ]
-Memory = Annotated[  # bytes
-    int,
-    _rule(
-        _memory,
-        "a whole number of Mi or Gi, such as 8Gi",
-        {"type": "string", "pattern": f"^{_MEMORY}$"},
-        _written_memory,
-    ),
-]
+SharedGpu = Annotated["SharedBy", shared_by()]
 Command = Annotated[
     tuple[str, ...],
     _rule(

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, line, remark, table
+from nodeagent.terminal.page import (
+    BLANK,
+    Json,
+    Line,
+    Span,
+    Tone,
+    dim,
+    gibibytes,
+    line,
+    remark,
+    table,
+)
 
 _PHASE_TONES = {
     "Waiting": Tone.WARNING,
@@ -94,7 +105,16 @@ def _device_words(device: Json) -> str:
     """What it is called below its GPU, as in `nodeagent status`."""
     if device.get("profile"):
         return f"{device['profile']} at {device.get('start')}"
+    if share := device.get("share"):
+        return f"share of {_share_words(share)}"
     return "GPU" if device.get("device") == "gpu" else str(device.get("device"))
+
+
+def _share_words(share: Json) -> str:
+    """`8 GiB, 17.78%`; with what is used of it where that is known."""
+    used = f"{gibibytes(share['used'])} of " if "used" in share else ""
+    threads = f", {share['threads']:g}%" if "threads" in share else ""
+    return f"{used}{gibibytes(share['memory'])}{threads}"
 
 
 def _rows(claim: Json, now: datetime) -> Iterator[list[str | Span]]:
@@ -115,6 +135,8 @@ def _device_cells(device: Json) -> list[str | Span]:
     name = str(device.get("device"))
     if device.get("profile"):
         name = f"{device['profile']}@{device.get('start')}"
+    elif share := device.get("share"):
+        name = _share_words(share)
     uuid = device.get("uuid") or (_UNKNOWN if device.get("profile") else device.get("gpu"))
     return [str(device.get("index", _UNKNOWN)), name, dim(str(uuid))]
 

@@ -20,6 +20,16 @@ class ClaimPhase(StrEnum):
     UNREADABLE = "Unreadable"  # its record cannot be used
 
 
+class ClaimShare(Shape, frozen=True, kw_only=True):
+    """The part of a GPU that a claim has beside others."""
+
+    memory: Annotated[int, Meta(description="bytes that it may use")]
+    used: Annotated[int, Meta(description="bytes that its MPS clients use")] | None = None
+    threads: Annotated[float, Meta(description="percent that each process may use")] | None = None
+    reserved: Annotated[int, Meta(description="percent of the threads that it requested")] = 0
+    clients: Annotated[int, Meta(description="places for MPS contexts that it requested")] = 0
+
+
 class ClaimDevice(Shape, frozen=True, kw_only=True):
     """A device that a claim was allocated, with what was made for it."""
 
@@ -27,6 +37,7 @@ class ClaimDevice(Shape, frozen=True, kw_only=True):
     pool: str
     device: Annotated[str, Meta(description="its name in the pool")]
     share_id: str = ""
+    share: ClaimShare | None = None
     admin_access: Annotated[bool, Meta(description="looked at beside its holder")] = False
     gpu: Annotated[str, Meta(description="UUID of the GPU")]
     index: Annotated[int, Meta(description="index of the GPU")] | None = None
@@ -40,7 +51,7 @@ class ClaimDevice(Shape, frozen=True, kw_only=True):
     @property
     def is_whole(self) -> bool:
         """Whether it is a GPU as a whole; no MIG device, and no share of a GPU."""
-        return self.device == "gpu"
+        return self.device == "gpu" and self.share is None
 
 
 class Claim(Shape, frozen=True, kw_only=True):

@@ -148,11 +148,11 @@ async def test_a_plan_comes_back_in_its_places(cluster: Cluster) -> None:
 
 async def test_mode_static_on_an_older_cluster(cluster: Cluster) -> None:
     """Kubernetes 1.34 knows neither counters nor taints: the plan's devices are offered all the
-    same, and nothing is made. That there are no MPS shares is said, and holds nothing up.
+    same, and nothing is made. That claims share no GPU is said, and holds nothing up.
     """
     cluster.api.slices.partitionable = cluster.api.slices.taints = False
     cluster.api.annotate(NAME, **{PLAN: THREE})
-    async with cluster.agent("static", published=0, NODEAGENT_DRA_SHARE="8Gi"):
+    async with cluster.agent("static", published=0, NODEAGENT_DRA_SHARE="memory"):
         await until(lambda: {*cluster.devices()} == {"mig-3g-40gb-4"})
         found = await until_status(cluster.api, in_sync(THREE))
         assert "NoEffect" in [problem["code"] for problem in found["problems"]]

@@ -23,6 +23,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import Instance
 from nodeagent.gpu.users import UsageReading, UsageSource
+from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import Destruction, Step
@@ -234,10 +235,10 @@ class Home:
         *,
         driver: AbstractAsyncContextManager[NodeDriver] | None = None,
         daemons: ClaimDaemons | None = None,
-        share: int = 0,
+        share: SharedBy = "off",
     ) -> AsyncIterator[tuple[NodeClaims, Rig]]:
-        """One agent's life, without a plan; with MPS where its parts are given, and with shares of
-        so many bytes.
+        """One agent's life, without a plan; with MPS where its parts are given, and with
+        GPUs that claims share so.
         """
 
         async def observe() -> ObservedNode:

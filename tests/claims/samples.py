@@ -6,16 +6,19 @@ from typing import Any
 
 from msgspec import json
 
+from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase, Result
 from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.plan.observed import Placement
 from nodeagent.plan.shares import WantedMps
+from nodeagent.structs import replace
 
 UID = "0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b"
 DRIVER = "gpu.nodeagent.io"
 GPU = "GPU-4711"
 POOL = "node-1/gpu-4711"
+EIGHT = Consumed(8 << 30, 0, 1)
 MIG_DEVICE = "mig-1g-10gb-4"
 Json = dict[str, Any]
 
@@ -94,9 +97,28 @@ def mig_device(**changes: Any) -> ClaimedDevice:
 def whole_device(
     gpu: str = GPU, mps: WantedMps | None = None, *, fixed: bool = False, **result: Any
 ) -> ClaimedDevice:
-    """A GPU as a whole, or a share of it."""
+    """A GPU as a whole."""
     found = mig_result(**{"device": "gpu", **result})
     return mig_device(result=found, gpu=gpu, profile="", placement=None, fixed=fixed, mps=mps)
+
+
+def share_of_gpu(
+    gpu: str = GPU,
+    mps: WantedMps | None = None,
+    *,
+    consumed: Consumed = EIGHT,
+    share_id: str = "share-1",
+) -> ClaimedDevice:
+    """A share of a GPU."""
+    whole = whole_device(gpu, mps, share_id=share_id, consumed=consumed)
+    return replace(whole, shared=True)
+
+
+def share_json(memory: str = "8Gi", threads: int = 0, clients: int = 1, **changes: Any) -> Json:
+    """An allocated share of a GPU."""
+    amounts = {"gpu.nvidia.com/memory": memory, "threads": f"{threads}", "clients": f"{clients}"}
+    known = {"device": "gpu", "shareID": UID, "consumedCapacity": amounts}
+    return result_json(**{**known, **changes})
 
 
 def record(

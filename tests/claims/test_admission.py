@@ -12,17 +12,25 @@ from nodeagent.claims.model import (
     ClaimRecord,
     ClaimReference,
     ClaimRefused,
+    Configuration,
     RecordPhase,
     Result,
 )
 from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned
-from nodeagent.claims.serving.admission import admit, require_admission
-from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
+from nodeagent.claims.serving.admission import admit, require_admission, require_one_daemon
+from nodeagent.plan.desired import (
+    Layout,
+    MigDisabled,
+    MigEnabled,
+    MpsEntry,
+    Replicas,
+    SharedBy,
+)
 from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.shares import Account, TimeSlice, WantedMps
 from nodeagent.structs import replace
 from tests.claims.boards import mig_off
-from tests.claims.samples import mig_device, record, whole_device
+from tests.claims.samples import mig_device, record, share_of_gpu, whole_device
 from tests.plan.cards import card, with_instances
 from tests.plan.daemons import A, D, daemon, give
 
@@ -110,7 +118,6 @@ def test_the_same_user_with_other_groups_or_limits() -> None:
 
 
 H100, L40S = card("h100-80gb"), card("l40s")
-SHARE = 8 << 30
 TRAINER = ClaimReference("team", "trainer")
 LAYOUT = Planned(
     Layout((), "gpus[0].mig"),
@@ -138,7 +145,6 @@ def allocated_result(device: str, **changes: object) -> Result:
         (GpuRules(Mode.STATIC, LAYOUT), "mig-3g-40gb-4", True),
         (GpuRules(Mode.STATIC), "gpu", True),
         (GpuRules(planned=Planned(None)), "gpu", True),
-        (GpuRules(planned=DISABLED, share=SHARE), "mps-8gi-8", False),
     ],
 )
 def test_devices_that_a_claim_may_have(rules: GpuRules, device: str, *, fixed: bool) -> None:
@@ -170,36 +176,6 @@ def test_devices_that_a_claim_may_have(rules: GpuRules, device: str, *, fixed: b
         (GpuRules(planned=Planned(None, path="gpus[0]")), H100, "gpu", "leaves MIG on"),
         (GpuRules(Mode.STATIC), H100, "mig-1g-10gb-0", "dra.mode static nothing is made"),
         (GpuRules(Mode.STATIC, LAYOUT), H100, "mig-1g-10gb-2", "dra.mode static nothing is made"),
-        (GpuRules(share=SHARE // 2), L40S, "mps-8gi-0", "the setting dra.share is 4Gi"),
-        (GpuRules(), L40S, "mps-8gi-0", "the setting dra.share is not set"),
-        (GpuRules(Mode.STATIC, share=SHARE), L40S, "mps-8gi-0", "static nothing is made"),
-        (GpuRules(share=SHARE), H100, "mps-8gi-0", "is in MIG mode"),
-        (GpuRules(share=SHARE), mig_off(H100), "mps-8gi-0", "as long as no plan says mig: disab"),
-        (
-            GpuRules(planned=replace(DISABLED, room=False), share=SHARE),
-            mig_off(H100),
-            "mps-8gi-0",
-            "gpus[0] of the plan says dra: false",
-        ),
-        (
-            GpuRules(planned=replace(DISABLED, mps=True), share=SHARE),
-            mig_off(H100),
-            "mps-8gi-0",
-            "gpus[0] of the plan says how the GPU is shared",
-        ),
-        (
-            GpuRules(planned=replace(DISABLED, time_slice=True), share=SHARE),
-            L40S,
-            "mps-8gi-0",
-            "gpus[0] of the plan says how the GPU is shared",
-        ),
-        (GpuRules(planned=ENABLED, share=SHARE), mig_off(H100), "mps-8gi-0", "is for MIG devices"),
-        (
-            GpuRules(share=SHARE),
-            replace(L40S, compute_capability=(6, 1)),
-            "mps-8gi-0",
-            "cannot limit MPS clients",
-        ),
     ],
 )
 def test_devices_that_are_not_offered_any_more(
@@ -216,6 +192,76 @@ def test_devices_that_are_not_offered_any_more(
         "-n team trainer -o jsonpath='{.status.reservedFor[*].name}')`"
     )
     assert not admit(rules, allocated_result("gpu", admin_access=True), gpu, TRAINER)
+
+
+def with_plan(share: SharedBy | None = "memory", **changes: Any) -> GpuRules:
+    """Of a GPU that the plan keeps outside MIG mode."""
+    return GpuRules(planned=replace(DISABLED, share=share, **changes))
+
+
+@pytest.mark.parametrize(
+    ("rules", "gpu", "why"),
+    [
+        (GpuRules(), L40S, "the setting dra.share has share off"),
+        (
+            GpuRules(share="memory", planned=replace(DISABLED, share="off")),
+            L40S,
+            "gpus[0] of the p",
+        ),
+        (GpuRules(Mode.STATIC, share="memory"), L40S, "static nothing is made"),
+        (with_plan(room=False), L40S, "gpus[0] of the plan says dra: false"),
+        (with_plan(mps=True), mig_off(H100), "gpus[0] of the plan shares the GPU by MPS"),
+        (with_plan(time_slice=True), L40S, "gpus[0] of the plan says how the GPU is shared"),
+        (GpuRules(planned=ENABLED, share="memory"), mig_off(H100), "has MIG enabled"),
+        (GpuRules(share="memory"), replace(L40S, compute_capability=(6, 1)), "cannot limit MPS cl"),
+        (GpuRules(share=48), replace(L40S, memory=8 << 30), "too little memory for shares (48)"),
+    ],
+)
+def test_shares_that_are_not_offered_any_more(rules: GpuRules, gpu: Gpu, why: str) -> None:
+    with pytest.raises(ClaimRefused) as refused:
+        admit(rules, allocated_result("gpu"), gpu, TRAINER, shared=True)
+    assert why in refused.value.message
+    assert TRAINER.schedule_anew in refused.value.remedy
+
+
+def test_a_share_of_a_gpu_of_the_plan() -> None:
+    """Its daemon is made for the claims, while those that take turns only use the GPU."""
+    whole = allocated_result("gpu")
+    assert not admit(with_plan(), whole, mig_off(H100), TRAINER, shared=True)
+    assert admit(with_plan("time"), whole, mig_off(H100), TRAINER, shared=True)
+    assert admit(with_plan("time", time_slice=True), whole, L40S, TRAINER, shared=True)
+    assert not admit(GpuRules(share="time"), whole, L40S, TRAINER, shared=True)
+
+
+@pytest.mark.parametrize(
+    ("share", "configuration", "message"),
+    [
+        ("memory", TimeSlice.DEFAULT, "requests timeSlice on a share of GPU 0 (NVIDIA L40S), whic"),
+        (
+            "time",
+            MpsEntry("mps", Replicas(2, "")),
+            "requests mps on a share of GPU 0 (NVIDIA L40S)",
+        ),
+    ],
+)
+def test_a_configuration_that_a_share_cannot_have(
+    share: SharedBy, configuration: Configuration, message: str
+) -> None:
+    wanted = allocated_result("gpu", configuration=configuration)
+    with pytest.raises(ClaimRefused) as refused:
+        admit(GpuRules(share=share), wanted, L40S, TRAINER, shared=True)
+    assert message in refused.value.message
+    assert TRAINER.show in refused.value.remedy
+
+
+def test_two_devices_with_mps_in_one_request() -> None:
+    """A program has one daemon; two requests can go to two containers."""
+    both = [mig_device(mps=A), share_of_gpu(mps=A)]
+    with pytest.raises(ClaimRefused, match="request gpu has 2 devices with MPS"):
+        require_one_daemon(both, TRAINER)
+    require_one_daemon([both[0], replace(both[1], mps=None)], TRAINER)
+    other_request = replace(both[1].result, request="other")
+    require_one_daemon([both[0], replace(both[1], result=other_request)], TRAINER)
 
 
 def test_the_plan_says_how_its_devices_are_shared() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from msgspec import DecodeError
 
+from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import ClaimRefused, ClaimState, Result
 from nodeagent.claims.serving.allocation import read_state
 from nodeagent.claims.serving.claim_object import Source
@@ -36,6 +37,7 @@ from tests.claims.samples import (
     nvidia_config,
     record,
     result_json,
+    share_json,
 )
 from tests.draws import draws
 
@@ -175,20 +177,24 @@ def test_an_administrators_device_is_left_as_it_is() -> None:
     assert found.configuration is None
 
 
-@pytest.mark.parametrize("device", [MIG_DEVICE, "mps-8gi-0"])
+@pytest.mark.parametrize("device", [MIG_DEVICE])
 def test_an_administrator_sees_whole_gpus_alone(device: str) -> None:
     """A part goes with the claim that it was made for, and nothing would make it again."""
     found = refused(claim_json(result_json(device=device, adminAccess=True)))
     assert f"request gpu has admin access to {device}, but admin access is to whole GPUs" in found
 
 
-def test_two_devices_with_mps_in_one_request() -> None:
-    """A program has one daemon; two requests can go to two containers."""
-    both = [result_json(), result_json(device="gpu")]
-    found = refused(claim_json(*both, config=[config_json(mps(5))]))
-    assert "request gpu has 2 devices with MPS" in found
-    both[1]["request"] = "other"
-    assert len(allocation(claim_json(*both, config=[config_json(mps(5))]))) == 2
+def test_what_is_consumed_of_a_device() -> None:
+    """In the units of the capacities, however they are written; nothing of an administrator's."""
+    [found] = allocation(claim_json(share_json("6553600Ki", 20, 2)))
+    assert found.consumed == Consumed(6400 << 20, 20, 2)
+    assert found.key == (POOL, "gpu", UID)
+    [turns] = allocation(claim_json(share_json(consumedCapacity={"gpu.nvidia.com/memory": "1Gi"})))
+    assert turns.consumed == Consumed(1 << 30)
+    [monitor] = allocation(claim_json(share_json(adminAccess=True)))
+    assert monitor.consumed is None
+    found_wrong = refused(claim_json(share_json("0.5Gi")))
+    assert "consumedCapacity of request gpu: '0.5Gi' is not a quantity" in found_wrong
 
 
 # --- whatever the object is -----------------------------------------------------------------------

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import ClaimRecord, ClaimReference, ClaimRefused, ClaimState, FileState
-from nodeagent.claims.names import GpuShare
 from nodeagent.claims.offering.planned import beside_claims
 from nodeagent.claims.parts import (
     daemon_of_shares,
@@ -31,7 +31,7 @@ from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.claims.machine import no_daemons
-from tests.claims.samples import GPU, mig_device, record, whole_device
+from tests.claims.samples import GPU, mig_device, record, share_of_gpu
 from tests.claims.snapshots import decide, gpu, snapshot
 from tests.plan.cards import card
 from tests.plan.daemons import CLIENT, EXCLUSIVE, OFF, A, daemon, without_mig
@@ -43,7 +43,8 @@ USER = "3999999999:7"  # who has no entry on any host
 DAEMONS = ClaimDaemons(USER, Path("/run/nodeagent"), True, no_daemons)
 PATH = "config[0].mps"
 L40S = card("l40s")  # 46068 MiB
-SHARE = GpuShare(8 * GIB, 2)
+SHARE = Consumed(8 * GIB, 0, 1)
+NAME = "9f2d"  # the shareID
 TRAINER = ClaimReference("team", "a")
 
 
@@ -87,16 +88,20 @@ def test_what_cannot_be(entry: MpsEntry, message: str) -> None:
 
 
 def test_the_limits_of_a_share() -> None:
-    """Its memory, and as large a part of the threads, cut down; or what is written and lower."""
-    found = DAEMONS.wanted_share(None, L40S, SHARE, TRAINER)
-    share = Share("mps-8gi-2", None, 8192, 17.78)
+    """Its memory, and the threads that were requested or as large a part of them, cut down; or what
+    is written and lower.
+    """
+    found = DAEMONS.wanted_share(None, L40S, SHARE, NAME, TRAINER)
+    share = Share(NAME, None, 8192, 17.78, together=True)
     assert found == WantedMps(Sharing((share,), "report"), Account(3999999999, 7))
     assert found.path == str(TRAINER)
-    lower = DAEMONS.wanted_share(clients(4 * GIB, 10.5), L40S, SHARE, TRAINER)
+    lower = DAEMONS.wanted_share(clients(4 * GIB, 10.5), L40S, SHARE, NAME, TRAINER)
     assert lower.sharing.shares == (replace(share, memory=4096, threads=10.5),)
-    fewer = DAEMONS.wanted_share(clients(None, 5), L40S, SHARE, TRAINER)
+    fewer = DAEMONS.wanted_share(clients(None, 5), L40S, SHARE, NAME, TRAINER)
     assert fewer.sharing.shares == (replace(share, threads=5),)
-    tiny = DAEMONS.wanted_share(None, L40S, GpuShare(1 << 20, 0), TRAINER)
+    exact = DAEMONS.wanted_share(None, L40S, Consumed(8 * GIB, 60, 2), NAME, TRAINER)
+    assert exact.sharing.shares == (replace(share, threads=60),)
+    tiny = DAEMONS.wanted_share(None, L40S, Consumed(1 << 20), NAME, TRAINER)
     assert tiny.sharing.shares[0].threads == 0.1  # the least that a daemon can express
 
 
@@ -106,18 +111,18 @@ def test_the_limits_of_a_share() -> None:
         (clients(9 * GIB, None), "clients.memory: found 9Gi, but the device has 8Gi"),
         (
             clients(None, 25),
-            "found 25% of the threads, but mps-8gi-2 of GPU 0 (NVIDIA L40S) has 17.78%",
+            "found 25% of the threads, but its share of GPU 0 (NVIDIA L40S) has 17.78%",
         ),
         (
             MpsEntry("config[0].mps", Replicas(2, "config[0].mps.replicas")),
-            "replicas: mps-8gi-2 of GPU 0 (NVIDIA L40S) is already one share",
+            "replicas: what it has of GPU 0 (NVIDIA L40S) is already one share",
         ),
     ],
 )
 def test_never_more_than_the_share(entry: MpsEntry, message: str) -> None:
     """The claim, the place in its configuration and a remedy are named."""
     with pytest.raises(ClaimRefused) as refused:
-        DAEMONS.wanted_share(entry, L40S, SHARE, TRAINER)
+        DAEMONS.wanted_share(entry, L40S, SHARE, NAME, TRAINER)
     assert refused.value.message.startswith(f"{TRAINER}: config[0].mps.")
     assert message in refused.value.message
     where = "in spec.devices.config of the claim or its template, or in its DeviceClass"
@@ -126,7 +131,7 @@ def test_never_more_than_the_share(entry: MpsEntry, message: str) -> None:
 
 def test_what_its_containers_get() -> None:
     """The GPU, the daemon's directory, and limits and slot that are the claim's own."""
-    wanted = DAEMONS.wanted_share(None, L40S, SHARE, TRAINER)
+    wanted = DAEMONS.wanted_share(None, L40S, SHARE, NAME, TRAINER)
     device = ContainerDevice(mig_device(), 3, mps=DAEMONS.client(L40S.uuid, wanted))
     [found] = json.loads(claim_document([device], Edits()))["devices"]
     edits, top = found["containerEdits"], f"/run/nodeagent/mps/{L40S.uuid}"
@@ -136,7 +141,7 @@ def test_what_its_containers_get() -> None:
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
         "CUDA_MPS_PIPE_DIRECTORY": f"{top}/pipe",
         "CUDA_VISIBLE_DEVICES": L40S.uuid,
-        "NODEAGENT_MPS_SLOT": f"{L40S.uuid}/mps-8gi-2-0",
+        "NODEAGENT_MPS_SLOT": f"{L40S.uuid}/{NAME}-0",
     }
     assert [mount["hostPath"] for mount in edits["mounts"]] == [f"{top}/pipe", f"{top}/shm"]
 
@@ -146,13 +151,13 @@ def test_what_its_containers_get() -> None:
 
 def wanted(number: int) -> WantedMps:
     """What the share with this number makes of the daemon."""
-    share = Share(f"mps-8gi-{number}", None, 8192 - number, 17.78)
+    share = Share(f"share-{number}", None, 8192 - number, 17.78)
     return WantedMps(Sharing((share,), "report"), Account(1000, 1000))
 
 
 def holder(number: int, uuid: str = L40S.uuid) -> ClaimRecord:
     """The claim that has it."""
-    device = whole_device(uuid, wanted(number), device=f"mps-8gi-{number}")
+    device = share_of_gpu(uuid, wanted(number), share_id=f"share-{number}")
     return record(device, uid=f"{number}", name=f"c{number}")
 
 
@@ -173,8 +178,8 @@ def test_it_is_for_all_claims_on_the_gpu() -> None:
     assert found == daemon_of_shares(L40S.uuid, [ONE, TWO])
     assert found
     assert [(s.name, s.memory) for s in found.sharing.shares] == [
-        ("mps-8gi-1", 8191),
-        ("mps-8gi-2", 8190),
+        ("share-1", 8191),
+        ("share-2", 8190),
     ]
     assert daemon_of_shares("GPU-3", [ONE, TWO]) is None
 
@@ -216,7 +221,7 @@ def test_users_of_a_share() -> None:
     for user in (mine, stray):
         with pytest.raises(StillInUse) as used:
             require_lasting_unused(ONE, replace(BARE, usage=Usage((theirs, user))), others)
-        assert used.value.message.endswith(f"mps-8gi-1 of GPU 0 (NVIDIA L40S) is in use by {user}")
+        assert used.value.message.endswith(f": GPU 0 (NVIDIA L40S) is in use by {user}")
         remedy = used.value.remedy
         assert remedy.startswith(
             "end it if it is this claim's"

@@ -15,12 +15,10 @@ import pytest
 from nodeagent.claims.names import (
     WHOLE_GPU,
     DevicePlace,
-    GpuShare,
     locate,
     mig_device_name,
     places,
     pool_name,
-    share_named,
 )
 from nodeagent.claims.offering.devices import GpuFacts, Version, pci_address, version, whole_gpu
 from nodeagent.claims.offering.gpu_facts import FactsReader, pcie_root
@@ -70,36 +68,6 @@ def test_unique_and_back(board: str) -> None:
         assert located.part.name == name
     whole = locate(pool, WHOLE_GPU, NODE, [gpu])
     assert (whole.gpu, whole.part) == (gpu, None)
-
-
-def test_shares() -> None:
-    """The name of one has its memory, in one spelling, and leads back to it where the GPU has that
-    much.
-    """
-    gpu = card("l40s")  # 46068 MiB
-    pool = pool_name(NODE, gpu.uuid)
-    for memory, number, name in ((8 << 30, 4, "mps-8gi-4"), (1500 << 20, 0, "mps-1500mi-0")):
-        share = GpuShare(memory, number)
-        assert (share.name, share_named(name)) == (name, share)
-        assert locate(pool, name, NODE, [gpu]).part == share
-    for name in ("mps-1024mi-0", "mps-08gi-0", "mps-8gi-00", "mps-8Gi-0", "mps-8gi", "gpu"):
-        assert share_named(name) is None
-    with pytest.raises(UnknownDevice, match="has no device mps-8gi-5"):
-        locate(pool, "mps-8gi-5", NODE, [gpu])
-
-
-def test_which_shares_overlap() -> None:
-    """Of one size none; of two sizes those that have memory in common, lying side by side."""
-    small, large = ([GpuShare(size << 30, n) for n in range(4)] for size in (8, 12))
-    for one in small:
-        assert [other for other in small if one.overlaps(other)] == [one]
-        expected = [other for other in large if {*_gib(one)} & {*_gib(other)}]
-        assert [other for other in large if one.overlaps(other)] == expected
-        assert all(other.overlaps(one) for other in expected)
-
-
-def _gib(share: GpuShare) -> range:
-    return range(share.start >> 30, share.end >> 30)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,11 @@ from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.errors import NodeagentError, StillInUse
+from nodeagent.plan.desired import SharedBy
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.claims.machine import UIDS, Home, PodsOfProcesses, laid_out, pool, reserve
-from tests.claims.samples import config_json, device_config
+from tests.claims.samples import config_json, device_config, share_json
 from tests.mps.fleet_rig import US, ready, status
 from tests.reconcile.controller_rig import EXCLUSIVE, Agent, NodeRig, modes
 from tests.rig import Rig
@@ -48,7 +49,7 @@ def node(machine: NodeRig) -> Iterator[SimulatedNode]:
 
 @asynccontextmanager
 async def agent(
-    home: Home, machine: NodeRig, *, share: int = 0, pods: Mapping[int, str] = {}
+    home: Home, machine: NodeRig, *, share: SharedBy = "off", pods: Mapping[int, str] = {}
 ) -> AsyncIterator[tuple[NodeClaims, Rig, Agent]]:
     """One agent's life; daemons outlive it. `pods` are those of processes, by pid."""
     user = f"{US}:{US if os.geteuid() == 0 else os.getegid()}"
@@ -64,6 +65,14 @@ def shared(home: Home, rig: Rig, number: int, device: str, **mps: Any) -> tuple[
     name = home.claim(number, (pool(rig), device))
     config = config_json(device_config(mps=mps), "FromClass")
     home.claims[name[:2]]["status"]["allocation"]["devices"]["config"] = [config]
+    return name
+
+
+def share(home: Home, rig: Rig, number: int) -> tuple[str, str, str]:
+    """A claim with 8Gi of the GPU; what the kubelet calls it."""
+    name = home.claim(number, (pool(rig), "gpu"))
+    result = share_json(pool=pool(rig), shareID=name[2])
+    home.claims[name[:2]]["status"]["allocation"]["devices"]["results"] = [result]
     return name
 
 
@@ -159,20 +168,20 @@ async def test_shares_of_one_gpu(machine: NodeRig, home: Home) -> None:
     """
     pods: dict[int, str] = {}
     with simulated("l40s:1", state=machine.state) as node:
-        async with agent(home, machine, share=8 * GIB, pods=pods) as (claims, rig, parts):
-            names = [home.claim(number, (pool(rig), f"mps-8gi-{number}")) for number in (0, 1)]
+        async with agent(home, machine, share="memory", pods=pods) as (claims, rig, parts):
+            names = [share(home, rig, number) for number in (0, 1)]
             for name in names:
                 reserve(claims, name, f"pod-of-{name[1]}")
             [first], [_] = [await claims.prepare(*name) for name in names]
             before = status(parts.fleet, first.gpu)
             assert (before.is_ready, modes(node)) == (True, [EXCLUSIVE])
-            assert machine.published(first.gpu) == {"mps-8gi-0-0", "mps-8gi-1-0"}
+            assert machine.published(first.gpu) == {f"{UIDS[0]}-0", f"{UIDS[1]}-0"}
             with client(home, machine, first) as program:
                 assert (program.terms["limit"], program.terms["percentage"]) == (8 * GIB, 17.78)
                 pods[program.pid] = "pod-of-trainer-0"
                 await claims.release(UIDS[1])
-                assert machine.published(first.gpu) == {"mps-8gi-0-0"}
-                with pytest.raises(StillInUse, match=rf"mps-8gi-0 of .*{program.pid}"):
+                assert machine.published(first.gpu) == {f"{UIDS[0]}-0"}
+                with pytest.raises(StillInUse, match=rf"GPU 0 .*{program.pid}"):
                     await claims.release(UIDS[0])
                 program.allocate(GIB)
             assert status(parts.fleet, first.gpu).pid == before.pid
@@ -181,7 +190,7 @@ async def test_shares_of_one_gpu(machine: NodeRig, home: Home) -> None:
         node.reboot()
         shutil.rmtree(machine.run_dir)
         home.boot_id = "second"
-        async with agent(home, machine, share=8 * GIB) as (claims, rig, parts):
+        async with agent(home, machine, share="memory") as (claims, rig, parts):
             assert await claims.prepare(*names[0]) == (first,)
             assert status(parts.fleet, first.gpu).is_ready
             await claims.release(UIDS[0])

@@ -95,7 +95,6 @@ def test_each_kind_is_for_its_devices() -> None:
     assert found == [TimeSlice.LONG, mps(10 * 2**30, 50.0)]
     alternative = ({"request": "gpu/slice"},)
     assert honoured(nvidias(long, requests=["gpu"]), results=alternative) == [None]
-    assert honoured(nvidias(long), results=({"device": "mps-8gi-0"},)) == [None]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +102,6 @@ def test_each_kind_is_for_its_devices() -> None:
     [
         ("GpuConfig", MIG_DEVICE, "(write MigDeviceConfig in spec."),
         ("MigDeviceConfig", "gpu", "(write GpuConfig in spec."),
-        (
-            "GpuConfig",
-            "mps-8gi-0",
-            "(write DeviceConfig of gpu.nodeagent.io/v1 for the driver gpu.no",
-        ),
     ],
 )
 def test_a_kind_that_names_the_request_of_another(kind: str, device: str, remedy: str) -> None:

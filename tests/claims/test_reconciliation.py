@@ -23,7 +23,16 @@ from nodeagent.plan.observed import Access, DeviceDaemon, MigMode, ObservedNode,
 from nodeagent.plan.problems import Code
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
-from tests.claims.samples import GPU, POOL, UID, mig_device, mig_result, record, whole_device
+from tests.claims.samples import (
+    GPU,
+    POOL,
+    UID,
+    mig_device,
+    mig_result,
+    record,
+    share_of_gpu,
+    whole_device,
+)
 from tests.claims.snapshots import (
     BUSY,
     NOT_KNOWN,
@@ -94,8 +103,8 @@ def test_a_gpu_as_a_whole() -> None:
 
 def test_a_share_of_a_gpu() -> None:
     """Processes in pods of other claims are those claims'; any other may be this one's."""
-    share = whole_device(device="mps-20gi-0")
-    other = Allocated("other", "claim", "pod-2", (POOL, "mps-20gi-1", ""))
+    share = share_of_gpu()
+    other = Allocated("other", "claim", "pod-2", (POOL, "gpu", "share-2"))
     theirs = User(5, namespace="other", pod="pod-2")
     gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}, **of(share)}
     used = gpu(mig=OFF, usage=Usage((theirs,)))
@@ -105,10 +114,10 @@ def test_a_share_of_a_gpu() -> None:
 
 def test_a_pod_that_has_two_shares_of_a_gpu() -> None:
     """A process in it may be on either of them."""
-    share = whole_device(device="mps-20gi-0")
+    share = share_of_gpu()
     both = (
         replace(OURS, key=share.result.key),
-        Allocated("team", "second", "pod-1", (POOL, "mps-20gi-1", "")),
+        Allocated("team", "second", "pod-1", (POOL, "gpu", "share-2")),
     )
     client = User(5, namespace="team", pod="pod-1")
     releasing = of(share, phase=RecordPhase.RELEASING)

@@ -1,4 +1,6 @@
-"""MPS shares of a GPU: which GPUs offer them, beside what, and which claims may have them."""
+"""A GPU that claims have together: which GPUs are offered so, what changes while claims have them,
+and which claims may have a share.
+"""
 
 from __future__ import annotations
 
@@ -6,197 +8,241 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import ClaimRecord, ClaimRefused
-from nodeagent.claims.names import WHOLE_GPU, places
+from nodeagent.claims.capacity import Consumed, RequestPolicy
+from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRecord
+from nodeagent.claims.names import WHOLE_GPU
 from nodeagent.claims.offering.counters import CounterScheme
-from nodeagent.claims.offering.gpu_rules import (
-    MAX_SHARES,
-    GpuRules,
-    Planned,
-)
+from nodeagent.claims.offering.devices import SHARING, OfferedDevice
+from nodeagent.claims.offering.gpu_rules import GpuRules, Mode, Planned
 from nodeagent.claims.offering.pool_offer import WITHDRAWN, OfferContext, PoolOffer, pool_offer
+from nodeagent.claims.offering.resource_slices import (
+    NodeReference,
+    compare,
+    read_offer,
+    resource_slices,
+)
 from nodeagent.claims.serving.admission import require_admission
-from nodeagent.plan.desired import MigDisabled
-from nodeagent.plan.observed import Access, Gpu
-from nodeagent.plan.shares import WantedMps
+from nodeagent.plan.desired import Layout, MigDisabled, SharedBy
+from nodeagent.plan.observed import Gpu
+from nodeagent.plan.shares import MIB, WantedMps
 from nodeagent.structs import replace
 from tests.claims.boards import NODE, mig_off
-from tests.claims.samples import (
-    allocation,
-    claim_json,
-    config_json,
-    device_config,
-    record,
-    result_json,
-    whole_device,
-)
+from tests.claims.samples import mig_device, record, share_of_gpu, whole_device
 from tests.plan.cards import card
 from tests.plan.daemons import A, B
 
 GIB = 1 << 30
-SHARE = 8 * GIB
+STEP = 256 * MIB
 L40S, T4, H100 = card("l40s"), card("t4"), mig_off(card("h100-80gb"))
 DISABLED = Planned(MigDisabled("gpus[0].mig"), path="gpus[0]")
-SHARED = OfferContext(NODE, GpuRules(share=SHARE), 0)
-Json = dict[str, Any]
+SHARED = OfferContext(NODE, GpuRules(share="memory"), 0)
 
 
-def names(offer: PoolOffer) -> list[str]:
-    """In the order in which they are published."""
-    return [device.name for device in offer.devices]
+def by(share: SharedBy, **changes: Any) -> OfferContext:
+    return replace(SHARED, rules=GpuRules(share=share), **changes)
 
 
-def shares(count: int, size: str = "8gi") -> list[str]:
-    """The first ones of a GPU."""
-    return [f"mps-{size}-{number}" for number in range(count)]
+def whole(offer: PoolOffer) -> OfferedDevice:
+    [found] = (device for device in offer.devices if device.name == WHOLE_GPU)
+    return found
 
 
-def consumed(offer: PoolOffer) -> dict[str, dict[str, int]]:
-    """What each device takes from the counters."""
-    return {device.name: dict(device.consumes) for device in offer.devices}
+def held(gpu: Gpu, before: OfferContext, now: OfferContext) -> OfferedDevice:
+    """The GPU `now`, of which a claim has a share since it was offered as `before`."""
+    first = pool_offer(gpu, before)
+    later = replace(now, previous=first, held=frozenset({WHOLE_GPU}), shared=True)
+    return whole(pool_offer(gpu, later))
+
+
+def is_withdrawn(device: OfferedDevice) -> bool:
+    return WITHDRAWN in {taint.key for taint in device.taints}
 
 
 # --- what is offered ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("gpu", "count"), [(T4, 1), (L40S, 5)])
-def test_a_gpu_without_mig(gpu: Gpu, count: int) -> None:
-    """It is offered in as many as its memory holds, and last as a whole; by the one counter of its
-    memory only one of the two can be allocated.
-    """
-    offer = pool_offer(gpu, SHARED)
-    assert names(offer) == [*shares(count), WHOLE_GPU]
-    assert offer.totals == {"memory": gpu.memory}
-    taken = consumed(offer)
-    assert taken.pop(WHOLE_GPU) == {"memory": gpu.memory}
-    assert taken == {name: {"memory": SHARE} for name in shares(count)}
-
-
-def test_a_gpu_with_mig_that_the_plan_keeps_outside_it() -> None:
-    """Its slices are all the whole GPU's; shares take none."""
-    offer = pool_offer(H100, replace(SHARED, rules=GpuRules(planned=DISABLED, share=SHARE)))
-    assert names(offer) == [*shares(9), WHOLE_GPU]
-    totals = {**CounterScheme.of(H100).totals, "memory": H100.memory}
-    assert offer.totals == consumed(offer)[WHOLE_GPU] == totals
-
-
-def test_no_more_shares_than_a_daemon_has_clients() -> None:
-    """However small they are."""
-    offer = pool_offer(L40S, replace(SHARED, rules=GpuRules(share=GIB // 2)))
-    assert names(offer) == [*shares(MAX_SHARES, "512mi"), WHOLE_GPU]
-
-
-# --- beside what claims have ----------------------------------------------------------------------
-
-
-def held(gpu: Gpu, context: OfferContext, *devices: str) -> PoolOffer:
-    """What is offered after these were claimed."""
-    first = pool_offer(gpu, context)
-    return pool_offer(gpu, replace(context, previous=first, held=frozenset(devices)))
-
-
-def later(gpu: Gpu, context: OfferContext, before: PoolOffer, *devices: str) -> PoolOffer:
-    """What is offered when the withdrawals are over that begin with this context."""
-    changed = replace(context, held=frozenset(devices), previous=before)
-    between = pool_offer(gpu, changed)
-    return pool_offer(gpu, replace(changed, now=context.now + 600, previous=between))
-
-
-def test_another_size_beside_claims() -> None:
-    """They keep their shares, and the new ones are those that have no memory in common with them;
-    together they are no more than there is.
-    """
-    before = held(L40S, SHARED, "mps-8gi-1")  # from 8 to 16 GiB
-    offer = later(L40S, replace(SHARED, rules=GpuRules(share=12 * GIB)), before, "mps-8gi-1")
-    assert names(offer) == ["mps-8gi-1", "mps-12gi-2", WHOLE_GPU]  # 12gi-0 and 12gi-1 touch it
-    assert WITHDRAWN in {t.key for d in offer.devices for t in d.taints if d.name == "mps-8gi-1"}
-    taken = consumed(offer)
-    assert taken["mps-8gi-1"]["memory"] + taken["mps-12gi-2"]["memory"] <= offer.totals["memory"]
-
-
-def test_a_share_excludes_the_whole_when_the_setting_is_gone() -> None:
-    """A scheduler still has to know it."""
-    before = held(L40S, SHARED, "mps-8gi-0")
-    offer = later(L40S, replace(SHARED, rules=GpuRules(share=0)), before, "mps-8gi-0")
-    assert consumed(offer) == {
-        "mps-8gi-0": {"memory": SHARE},
-        WHOLE_GPU: {"memory": L40S.memory},
+@pytest.mark.parametrize("gpu", [T4, L40S, H100])
+def test_amounts_of_memory_and_threads(gpu: Gpu) -> None:
+    """In steps, and all of it where nothing is requested: no smaller share fits beside that."""
+    found = whole(pool_offer(gpu, SHARED))
+    default = gpu.memory - gpu.memory % STEP
+    assert found.policies == {
+        "gpu.nvidia.com/memory": RequestPolicy(default, STEP, STEP),
+        "threads": RequestPolicy(0, 0, 1),
+        "clients": RequestPolicy(1, 1, 1),
     }
+    assert found.capacity == {
+        "gpu.nvidia.com/memory": gpu.memory,
+        "threads": 100,
+        "clients": 48,
+    }
+    assert default + STEP > gpu.memory
+    assert Consumed(default).is_whole(gpu.memory)
+    assert not Consumed(default - STEP).is_whole(gpu.memory)
+    assert (found.attributes[SHARING], found.attributes["gpu.nvidia.com/type"]) == ("mps", "gpu")
+    assert found.consumes == CounterScheme.of(gpu).totals
 
 
-def test_a_share_excludes_the_parts_when_the_plan_is_gone() -> None:
-    """No MIG device is offered on that GPU until it is released."""
-    planned = replace(SHARED, rules=GpuRules(planned=DISABLED, share=SHARE))
-    before = held(H100, planned, "mps-8gi-0")
-    offer = later(H100, SHARED, before, "mps-8gi-0")
-    assert names(offer) == ["mps-8gi-0", WHOLE_GPU]
-    assert consumed(offer)[WHOLE_GPU]["memory"] == H100.memory
-    assert set(names(pool_offer(H100, replace(SHARED, previous=offer)))) >= set(places(H100))
+@pytest.mark.parametrize("parts", [2, 3, 7, 48])
+def test_equal_parts(parts: int) -> None:
+    """So many fit, in whole MiB, and no more."""
+    policy = whole(pool_offer(L40S, by(parts))).policies["gpu.nvidia.com/memory"]
+    assert policy.step == policy.least == L40S.memory // parts // MIB * MIB
+    assert L40S.memory // policy.step == parts
+    assert policy.default == parts * policy.step
+    assert Consumed(policy.default).is_whole(L40S.memory)
 
 
-def test_a_whole_gpu_that_was_claimed_before_there_were_shares() -> None:
-    """It takes from no counter of memory and cannot be changed, so that there are none yet."""
-    before = held(L40S, replace(SHARED, rules=GpuRules(share=0)), WHOLE_GPU)
-    offer = pool_offer(L40S, replace(SHARED, held=frozenset({WHOLE_GPU}), previous=before))
-    assert names(offer) == [WHOLE_GPU]
-    assert names(pool_offer(L40S, replace(SHARED, previous=offer))) == [*shares(5), WHOLE_GPU]
+def test_turns() -> None:
+    """Nothing limits threads or clients, so that there are none to request."""
+    found = whole(pool_offer(L40S, by("time")))
+    assert found.attributes[SHARING] == "timeSlice"
+    assert found.capacity.keys() == found.policies.keys() == {"gpu.nvidia.com/memory"}
 
 
-def test_slices_that_were_lost() -> None:
-    """What is held is published as it was, also when the setting is gone by now."""
-    for device in ("mps-8gi-3", WHOLE_GPU):
-        before = held(L40S, SHARED, device)
-        assert pool_offer(L40S, replace(SHARED, held=frozenset({device}))) == before
-    unset = pool_offer(
-        L40S, replace(SHARED, rules=GpuRules(share=0), held=frozenset({"mps-8gi-3"}))
-    )
-    assert consumed(unset) == {"mps-8gi-3": {"memory": SHARE}, WHOLE_GPU: {"memory": L40S.memory}}
-    gone = Gpu(-1, L40S.uuid, access=Access.LOST)
-    assert pool_offer(gone, replace(SHARED, held=frozenset({"mps-8gi-3"}))).devices == ()
+@pytest.mark.parametrize(
+    "rules",
+    [
+        GpuRules(),
+        GpuRules(Mode.STATIC, share="memory"),
+        GpuRules(planned=replace(DISABLED, share="off"), share="memory"),
+        GpuRules(planned=replace(DISABLED, time_slice=True), share="memory"),
+        GpuRules(planned=replace(DISABLED, room=False), share="memory"),
+    ],
+)
+def test_a_gpu_for_one_claim(rules: GpuRules) -> None:
+    found = whole(pool_offer(H100, replace(SHARED, rules=rules)))
+    assert not found.policies
+    assert SHARING not in found.attributes
+    assert found.capacity.keys() == {"gpu.nvidia.com/memory"}
+
+
+def test_the_plan_may_say_otherwise() -> None:
+    rules = GpuRules(planned=replace(DISABLED, share=4), share="off")
+    found = whole(pool_offer(H100, replace(SHARED, rules=rules)))
+    assert found.policies["gpu.nvidia.com/memory"].step == H100.memory // 4 // MIB * MIB
+    divided = GpuRules(planned=Planned(Layout((), "gpus[0].mig")), share="memory")
+    offer = pool_offer(H100, replace(SHARED, rules=divided))
+    assert not any(device.policies for device in offer.devices)
+
+
+def test_as_resource_slices() -> None:
+    """The API's form, and back; a server that keeps less is found out."""
+    offer = pool_offer(T4, SHARED)
+    [one] = resource_slices(offer, NodeReference(NODE, "uid"), 1)
+    [device] = one["spec"]["devices"]
+    assert device["allowMultipleAllocations"] is True
+    assert device["capacity"]["gpu.nvidia.com/memory"] == {
+        "value": "15Gi",
+        "requestPolicy": {"default": "15Gi", "validRange": {"min": "256Mi", "step": "256Mi"}},
+    }
+    assert device["capacity"]["threads"] == {
+        "value": "100",
+        "requestPolicy": {"default": "0", "validRange": {"min": "0", "step": "1"}},
+    }
+    assert read_offer([one]) == offer
+    without = {k: v for k, v in device.items() if k != "allowMultipleAllocations"}
+    [lost] = compare(one, {**one, "spec": {**one["spec"], "devices": [without]}})
+    assert str(lost).endswith("allowMultipleAllocations (feature gate DRAConsumableCapacity)")
+
+
+# --- while claims have shares ---------------------------------------------------------------------
+
+
+def test_another_size_counts_at_once() -> None:
+    """What is there to be consumed stays the same."""
+    found = held(L40S, SHARED, by(4))
+    assert found == whole(pool_offer(L40S, by(4)))
+    assert not is_withdrawn(found)
+
+
+@pytest.mark.parametrize("share", ["off", "time"])
+def test_another_way_has_to_wait(share: SharedBy) -> None:
+    """The scheduler goes on counting what is consumed, and allocates nothing new of it."""
+    found = held(L40S, SHARED, by(share))
+    assert replace(found, taints=()) == whole(pool_offer(L40S, SHARED))
+    assert is_withdrawn(found)
+    released = pool_offer(L40S, replace(by(share), previous=PoolOffer("", {}, (found,))))
+    assert whole(released) == whole(pool_offer(L40S, by(share)))
+
+
+def test_a_gpu_that_was_claimed_as_a_whole_before() -> None:
+    """Its claim's allocation has no shareID, so that it stays for one until then."""
+    first = pool_offer(L40S, by("off"))
+    now = replace(SHARED, previous=first, held=frozenset({WHOLE_GPU}))
+    assert pool_offer(L40S, now) == first
+
+
+def test_slices_that_were_lost_when_the_setting_is_gone() -> None:
+    lost = replace(by("off"), held=frozenset({WHOLE_GPU}), shared=True)
+    found = whole(pool_offer(L40S, lost))
+    assert found.policies == whole(pool_offer(L40S, SHARED)).policies
+    assert is_withdrawn(found)
 
 
 # --- who may have one -----------------------------------------------------------------------------
 
 
-def share_of(device: str, mps: WantedMps = A, **changes: Any) -> ClaimRecord:
-    """A claim of that share of an L40S."""
-    return record(whole_device(L40S.uuid, mps, device=device), **changes)
+def claim(*devices: ClaimedDevice, name: str = "trainer") -> ClaimRecord:
+    return record(*devices, uid=name.encode().hex(), name=name)
 
 
-OTHER: Json = {"uid": "2", "name": "other"}
+def share(gibibytes: int, threads: int = 0, clients: int = 1, mps: WantedMps | None = A) -> Any:
+    return share_of_gpu(L40S.uuid, mps, consumed=Consumed(gibibytes * GIB, threads, clients))
 
 
-def test_shares_beside_each_other() -> None:
-    """Any but the same one, of another size what has no memory in common; nothing beside the GPU as
-    a whole.
+def test_shares_that_are_there_together() -> None:
+    """Up to all of the GPU's memory, threads and places; threads that were not requested do not
+    count.
     """
-    mine = share_of("mps-8gi-0")
-    for device in ("mps-8gi-1", "mps-12gi-1"):
-        require_admission(mine, L40S, [share_of(device, **OTHER)], ())
-    for device in ("mps-8gi-0", "mps-12gi-0", WHOLE_GPU):
-        with pytest.raises(ClaimRefused, match=rf"is held: {device} of claim team/other"):
-            require_admission(mine, L40S, [share_of(device, **OTHER)], ())
+    others = [claim(share(20, 60), name="one"), claim(share(10, 0, 45), name="two")]
+    require_admission(claim(share(14, 40)), L40S, others, ())
+    elsewhere = claim(replace(share(40, 90), gpu="GPU-2"), name="three")
+    require_admission(claim(share(14, 40)), L40S, [*others, elsewhere], ())
+    require_admission(claim(share(7), share(7)), L40S, others, ())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "over"),
+    [
+        ((share(15),), "15Gi of GPU 0 (NVIDIA L40S), 12Mi more"),
+        ((share(14, 50),), "14Gi, 50% of the threads of GPU 0 (NVIDIA L40S), 10% of the threads"),
+        ((share(1, 0, 3),), "1Gi, 3 clients of GPU 0 (NVIDIA L40S), 1 client more"),
+        ((share(8), share(8)), "8Gi and 8Gi of GPU 0 (NVIDIA L40S), 1036Mi more"),
+    ],
+)
+def test_more_than_there_is(wanted: tuple[ClaimedDevice, ...], over: str) -> None:
+    """It waits, and names who has what, whatever the scheduler counted."""
+    others = [claim(share(20, 60), name="one"), claim(share(10, 0, 45), name="two")]
+    with pytest.raises(ClaimHeldUp) as refused:
+        require_admission(claim(*wanted), L40S, others, ())
+    assert f"claim team/trainer was allocated {over}" in refused.value.message
+    assert refused.value.message.endswith(
+        "than is free: claim team/one has 20Gi, 60% of the threads; claim team/two has 10Gi, 45 "
+        "clients"
+    )
+    assert "kubectl delete pod -n team" in refused.value.remedy
+
+
+def test_all_of_a_gpu_or_a_part() -> None:
+    """Shares are not beside the whole GPU, nor beside MIG devices."""
+    mine = claim(share(8))
+    for device in (whole_device(L40S.uuid), mig_device(gpu=L40S.uuid)):
+        for one, other in ((mine, claim(device, name="other")), (claim(device), mine)):
+            with pytest.raises(ClaimHeldUp, match="was allocated a device that is held"):
+                require_admission(one, L40S, [other], ())
 
 
 def test_one_daemon_for_all_shares() -> None:
     """So claims that want it otherwise are refused, and not those of another GPU."""
     groups = replace(A, account=replace(A.account, groups=(7,)))
     stricter = replace(A, sharing=replace(A.sharing, enforce="terminate"))
-    other = share_of("mps-8gi-1", **OTHER)
+    other = claim(share(8), name="other")
     for unlike in (groups, stricter):
-        with pytest.raises(ClaimRefused, match=r"another enforce.* than claim team/other has"):
-            require_admission(share_of("mps-8gi-0", unlike), L40S, [other], ())
-    require_admission(share_of("mps-8gi-0", B), L40S, [other], ())
-    elsewhere = record(whole_device("GPU-2", A, device="mps-8gi-1"), uid="2")
-    require_admission(share_of("mps-8gi-0", stricter), L40S, [elsewhere], ())
-
-
-def test_a_share_and_its_configuration() -> None:
-    """It takes no time slice, not even the default one, and a program is a client of one daemon."""
-    share = result_json(device="mps-8gi-0")
-    turns = config_json(device_config(timeSlice="default"))
-    with pytest.raises(ClaimRefused, match="timeSlice on mps-8gi-0, which is shared by MPS"):
-        allocation(claim_json(share, config=[turns]))
-    two = (share, result_json(device="mps-8gi-1"))
-    with pytest.raises(ClaimRefused, match="request gpu has 2 devices with MPS"):
-        allocation(claim_json(*two))
+        with pytest.raises(ClaimHeldUp, match=r"another enforce.* than claim team/other has"):
+            require_admission(claim(share(8, mps=unlike)), L40S, [other], ())
+    with pytest.raises(ClaimHeldUp, match="is shared in another way, by MPS or by turns"):
+        require_admission(claim(share(8, mps=None)), L40S, [other], ())
+    require_admission(claim(share(8, mps=B)), L40S, [other], ())
+    elsewhere = claim(replace(share(8), gpu="GPU-2"), name="other")
+    require_admission(claim(share(8, mps=stricter)), L40S, [elsewhere], ())

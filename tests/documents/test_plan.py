@@ -95,6 +95,10 @@ def test_all_and_the_rest() -> None:
     assert entry(devices="all", mig={}, whenInUse="evict").when_in_use is WhenInUse.EVICT
     assert plain.dra
     assert not entry(devices="all", mig={}, dra=False).dra
+    assert plain.share is None
+    for share in ("memory", "time", 4):
+        assert entry(devices="all", share=share).share == share
+    assert entry(devices="all", share=False, mig={}).share == "off"  # YAML's reading of the word
 
 
 def test_device_plugin_config() -> None:
@@ -216,6 +220,10 @@ def test_start(item: dict[str, object], fits: bool) -> None:
         ({}, "gpus[0]", "says nothing"),
         ({"mps": {"replicas": 2}, "timeSlice": "long"}, "gpus[0].timeSlice", "mps and timeSlice"),
         ({"timeSlice": "longer"}, "gpus[0].timeSlice", "default or short or medium or long"),
+        ({"share": "8Gi"}, "gpus[0].share", "off, memory, time or a number of equal parts from 2"),
+        ({"share": 4, "mps": {"replicas": 2}}, "gpus[0].share", "found share: 4 beside mps"),
+        ({"share": 4, "timeSlice": "long"}, "gpus[0].share", "found share: 4 beside timeSlice"),
+        ({"share": "time", "mig": "enabled"}, "gpus[0].share", "found share: time beside mig"),
         ({"dra": False}, "gpus[0]", "says nothing"),
         ({"mig": {}, "dra": "no"}, "gpus[0].dra", "true or false"),
         ({"mig": {}, "model": ""}, "gpus[0].model", "a glob"),
@@ -266,8 +274,8 @@ extra: 1
     ]
     unknown = faults(plan)[4]
     assert unknown.message == (
-        'unknown key "device"; here belong devices, model, mig, mps, timeSlice, whenInUse, dra '
-        "(line 5, column 5)"
+        'unknown key "device"; here belong devices, model, mig, mps, timeSlice, whenInUse, dra, '
+        "share (line 5, column 5)"
     )
     assert unknown.remedy == "did you mean devices?"
 

@@ -48,7 +48,7 @@ api: {listen: "[::1]:9470"}
 metrics: {listen: ":9400", counters: /etc/nodeagent/counters.csv}
 mps: {user: "1000:1000"}
 kubernetes: {use: auto, clients: pauseLabels}
-dra: {mode: dynamic, share: 4Gi}
+dra: {mode: dynamic, share: 4}
 """
 
 

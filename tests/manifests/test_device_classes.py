@@ -17,6 +17,7 @@ from nodeagent.claims.offering.resource_slices import NodeReference, resource_sl
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.claims.serving.configuration import read_configuration
 from nodeagent.cluster.drain.device_plugin import resource_of
+from nodeagent.plan.desired import SharedBy
 from nodeagent.settings import load_settings
 from nodeagent.simulation.boards import board_names, load_board
 from tests.claims.boards import NODE, mig_off
@@ -42,10 +43,10 @@ def class_of(profile: str) -> str:
     return f"{mig_device_name(profile, 0).removesuffix('-0')}.nodeagent.io"
 
 
-def published(board: str) -> list[dict[str, Any]]:
+def published(board: str, share: SharedBy = "off") -> list[dict[str, Any]]:
     """The devices of such a GPU outside MIG mode, which is offered as a whole and in parts."""
     gpu = mig_off(card(board)) if load_board(board).has_mig else card(board)
-    offer = pool_offer(gpu, OfferContext(NODE, GpuRules(share=8 << 30), 0))
+    offer = pool_offer(gpu, OfferContext(NODE, GpuRules(share=share), 0))
     slices = resource_slices(offer, NodeReference(NODE, "uid"), 1)
     return [device for one in slices for device in one["spec"].get("devices", ())]
 
@@ -55,8 +56,9 @@ def as_cel(device: dict[str, Any]) -> Any:
     attributes: dict[str, dict[str, Any]] = {}
     for name, value in device["attributes"].items():
         domain, _, key = name.rpartition("/")
-        (attributes.setdefault(domain, {})[key],) = value.values()
-    return {"driver": DRIVER, "attributes": attributes}
+        (attributes.setdefault(domain or DRIVER, {})[key],) = value.values()
+    several = device.get("allowMultipleAllocations", False)
+    return {"driver": DRIVER, "attributes": attributes, "allowMultipleAllocations": several}
 
 
 @cache
@@ -98,11 +100,13 @@ def test_a_class_chooses_its_devices(board: str) -> None:
 
 
 def test_the_class_of_shares() -> None:
-    """It has them all, and a whole GPU beside them is not among them."""
-    devices = published("l40s")
-    assert chosen("mps.nodeagent.io", devices) == {f"mps-8gi-{n}" for n in range(5)}
-    assert chosen("gpu.nodeagent.io", devices) == {WHOLE_GPU}
+    """GPUs that MPS divides; by one that takes turns a claim would be held to nothing."""
+    devices = published("l40s", "memory")
+    for name in ("mps", "gpu"):
+        assert chosen(f"{name}.nodeagent.io", devices) == {WHOLE_GPU}
     assert chosen("mig.nodeagent.io", devices) == set()
+    for share in ("off", "time"):
+        assert chosen("mps.nodeagent.io", published("l40s", share)) == set()
 
 
 def test_the_names_of_nvidias_driver() -> None:

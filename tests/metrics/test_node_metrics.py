@@ -10,7 +10,7 @@ from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import claim_samples, node_samples
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.structs import replace
-from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import MpsDaemon, MpsWaiting, Pod
 from tests.plan.cards import card, with_instances
@@ -174,7 +174,7 @@ def test_the_slices_of_a_claim() -> None:
 
 def test_whole_gpus_shares_and_lookers_on() -> None:
     assert [value for _, value in slices(claim(whole(), whole("GPU-t4")))] == ["8", "1"]
-    assert not slices(claim(whole(device="mps-20gi-1"), device(admin_access=True)))
+    assert not slices(claim(whole(share=ClaimShare(memory=1)), device(admin_access=True)))
 
 
 def test_only_what_is_ready_or_not_released_yet_is_held() -> None:

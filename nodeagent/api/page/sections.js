@@ -128,7 +128,8 @@ function drawClaims(status) {
   const names = gpuNames(status.gpus);
   const gpuOf = (device) => status.gpus.find((gpu) => gpu.uuid === device.gpu);
   const deviceWords = (device) => {
-    const what = device.profile ? placeWords(device) : device.device;
+    const share = device.share && "share (" + claimShareWords(device.share) + ")";
+    const what = device.profile ? placeWords(device) : share || device.device;
     return [what + " of " + (names.get(device.gpu) || device.gpu) + " ", gpuMark(gpuOf(device))];
   };
   const rows = (status.claims || []).map((claim) => [

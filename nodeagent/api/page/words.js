@@ -52,6 +52,12 @@ function shareWords(used, total) {
   return gibibytes(used).replace(" GiB", "") + " of " + gibibytes(total);
 }
 
+/* "1.2 of 8.0 GiB, 25 %": what a claim uses, and may use, of a GPU that it has beside others. */
+function claimShareWords({ memory, used, threads }) {
+  const words = used === undefined ? gibibytes(memory) : shareWords(used, memory);
+  return threads === undefined ? words : words + ", " + threads + " %";
+}
+
 function plural(count, word) {
   return count + " " + word + (count === 1 ? "" : "s");
 }

@@ -7,7 +7,6 @@ One set for each GPU, with as few counters as are exact:
 - `me`, the media extensions, which one GPU instance of a card can have. Drivers report it as the
   optical flow engine (OFA); a profile named `+me` has it, whatever its figures.
 - `decoders`, `encoders` or `jpeg-engines`, where part of the card can take them all (`+me.all`).
-- `memory` in bytes, where MPS shares of the GPU are offered: a share takes its own.
 
 A device takes the slices of its placement and its engines; the whole GPU takes all there is. All
 of it is derived from what the driver reports of the card, and `mismatch` compares the outcome with
@@ -21,7 +20,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
 from math import gcd
 from operator import or_, sub
-from typing import Final
 
 from nodeagent.claims.names import DevicePlace, places
 from nodeagent.plan.layouts import Card
@@ -31,8 +29,6 @@ from nodeagent.structs import replace
 
 # Cards have at most 2,319 legal sets; a card with very many more is not enumerated at all.
 _MAX_SETS = 20_000
-
-MEMORY: Final = "memory"  # the counter of MPS shares; MIG devices do not take from it
 
 Amounts = Mapping[str, int]  # by counter; a counter that is not in it is not touched
 

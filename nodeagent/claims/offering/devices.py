@@ -11,10 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.claims.names import WHOLE_GPU, DevicePlace, GpuShare
+from nodeagent.claims.capacity import MEMORY, TOTALS, RequestPolicy, policies
+from nodeagent.claims.names import WHOLE_GPU, DevicePlace
+from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import Gpu
 
 _NVIDIA = "gpu.nvidia.com/"
+SHARING = "sharing"  # what holds claims apart that have the device together
 _STANDARD = "resource.kubernetes.io/"
 MAX_VALUE_LENGTH = 64  # bytes of a string or version
 
@@ -41,7 +44,8 @@ class Taint:
 class OfferedDevice:
     """`consumes` has the amounts by counter, none where the device takes from none.
 
-    `capacity` in bytes for memory, else in pieces.
+    `capacity` in bytes for memory, in percent for threads, else in pieces. Where it has `policies`,
+    claims may have it together, and consume its capacities by these.
     """
 
     name: str
@@ -49,6 +53,7 @@ class OfferedDevice:
     capacity: Mapping[str, int]
     consumes: Mapping[str, int] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
+    policies: Mapping[str, RequestPolicy] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,17 @@ class GpuFacts:
     addressing_mode: str = ""
 
 
-def whole_gpu(gpu: Gpu, facts: GpuFacts, consumes: Mapping[str, int]) -> OfferedDevice:
-    """The GPU as a whole."""
+def whole_gpu(
+    gpu: Gpu, facts: GpuFacts, consumes: Mapping[str, int], shared_by: SharedBy = "off"
+) -> OfferedDevice:
+    """The GPU as a whole, which claims may have together in that way."""
     attributes = {_NVIDIA + "type": "gpu", _NVIDIA + "uuid": gpu.uuid, **_common(gpu, facts)}
-    capacity = {_NVIDIA + "memory": gpu.memory} if gpu.memory else {}
-    return OfferedDevice(WHOLE_GPU, attributes, capacity, consumes)
+    found = policies(gpu.memory, shared_by)
+    if found:
+        attributes[SHARING] = "timeSlice" if shared_by == "time" else "mps"
+    memory = {MEMORY: gpu.memory} if gpu.memory else {}
+    capacity = memory | {name: TOTALS[name] for name in found if name in TOTALS}
+    return OfferedDevice(WHOLE_GPU, attributes, capacity, consumes, policies=found)
 
 
 def mig_device(
@@ -94,18 +105,6 @@ def mig_device(
     }
     named = {_NVIDIA + name: amount for name, amount in capacity.items()}
     return OfferedDevice(place.name, attributes, named, consumes)
-
-
-def mps_share(
-    gpu: Gpu, facts: GpuFacts, share: GpuShare, consumes: Mapping[str, int]
-) -> OfferedDevice:
-    """A share of the GPU's memory and threads, for the MPS clients of one claim."""
-    attributes = {
-        _NVIDIA + "type": "mps",
-        _NVIDIA + "parentUUID": gpu.uuid,
-        **_common(gpu, facts),
-    }
-    return OfferedDevice(share.name, attributes, {_NVIDIA + "memory": share.memory}, consumes)
 
 
 def _common(gpu: Gpu, facts: GpuFacts) -> dict[str, AttributeValue]:

@@ -7,8 +7,8 @@
   the rest is for claims unless the plan says `dra: false`.
 - What the plan shares by MPS or divides is not offered: no claim can have all of it.
 - Where the plan leaves the GPU's MIG side alone, a GPU outside MIG mode is offered as a whole.
-- A GPU of which claims get no parts, because it has no MIG or the plan says `mig: disabled`, is
-  also offered in MPS shares, unless the plan shares it or says `dra: false`.
+- Where claims may share GPUs, by the setting or the plan's entry, one that is offered as a whole is
+  for several claims, unless the plan shares it by MPS or says `dra: false`.
 
 In mode `static` nothing is made, so that only what the plan fixes and GPUs outside MIG mode are
 offered, and no device takes from a counter: Kubernetes has those only where `dynamic` can be.
@@ -21,24 +21,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
-from nodeagent.claims.names import WHOLE_GPU, GpuShare, mig_device_name, places, share_named
-from nodeagent.claims.offering.counters import MEMORY, Amounts, CounterScheme, fits, mismatch
-from nodeagent.claims.offering.devices import (
-    GpuFacts,
-    OfferedDevice,
-    mig_device,
-    mps_share,
-    whole_gpu,
-)
-from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled
+from nodeagent.claims.capacity import policies
+from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places
+from nodeagent.claims.offering.counters import Amounts, CounterScheme, fits, mismatch
+from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice, mig_device, whole_gpu
+from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled, SharedBy
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import idle_reset_remedy
 from nodeagent.plan.resolve_mps import VOLTA
-from nodeagent.plan.shares import written_bytes
 
-# Clients that one MPS daemon serves at once; 60 from CUDA 13.1 on, which is not known here.
-MAX_SHARES: Final = 48
 _NOTHING_MADE: Final = "with dra.mode static nothing is made"
 
 
@@ -72,7 +64,7 @@ class Planned:
 
     `fixed` are the instances of a planned layout, none where it is no layout. `room`: claims may
     have what the plan does not fix, once all of its layout `is_there`. `mps`, `time_slice`: it
-    shares the GPU as a whole by these.
+    shares the GPU as a whole by these. `share`: how claims share it, None: as the setting has it.
     """
 
     mig: DesiredMig | None
@@ -82,6 +74,7 @@ class Planned:
     mps: bool = False
     path: str = ""
     time_slice: bool = False
+    share: SharedBy | None = None
 
     def fixes(self, device: str) -> bool:
         """Whether the device is the plan's, so that a claim only uses it."""
@@ -95,13 +88,13 @@ class GpuRules:
     """What of one GPU claims may have.
 
     `planned` is None where no plan names it. `closed` says why nothing is offered at all, "": it
-    is. `share`: bytes of an MPS share, 0: there are none.
+    is. `share`: how claims share a GPU of which the plan does not say it.
     """
 
     mode: Mode = Mode.DYNAMIC
     planned: Planned | None = None
     closed: str = ""
-    share: int = 0
+    share: SharedBy = "off"
 
     @property
     def is_off(self) -> bool:
@@ -116,50 +109,58 @@ class GpuRules:
         by_plan = self.planned is not None and self.planned.fixes(device)
         return self.mode is Mode.STATIC or by_plan
 
-    def why_no_shares(self, gpu: Gpu) -> str:
-        """Why the GPU is not offered in MPS shares; "": it is. Else something is made of it, or MPS
-        cannot limit its clients.
-        """
-        planned = self.planned
+    @property
+    def _wanted(self) -> SharedBy:
+        by_plan = self.planned.share if self.planned else None
+        return self.share if by_plan is None else by_plan
+
+    def shared_by(self, gpu: Gpu) -> SharedBy:
+        """How claims share the GPU, where it is offered as a whole."""
+        return "off" if self.why_not_shared(gpu) else self._wanted
+
+    def why_not_shared(self, gpu: Gpu) -> str:
+        """Why claims do not share the GPU; "": they do."""
+        planned, wanted = self.planned, self._wanted
         if self.mode is not Mode.DYNAMIC or self.is_off:
             return self.closed or _NOTHING_MADE
-        if gpu.in_mig_mode:
-            return f"{gpu.title} is in MIG mode"
-        if not 0 < self.share <= gpu.memory or gpu.compute_capability < VOLTA:
-            return f"{gpu.title} has no room for it, or cannot limit MPS clients"
-        if not (isinstance(planned.mig, MigDisabled) if planned else gpu.mig is None):
-            return f"{gpu.title} is for MIG devices, as long as no plan says mig: disabled"
+        if wanted == "off":
+            return f"{_entry_of(planned, 'the setting dra.share')} has share off"
+        if not policies(gpu.memory, wanted):
+            return f"{gpu.title} has too little memory for shares ({wanted})"
+        if wanted != "time" and gpu.compute_capability < VOLTA:
+            return f"{gpu.title} cannot limit MPS clients"
         if planned and not planned.room:
-            return f"{planned.path} of the plan says dra: false"
-        if planned and (planned.mps or planned.time_slice):
-            return f"{planned.path} of the plan says how the GPU is shared"
+            return f"{_entry_of(planned)} says dra: false"
+        if planned and (planned.mps or (planned.time_slice and wanted != "time")):
+            return f"{_entry_of(planned)} says how the GPU is shared"
         return ""
+
+
+def _entry_of(planned: Planned | None, otherwise: str = "") -> str:
+    return f"{planned.path} of the plan" if planned else otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedNames:
     """The names of the devices, and why they are fewer than the mode promises (None: they are not).
 
-    `counted`: MIG devices and the whole GPU take from the counters; `shared`: there may be shares
-    of the GPU, whose memory is counted in any case.
+    `counted`: MIG devices and the whole GPU take from the counters. `shared_by`: how claims share
+    the whole GPU.
     """
 
     names: tuple[str, ...] = ()
     counted: bool = False
-    shared: bool = False
+    shared_by: SharedBy = "off"
     reason: Problem | None = None
 
     def device(self, gpu: Gpu, name: str, facts: GpuFacts) -> OfferedDevice:
-        """The GPU's device of that name as it is published; it has to be one of `places`, a share
-        or the whole GPU.
+        """The GPU's device of that name as it is published; it has to be one of `places`, or the
+        whole GPU.
         """
-        if share := share_named(name):
-            return mps_share(gpu, facts, share, {MEMORY: share.memory})
         scheme = CounterScheme.of(gpu)
         if name == WHOLE_GPU:
             slices = scheme.totals if self.counted else {}
-            memory = {MEMORY: gpu.memory} if self.shared else {}
-            return whole_gpu(gpu, facts, {**slices, **memory})
+            return whole_gpu(gpu, facts, slices, self.shared_by)
         place = places(gpu)[name]
         return mig_device(gpu, facts, place, scheme.consumption(place) if self.counted else {})
 
@@ -177,7 +178,6 @@ def offered_names(
         return OfferedNames()
     fixed = rules.plan_instances
     uncounted = [name for name, device in held.items() if not device.consumes]
-    held_shares = [share for share in map(share_named, held) if share]
     pinned = {*(instance.device for instance in fixed), *uncounted} - {WHOLE_GPU}
     reason: Problem | None = None
     counted = rules.mode is Mode.DYNAMIC and bool(gpu.profiles)
@@ -189,16 +189,12 @@ def offered_names(
     known = places(gpu)
     names = [i.device for i in fixed if not i.kept_back and i.device in known]
     if parts and makes:
-        names += _beside(gpu, pinned, whole_taken=WHOLE_GPU in uncounted or bool(held_shares))
+        names += _beside(gpu, pinned, whole_taken=WHOLE_GPU in uncounted)
     elif parts and counted:
         reason = _reset_required(gpu, rules.planned)
     if whole and not pinned:
         names.append(WHOLE_GPU)
-    shares = not rules.why_no_shares(gpu)
-    # What is held and does not take memory, excludes shares without a scheduler knowing it.
-    if shares and all(MEMORY in device.consumes for device in held.values()):
-        names += _shares(gpu, rules.share, held_shares)
-    return OfferedNames(tuple(names), counted, shares or bool(held_shares), reason)
+    return OfferedNames(tuple(names), counted, rules.shared_by(gpu), reason)
 
 
 def refusal(rules: GpuRules, gpu: Gpu, device: str) -> str:
@@ -210,12 +206,6 @@ def refusal(rules: GpuRules, gpu: Gpu, device: str) -> str:
         return ""
     if offered.reason:
         return offered.reason.message
-    if share := share_named(device):
-        if share.memory == rules.share:
-            return rules.why_no_shares(gpu) or f"{gpu.title} has no room for it"
-        return (
-            f"the setting dra.share is {written_bytes(rules.share) if rules.share else 'not set'}"
-        )
     if device == WHOLE_GPU:
         why = _why_no_whole(gpu, rules.planned, makes=False)
     else:
@@ -272,15 +262,6 @@ def _why_no_parts(gpu: Gpu, planned: Planned | None) -> str:
             return "" if planned.room else f"{entry} says dra: false"
         case _:
             assert_never(planned.mig)
-
-
-def _shares(gpu: Gpu, memory: int, held: Collection[GpuShare]) -> list[str]:
-    """As many of these as the GPU has room for. Those of another size, from before the setting was
-    changed, keep their place until they are released.
-    """
-    found = (GpuShare(memory, number) for number in range(min(gpu.memory // memory, MAX_SHARES)))
-    others = [one for one in held if one.memory != memory]
-    return [one.name for one in found if not any(map(one.overlaps, others))]
 
 
 def _beside(gpu: Gpu, pinned: Collection[str], *, whole_taken: bool) -> list[str]:

@@ -17,7 +17,7 @@ from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
 from nodeagent.claims.offering.planned import planned
 from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.parts import reserved_on
-from nodeagent.plan.desired import DesiredGpu
+from nodeagent.plan.desired import DesiredGpu, SharedBy
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import NodePlan
 from nodeagent.plan.problems import Code, Problem
@@ -39,11 +39,11 @@ def goals_of(plan: NodePlan | None) -> Goals:
 
 
 class NodeOffers:
-    """`share`: bytes of an MPS share, 0: there are none. `closed` says why claims get nothing new
-    on any GPU, "": they do. `keeps_taints`: the API server knows taints of devices.
+    """`share`: how claims share GPUs, where the plan does not say it. `closed` says why claims get
+    nothing new on any GPU, "": they do. `keeps_taints`: the API server knows taints of devices.
     """
 
-    def __init__(self, node: str, mode: Mode, *, share: int = 0) -> None:
+    def __init__(self, node: str, mode: Mode, *, share: SharedBy = "off") -> None:
         self._node = node
         self._mode = mode
         self._share = share
@@ -101,9 +101,14 @@ class NodeOffers:
 
     def _offer(self, gpu: Gpu, context: OfferContext, records: Iterable[ClaimRecord]) -> PoolOffer:
         pool = pool_name(self._node, gpu.uuid)
-        results = (device.result for record in records for device in record.devices)
-        held = frozenset(result.device for result in results if result.pool == pool)
-        return pool_offer(gpu, replace(context, held=held, previous=self._previous.get(pool)))
+        here = [d for record in records for d in record.devices if d.result.pool == pool]
+        own = replace(
+            context,
+            held=frozenset(device.result.device for device in here),
+            shared=any(device.shared for device in here),
+            previous=self._previous.get(pool),
+        )
+        return pool_offer(gpu, own)
 
 
 def _held_back(gpu: Gpu, unreadable: Iterable[UnreadableRecord]) -> Problem | None:

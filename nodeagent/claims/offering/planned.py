@@ -49,6 +49,7 @@ def planned(goal: DesiredGpu, gpu: Gpu, held: Iterable[Reserved]) -> Planned:
             mps=goal.mps is not None,
             path=goal.path,
             time_slice=goal.time_slice is not None,
+            share=goal.share,
         )
     wanted = goal.mig.instances
     own = without(gpu, (*goal.reserved, *held)).instances

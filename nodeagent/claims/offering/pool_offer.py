@@ -1,14 +1,14 @@
 """What one GPU publishes: the devices that it offers and those that cannot go yet, with taints.
 
 - A device that a claim has a record of stays as it was published: a scheduler counts by what is
-  published now, and would hand out again what is not.
+  published now, and would hand out again what is not. Only what further claims request of it may
+  change; where they are to share it in another way, or not at all, it has to be released first.
 - A device that is no longer wanted is tainted first, and withdrawn ten minutes later: a claim may
   have been given it meanwhile.
 - Devices on unhealthy memory slices are tainted, and so are those in whose way a GPU instance lies
   that neither the plan nor a claim has a record of, and all while nothing new may be made.
 - A scheduler takes the first device that fits. Small ones come first and the whole GPU last; of one
-  profile fixed ones, then those at the highest slices, which leaves the most room for large ones;
-  of MPS shares, which are alike, those with the lowest numbers.
+  profile fixed ones, then those at the highest slices, which leaves the most room for large ones.
 """
 
 from __future__ import annotations
@@ -16,16 +16,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.claims.names import (
-    WHOLE_GPU,
-    mig_device_name,
-    part_named,
-    places,
-    pool_name,
-    share_named,
-)
-from nodeagent.claims.offering.counters import MEMORY, Amounts, CounterScheme, fits
-from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice, Taint
+from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places, pool_name
+from nodeagent.claims.offering.counters import Amounts, CounterScheme, fits
+from nodeagent.claims.offering.devices import SHARING, GpuFacts, OfferedDevice, Taint
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode, OfferedNames, offered_names
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Code, Problem
@@ -57,8 +50,8 @@ class PoolOffer:
 class OfferContext:
     """What an offer follows from, beside the GPU as it is observed.
 
-    `held` are the names of this GPU's devices that
-    claims have records of. `previous` is what was published last; what is not in it goes without
+    `held` are the names of this GPU's devices that claims have records of; with `shared` they have
+    shares of the whole. `previous` is what was published last; what is not in it goes without
     notice. `now` in seconds since 1970. `held_back` says why nothing new may be made on the GPU
     now, if that is so. Without `keeps_taints` the API server drops taints, so that what would have
     one is not published, but for what claims hold.
@@ -72,6 +65,7 @@ class OfferContext:
     facts: GpuFacts = field(default_factory=GpuFacts)
     held_back: Problem | None = None
     keeps_taints: bool = True
+    shared: bool = False
 
     @property
     def fixed(self) -> frozenset[str]:
@@ -85,13 +79,16 @@ def pool_offer(gpu: Gpu, context: OfferContext) -> PoolOffer:
     before = {device.name: device for device in previous}
     held = _held_devices(gpu, context, before)
     offered, reason = _offered_devices(gpu, context, before, held)
+    for name, device in held.items():
+        if name in offered and _is_shared_alike(device, offered[name]):
+            held[name] = replace(device, policies=offered[name].policies)
     left = _left_by_foreign(gpu, context)
     devices: list[OfferedDevice] = []
     ends: list[int] = []
     for name, device in {**before, **offered, **held}.items():
         earlier = {t.key: t.added for t in before[name].taints} if name in before else {}
         keys = _taint_keys(gpu, device, left, context)
-        if name not in offered:
+        if name not in offered or (device.policies and not _is_shared_alike(device, offered[name])):
             keys.append(WITHDRAWN)
         # Since when it is tainted; not in the future, should the clock have been put back.
         now = context.now
@@ -119,12 +116,21 @@ def _held_devices(
     """As they were published; those that are not any more, as the mode has them."""
     rules = context.rules
     counted = rules.mode is Mode.DYNAMIC and not rules.is_off
-    form = OfferedNames(counted=counted, shared=not rules.why_no_shares(gpu))
+    shared_by = rules.shared_by(gpu)
+    if context.shared and shared_by == "off":
+        shared_by = "memory"  # what is consumed has to be counted until it is released
+    form = OfferedNames(counted=counted, shared_by=shared_by)
     return {
         name: before.get(name) or form.device(gpu, name, context.facts)
         for name in sorted(context.held)
-        if name in before or name == WHOLE_GPU or part_named(gpu, name)
+        if name in before or name == WHOLE_GPU or name in places(gpu)
     }
+
+
+def _is_shared_alike(one: OfferedDevice, other: OfferedDevice) -> bool:
+    """Whether claims that have them together do it in one way, so that one counts for both."""
+    ways = one.attributes.get(SHARING), other.attributes.get(SHARING)
+    return ways[0] == ways[1] and one.capacity == other.capacity
 
 
 def _offered_devices(
@@ -155,11 +161,9 @@ def _totals(
     needed = {counter for device in devices for counter in device.consumes}
     if not needed:
         return {}
-    totals = dict(CounterScheme.of(gpu).totals)
-    if MEMORY in needed and gpu.memory:
-        totals[MEMORY] = gpu.memory
     earlier = previous.totals if previous else {}
-    return {**{name: earlier[name] for name in needed & earlier.keys()}, **totals}
+    kept = {name: earlier[name] for name in needed & earlier.keys()}
+    return {**kept, **CounterScheme.of(gpu).totals}
 
 
 # --- taints ---------------------------------------------------------------------------------------
@@ -208,9 +212,7 @@ def _ordered(
     def key(device: OfferedDevice) -> tuple[object, ...]:
         place = known.get(device.name)
         if place is None:
-            share = share_named(device.name)
-            number = (share.memory, share.number) if share else ()
-            return (device.name == WHOLE_GPU, 0, *number)
+            return (device.name == WHOLE_GPU, 0)
         profile, placement = place.profile, place.placement
         size = (placement.size, profile.slices, profile.memory, profile.name)
         return (False, 1, *size, device.name not in fixed, -placement.start)

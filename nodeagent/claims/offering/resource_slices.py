@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from nodeagent.claims.capacity import RequestPolicy
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.offering.devices import AttributeValue, OfferedDevice, Taint, Version
 from nodeagent.claims.offering.pool_offer import PoolOffer
@@ -78,11 +79,14 @@ def _slice_json(node: NodeReference, pool: Json, name: str, content: Json) -> Js
 
 
 def _device_json(device: OfferedDevice) -> Json:
+    of = device.capacity
     found: dict[str, Any] = {
         "name": device.name,
         "attributes": {k: _attribute_json(v) for k, v in device.attributes.items()},
-        "capacity": {k: {"value": quantity(v)} for k, v in device.capacity.items()},
+        "capacity": {k: _capacity_json(v, device.policies.get(k)) for k, v in of.items()},
     }
+    if device.policies:
+        found["allowMultipleAllocations"] = True
     if device.consumes:
         taken = {"counterSet": COUNTER_SET, "counters": _counters_json(device.consumes)}
         found["consumesCounters"] = [taken]
@@ -92,6 +96,14 @@ def _device_json(device: OfferedDevice) -> Json:
             for t in device.taints
         ]
     return found
+
+
+def _capacity_json(value: int, policy: RequestPolicy | None) -> Json:
+    if policy is None:
+        return {"value": quantity(value)}
+    valid = {"min": quantity(policy.least), "step": quantity(policy.step)}
+    policy_json = {"default": quantity(policy.default), "validRange": valid}
+    return {"value": quantity(value), "requestPolicy": policy_json}
 
 
 def _attribute_json(value: AttributeValue) -> Json:
@@ -170,7 +182,16 @@ def _read_device(device: Json) -> OfferedDevice:
         _read_amounts(device.get("capacity", {})),
         consumes,
         tuple(Taint(str(t["key"]), _read_time(t["timeAdded"])) for t in device.get("taints", ())),
+        dict(_read_policies(device)),
     )
+
+
+def _read_policies(device: Json) -> Iterator[tuple[str, RequestPolicy]]:
+    for name, capacity in device.get("capacity", {}).items():
+        if (policy := capacity.get("requestPolicy")) and device.get("allowMultipleAllocations"):
+            valid = policy["validRange"]
+            amounts = map(read_quantity, (policy["default"], valid["min"], valid["step"]))
+            yield str(name), RequestPolicy(*amounts)
 
 
 def _read_amounts(amounts: Json) -> dict[str, int]:
@@ -196,7 +217,11 @@ _GATES = {
     "spec.sharedCounters": "DRAPartitionableDevices",
     "spec.devices[].consumesCounters": "DRAPartitionableDevices",
     "spec.devices[].taints": "DRADeviceTaints",
+    "spec.devices[].allowMultipleAllocations": "DRAConsumableCapacity",
 }
+
+
+_QUANTITIES = (".value", ".default", ".min", ".step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +254,7 @@ def _differences(path: str, sent: object, answered: object) -> Iterator[str]:
         case list(), list() if len(sent) == len(answered):
             for ours, theirs in zip(sent, answered, strict=True):
                 yield from _differences(f"{path}[]", ours, theirs)
-        case str(), str() if path.endswith(".value"):
+        case str(), str() if path.endswith(_QUANTITIES):
             if not _same_quantity(sent, answered):
                 yield path
         case _:

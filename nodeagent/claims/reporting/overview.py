@@ -13,8 +13,9 @@ from nodeagent.claims.serving.attempts import Attempt, Operation
 from nodeagent.claims.serving.claim_pods import ClaimKey, ClaimPods
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import MIB
 from nodeagent.structs import replace
-from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.text import time_json
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ def _device(one: ClaimedDevice, node: ObservedNode, *, with_ids: bool) -> ClaimD
         pool=one.result.pool,
         device=one.result.device,
         share_id=one.result.share_id,
+        share=_share(one),
         admin_access=one.result.admin_access,
         gpu=one.gpu,
         index=gpu.index if gpu else None,
@@ -135,6 +137,19 @@ def _device(one: ClaimedDevice, node: ObservedNode, *, with_ids: bool) -> ClaimD
         gi=one.instance if with_ids else None,
         ci=one.compute if with_ids else None,
         uuid=one.uuid if with_ids else "",
+    )
+
+
+def _share(one: ClaimedDevice) -> ClaimShare | None:
+    consumed = one.result.consumed
+    if not one.shared or consumed is None:
+        return None
+    [limits] = one.mps.sharing.shares if one.mps else (None,)
+    return ClaimShare(
+        memory=(limits.memory or 0) * MIB if limits else consumed.memory,
+        threads=limits.threads if limits else None,
+        reserved=consumed.threads,
+        clients=consumed.clients,
     )
 
 

@@ -8,9 +8,11 @@ before its containers have stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
+from nodeagent.claims.capacity import excess
 from nodeagent.claims.model import (
     CLASSES,
     ClaimedDevice,
@@ -21,14 +23,14 @@ from nodeagent.claims.model import (
     RecordPhase,
     Result,
 )
-from nodeagent.claims.names import DevicePlace, GpuShare, locate
+from nodeagent.claims.names import locate
 from nodeagent.claims.offering.gpu_rules import GpuRules, refusal
 from nodeagent.claims.serving.cdi import device_id
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError, Transient, UnknownDevice
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.plan.shares import ANY_USER, Account
+from nodeagent.plan.shares import ANY_USER, Account, TimeSlice
 
 if TYPE_CHECKING:
     from nodeagent.claims.records import UnreadableRecord
@@ -54,18 +56,19 @@ def intended(
             anew = f"have its pods scheduled again: {claim.schedule_anew}"
             remedy = "; ".join(filter(None, (error.remedy, anew)))
             raise UnknownDevice(f"{claim}: {error.message}", remedy=remedy) from error
-        gpu, part = located.gpu, located.part
+        gpu, place = located.gpu, located.part
         if gpu.access is not Access.OK:
             raise Transient(
                 f"{claim} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
                 remedy=f"`nodeagent status --gpu {gpu.index}` shows what is wrong with it",
             )
-        fixed = admit(rules(gpu), result, gpu, claim)
-        place = part if isinstance(part, DevicePlace) else None
+        consumed, own_rules = result.consumed, rules(gpu)
+        shared = place is None and consumed is not None and not consumed.is_whole(gpu.memory)
+        fixed = admit(own_rules, result, gpu, claim, shared=shared)
         profile, mps = place.profile if place else None, None
         entry = result.configuration if isinstance(result.configuration, MpsEntry) else None
-        if isinstance(part, GpuShare):
-            mps = daemons.wanted_share(entry, gpu, part, claim)
+        if shared and consumed and own_rules.shared_by(gpu) != "time":
+            mps = daemons.wanted_share(entry, gpu, consumed, result.share_id, claim)
         elif entry:
             mps = daemons.wanted(entry, gpu, profile, claim)
         return ClaimedDevice(
@@ -76,25 +79,54 @@ def intended(
             place.placement if place else None,
             fixed=fixed,
             mps=mps,
+            shared=shared,
         )
 
     devices = tuple(map(device, results))
+    require_one_daemon(devices, claim)
     return ClaimRecord(uid, claim.namespace, claim.name, RecordPhase.INTENT, boot_id, devices)
 
 
-def admit(rules: GpuRules, result: Result, gpu: Gpu, claim: ClaimReference) -> bool:
-    """Whether the claim has a device that is fixed. Raises ClaimRefused where it may not have
-    it; an administrator may look at any.
+def require_one_daemon(devices: Iterable[ClaimedDevice], claim: ClaimReference) -> None:
+    """A program is a client of one MPS daemon, and a container gets all devices of a request."""
+    shared = Counter(device.result.main_request for device in devices if device.mps)
+    for request, count in shared.items():
+        if count > 1:
+            raise ClaimRefused(
+                f"{claim}: request {request} has {count} devices with MPS, but a program is a "
+                "client of one MPS daemon",
+                remedy="use a separate request for each device in spec.devices.requests of the "
+                f"claim or its template ({claim.show}), and name one of the requests in "
+                "resources.claims of each container",
+            )
+
+
+def admit(
+    rules: GpuRules, result: Result, gpu: Gpu, claim: ClaimReference, *, shared: bool = False
+) -> bool:
+    """Whether the claim has a device that is fixed, or, `shared`, a part of one that is. Raises
+    ClaimRefused where it may not have it; an administrator may look at any.
     """
     if result.admin_access:
         return False
-    if why := refusal(rules, gpu, result.device):
+    by_turns = shared and rules.shared_by(gpu) == "time"
+    why = refusal(rules, gpu, result.device) or (rules.why_not_shared(gpu) if shared else "")
+    if why:
         raise ClaimRefused(
             f"{claim} does not get {result.device} of {gpu.title}, which is not offered any "
             f"more: {why}",
             remedy=f"have its pods scheduled again: {claim.schedule_anew}",
         )
-    fixed = rules.is_fixed(result.device)
+    if shared and isinstance(result.configuration, MpsEntry if by_turns else TimeSlice):
+        found, way = ("mps", "by turns") if by_turns else ("timeSlice", "by MPS")
+        raise ClaimRefused(
+            f"{claim}: request {result.request} requests {found} on a share of {gpu.title}, which "
+            f"claims share {way}",
+            remedy=f"drop {found} from spec.devices.config of the claim or its template, or from "
+            f"its DeviceClass, or request the whole GPU (without capacity); {claim.show} has it, "
+            "with its source, in status.allocation.devices.config",
+        )
+    fixed = rules.is_fixed(result.device) and (by_turns or not shared)
     if fixed and result.configuration is not None:
         raise ClaimRefused(
             f"{claim} says how {result.device} of {gpu.title} is shared, which the plan does",
@@ -108,7 +140,7 @@ def admit(rules: GpuRules, result: Result, gpu: Gpu, claim: ClaimReference) -> b
 def require_admission(
     record: ClaimRecord,
     gpu: Gpu,
-    others: Iterable[ClaimRecord],
+    others: Collection[ClaimRecord],
     unreadable: Iterable[UnreadableRecord],
 ) -> None:
     """Raise NodeagentError, with the claim or record that is in the way, unless it may."""
@@ -131,6 +163,13 @@ def require_admission(
                 f"user {users[1]} for {other.title}: one GPU has clients of one user",
                 remedy=_one_class("with the same mps.user", other),
             )
+        ways = {device.mps is None for one in (record, other) for device in _shares(one, gpu.uuid)}
+        if len(ways) > 1:
+            raise ClaimHeldUp(
+                f"{record.title} was allocated a share of {gpu.title} while {other.title} has one "
+                "that is shared in another way, by MPS or by turns",
+                remedy=f"wait until the pods of {other.title} have ended",
+            )
         daemons = _daemon_of_share(record, gpu.uuid), _daemon_of_share(other, gpu.uuid)
         if all(daemons) and len(set(daemons)) > 1:
             raise ClaimHeldUp(
@@ -138,9 +177,25 @@ def require_admission(
                 f"groups, than {other.title} has: all shares of a GPU have one MPS daemon",
                 remedy=_one_class("with the same mps.enforce and groups", other),
             )
+    _require_room(record, gpu, others)
     user = _mps_user(record, gpu.uuid)
     if user and record.phase is RecordPhase.INTENT:  # a plan that came later does not end it
         _require_user_of_plan(record, gpu, user)
+
+
+def _require_room(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) -> None:
+    """Its shares and those of others, as they were consumed, have to be there together."""
+    mine = record.consumed_on(gpu.uuid)
+    theirs = [(other, one) for other in others for one in other.consumed_on(gpu.uuid)]
+    over = excess(gpu.memory, (*mine, *(one for _, one in theirs))) if mine else None
+    if over:
+        holders = "; ".join(f"{other.title} has {one}" for other, one in theirs)
+        raise ClaimHeldUp(
+            f"{record.title} was allocated {' and '.join(map(str, mine))} of {gpu.title}, {over} "
+            f"more than is free: {holders or 'it has no more'}",
+            remedy="wait until pods of these claims have ended, or have this one's scheduled "
+            f"again: {record.reference.schedule_anew}",
+        )
 
 
 def _one_class(alike: str, other: ClaimRecord) -> str:
@@ -181,9 +236,12 @@ def _mps_user(record: ClaimRecord, gpu: str) -> str:
 
 def _daemon_of_share(record: ClaimRecord, gpu: str) -> tuple[Account, str] | None:
     """Account and `enforce` of the daemon of its share of the GPU with that UUID."""
-    shares = (device for device in record.devices if device.share and device.gpu == gpu)
-    found = (one.mps for one in shares if one.mps)
+    found = (device.mps for device in _shares(record, gpu) if device.mps)
     return next(((mps.account, mps.sharing.enforce) for mps in found), None)
+
+
+def _shares(record: ClaimRecord, gpu: str) -> tuple[ClaimedDevice, ...]:
+    return tuple(device for device in record.devices if device.shared and device.gpu == gpu)
 
 
 def _user(account: Account) -> str:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS, Consumed
 from nodeagent.claims.model import (
     CLASSES,
     ClaimHeldUp,
@@ -20,7 +21,8 @@ from nodeagent.claims.model import (
     Configuration,
     Result,
 )
-from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
+from nodeagent.claims.names import DRIVER, WHOLE_GPU
+from nodeagent.claims.offering.resource_slices import read_quantity
 from nodeagent.claims.serving.claim_object import (
     AllocatedDevice,
     AllocatedDevices,
@@ -36,7 +38,6 @@ from nodeagent.claims.serving.nvidia_configuration import (
 )
 from nodeagent.documents.findings import DocumentPath
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.text import quote
 
@@ -155,49 +156,45 @@ class _Reader:
             one.share_id or "",
             admin,
             None if admin else self._chosen(one, configurations),
+            None if admin else self._consumed(one),
         )
         interval = result.configuration
-        if isinstance(interval, TimeSlice) and share_named(one.device):
-            raise ClaimRefused(
-                f"{self.claim}: request {one.request} requests timeSlice on {one.device}, which "
-                "is shared by MPS",
-                remedy=self._without_time_slice,
-            )
         changes = isinstance(interval, TimeSlice) and interval is not TimeSlice.DEFAULT
         if changes and result.device != WHOLE_GPU:
             raise ClaimRefused(
                 f"{self.claim}: request {one.request} requests timeSlice on {one.device}, but a "
                 "time slice is for a whole GPU, and its parts have the driver's default",
-                remedy=self._without_time_slice,
+                remedy="drop timeSlice from spec.devices.config of the claim or its template, or "
+                f"from its DeviceClass, or request a whole GPU (deviceClassName: {DRIVER}); "
+                f"{self.claim.show} has it, with its source, in status.allocation.devices.config",
             )
         return result
 
-    @property
-    def _without_time_slice(self) -> str:
-        return (
-            "drop timeSlice from spec.devices.config of the claim or its template, or from its "
-            f"DeviceClass, or request a whole GPU (deviceClassName: {DRIVER}); {self.claim.show} "
-            "has it, with its source, in status.allocation.devices.config"
-        )
+    def _consumed(self, one: AllocatedDevice) -> Consumed | None:
+        """Capacities of other releases count for nothing; without the memory it is not known what
+        the device is shared by.
+        """
+        found = one.consumed_capacity or {}
+        if MEMORY not in found:
+            return None
+        try:
+            amounts = [read_quantity(found.get(name, "0")) for name in (MEMORY, THREADS, CLIENTS)]
+        except ValueError as error:
+            raise ClaimRefused(
+                f"{self.claim}: consumedCapacity of request {one.request}: {error}",
+                remedy="request whole amounts of memory, threads and clients, and have its pods "
+                f"scheduled again: {self.claim.schedule_anew}",
+            ) from error
+        return Consumed(*amounts)
 
     def _check_together(self, results: Sequence[Result]) -> None:
-        """A device has one name in the claim's CDI file; a program is a client of one daemon."""
+        """A device has one name in the claim's CDI file."""
         for (pool, device, _), count in Counter(result.key for result in results).items():
             if count > 1:
                 raise ClaimRefused(
                     f"{self.claim} was allocated the device {device} of {pool} twice",
                     remedy="request it with adminAccess in a claim of its own, not beside another "
                     f"request for the same device ({self.claim.show} has both)",
-                )
-        shared = Counter(r.main_request for r in results if _has_mps(r))
-        for request, count in shared.items():
-            if count > 1:
-                raise ClaimRefused(
-                    f"{self.claim}: request {request} has {count} devices with MPS, but a program "
-                    "is a client of one MPS daemon",
-                    remedy="use a separate request for each device in spec.devices.requests "
-                    f"of the claim or its template ({self.claim.show}), and name one of the "
-                    "requests in resources.claims of each container",
                 )
 
     # --- configurations -------------------------------------------------------------------------
@@ -284,8 +281,3 @@ class _Reader:
             f"{self.claim}: configuration of {writer}{requests}: {error.message}{rest}",
             remedy=" ".join(filter(None, (error.remedy, where))),
         )
-
-
-def _has_mps(result: Result) -> bool:
-    """Also a share of a GPU without a configuration."""
-    return share_named(result.device) is not None or isinstance(result.configuration, MpsEntry)

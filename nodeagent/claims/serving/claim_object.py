@@ -42,6 +42,7 @@ class AllocatedDevice(_Device, rename="camel", kw_only=True):
 
     request: str
     admin_access: bool | None = None
+    consumed_capacity: dict[str, str] | None = None
 
 
 class _Opaque(Struct):

@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import ClaimReference, ClaimRefused
-from nodeagent.claims.names import GpuShare
 from nodeagent.mps.files.directories import spec_in
 from nodeagent.mps.setup import accounts_of
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile
 from nodeagent.plan.resolve_mps import OnGpu, wanted_mps
-from nodeagent.plan.shares import MIB, MIN_THREADS, Host, Share, Slot, WantedMps, percentage_text
+from nodeagent.plan.shares import MIB, Host, Share, Slot, WantedMps, percentage_text
 from nodeagent.structs import replace
 
 # Of a share whose claim says nothing: the share's own limits.
@@ -63,10 +63,15 @@ class ClaimDaemons:
         return _without_problems(found, on, claim)
 
     def wanted_share(
-        self, entry: MpsEntry | None, gpu: Gpu, share: GpuShare, claim: ClaimReference
+        self,
+        entry: MpsEntry | None,
+        gpu: Gpu,
+        share: Consumed,
+        name: str,
+        claim: ClaimReference,
     ) -> WantedMps:
-        """What the GPU's daemon has to be for the claim, which has a share of it: its clients have
-        the share's memory and as large a part of the threads, or what `entry` has lower.
+        """What the GPU's daemon has to be for the claim, which has a share of it by that name: its
+        clients have what it consumes of memory and threads, or what `entry` has lower.
 
         Raises ClaimRefused where there can be none like it. May block on the user database.
         """
@@ -76,21 +81,20 @@ class ClaimDaemons:
         one, *more = found.sharing.shares
         if more or one.count is not None:
             raise ClaimRefused(
-                f"{claim}: {entry.clients.path}: {share.name} of {gpu.title} is already one share, "
+                f"{claim}: {entry.clients.path}: what it has of {gpu.title} is already one share, "
                 "for all clients of the claim",
                 remedy="write clients, with memory and threads no more than the share's, "
                 f"{_where(claim)}",
             )
-        threads = max(10_000 * share.memory // gpu.memory / 100, MIN_THREADS)
+        threads = share.thread_limit(gpu.memory)
         if one.threads is not None and one.threads > threads:
             raise ClaimRefused(
                 f"{claim}: {one.path}.threads: found {percentage_text(one.threads)}% of the "
-                f"threads, but {share.name} of {gpu.title} has {percentage_text(threads)}%",
+                f"threads, but its share of {gpu.title} has {percentage_text(threads)}%",
                 remedy=f"write no more than that, or leave it out, {_where(claim)}",
             )
-        limits = Share(
-            share.name, None, one.memory or share.memory // MIB, one.threads or threads, one.path
-        )
+        memory = one.memory or share.memory // MIB
+        limits = Share(name, None, memory, one.threads or threads, one.path, together=True)
         return replace(found, sharing=replace(found.sharing, shares=(limits,)))
 
     def _on(self, gpu: Gpu, entry: MpsEntry) -> OnGpu:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from nodeagent.claims.model import Configuration
-from nodeagent.claims.names import DRIVER, WHOLE_GPU, share_named
+from nodeagent.claims.names import DRIVER, WHOLE_GPU
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.documents.findings import DocumentPath, path_text
 from nodeagent.documents.grammar import (
@@ -65,8 +65,7 @@ class NvidiaConfiguration(Struct, frozen=True):
         of no other device. Raises DocumentError.
         """
         if not self.fits(device):
-            kind = _kind_for(device)
-            remedy = f"write {kind}" if kind else _OWN
+            remedy = f"write {_kind_for(device)}"
             raise self._refuse(f"found {self.kind}, which is not for {device}", remedy, "kind")
         if self.exception is None:
             return self.sharing
@@ -94,10 +93,8 @@ def kind_of(parameters: object) -> str:
 
 
 def _kind_for(device: str) -> str:
-    """The kind for the device with that name; "": NVIDIA's driver has no devices like it."""
-    if device == WHOLE_GPU:
-        return GPU_CONFIG
-    return "" if share_named(device) else MIG_CONFIG
+    """The kind for the device with that name."""
+    return GPU_CONFIG if device == WHOLE_GPU else MIG_CONFIG
 
 
 # --- its keys -------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ class _Claim:
         wanted = device.mps
         if wanted is None or found.gpu is None:
             return True
-        if device.share:
+        if device.shared:
             wanted = daemon_of_shares(device.gpu, self._snapshot.records)
         daemon = next((d.mps for d in found.gpu.devices() if d.uuid == device.device_uuid), None)
         return daemon is not None and (daemon.runs, daemon.state) == (wanted, DaemonPhase.READY)
@@ -264,7 +264,7 @@ class _Claim:
             if found.device.result.admin_access or not found.is_there or found.gpu is None:
                 continue
             usage = usage_of(found.device, found.gpu)
-            if found.device.share:
+            if found.device.shared:
                 usage = usage_without(usage, other_pods)
             if usage.in_use:
                 return str(usage)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from nodeagent.claims.names import WHOLE_GPU, share_named
+from nodeagent.claims.names import WHOLE_GPU
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -149,7 +149,7 @@ def read_claimed_device(driver: str, device: str) -> DeviceId | None:
 def read_own_device(claim: tuple[str, str], pool: str, device: str) -> DeviceId:
     """What a device means that a claim (namespace and name) has of this agent's own driver."""
     gpu = pool.rpartition("/")[2]
-    if device == WHOLE_GPU or share_named(device):
+    if device == WHOLE_GPU:
         return ByClaim(gpu, None, claim)
     mig = _OWN_MIG.fullmatch(device)
     return ByClaim(gpu, int(mig[1]), claim) if mig else Anywhere(device)

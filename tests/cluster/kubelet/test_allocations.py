@@ -206,7 +206,6 @@ def test_who_holds_the_gpu_is_its_user() -> None:
         ("mig-1g-10gb-me-4", True, False),
         ("mig-2g-20gb-0", False, False),
         ("gpu", False, True),
-        ("mps-8gi-2", False, True),
     ],
 )
 def test_what_a_claim_has_of_the_agents_own_driver(

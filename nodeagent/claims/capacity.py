@@ -1,0 +1,91 @@
+"""A GPU that several claims have together: how it can be parted, and what one of them consumes.
+
+Kubernetes calls it consumable capacity. The device `gpu` allows several allocations, each of which
+consumes of its capacities; a request that says nothing consumes the default, which is all of the
+memory, so that it gets the whole GPU. Capacities are counted by the scheduler, and once more by
+`admission`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from nodeagent.plan.desired import SharedBy
+from nodeagent.plan.shares import ALL_THREADS, MIB, MIN_THREADS, written_bytes
+
+MEMORY: Final = "gpu.nvidia.com/memory"  # bytes; as NVIDIA's driver names it
+THREADS: Final = "threads"  # percent
+CLIENTS: Final = "clients"  # places for MPS contexts
+
+STEP: Final = 256 * MIB
+# Contexts that one MPS daemon serves at once; 60 from CUDA 13.1 on, which is not known here.
+MAX_CLIENTS: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPolicy:
+    """What requests consume of a capacity: `least`, or as many steps more as they need; `default`
+    where they say nothing.
+    """
+
+    default: int
+    least: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What an allocation consumes of a GPU: bytes, percent of the threads (0: none were requested)
+    and places for clients.
+    """
+
+    memory: int
+    threads: int = 0
+    clients: int = 0
+
+    def is_whole(self, memory: int) -> bool:
+        """Whether nobody else has room beside it on a GPU with so many bytes."""
+        return memory - self.memory < STEP
+
+    def thread_limit(self, memory: int) -> float:
+        """The percentage that its processes may have on a GPU with so many bytes: what was
+        requested, else in proportion to the memory, cut down to what MPS can express.
+        """
+        in_proportion = max(10_000 * self.memory // memory / 100, MIN_THREADS)
+        return float(self.threads) if self.threads else in_proportion
+
+    def __str__(self) -> str:
+        """`8Gi, 20% of the threads, 2 clients`, without what is not worth a word."""
+        parts = [written_bytes(self.memory)] if self.memory else []
+        parts += [f"{self.threads}% of the threads"] if self.threads else []
+        if self.clients > 1 or not parts:
+            parts.append(f"{self.clients} client{'s'[: self.clients - 1]}")
+        return ", ".join(parts)
+
+
+def policies(memory: int, shared_by: SharedBy) -> Mapping[str, RequestPolicy]:
+    """How requests are met of a GPU with so many bytes; empty: it goes as a whole."""
+    step = memory // shared_by // MIB * MIB if isinstance(shared_by, int) else STEP
+    if shared_by == "off" or memory < 2 * step or step < STEP:
+        return {}
+    of_memory = {MEMORY: RequestPolicy(memory // step * step, step, step)}
+    if shared_by == "time":
+        return of_memory
+    return {**of_memory, THREADS: RequestPolicy(0, 0, 1), CLIENTS: RequestPolicy(1, 1, 1)}
+
+
+TOTALS: Final[Mapping[str, int]] = {THREADS: int(ALL_THREADS), CLIENTS: MAX_CLIENTS}
+"""Of what every GPU has as much."""
+
+
+def excess(memory: int, consumed: Iterable[Consumed]) -> Consumed | None:
+    """What these together have more than a GPU with so many bytes; None: nothing."""
+    everything = tuple(consumed)
+    over = Consumed(
+        max(0, sum(one.memory for one in everything) - memory),
+        max(0, sum(one.threads for one in everything) - TOTALS[THREADS]),
+        max(0, sum(one.clients for one in everything) - TOTALS[CLIENTS]),
+    )
+    return over if over != Consumed(0) else None
