@@ -7,7 +7,8 @@ KUBEBUILDER_ASSETS names a folder with kube-apiserver and etcd).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,8 @@ from nodeagent.claims.serving.configuration import read_configuration
 from nodeagent.errors import DocumentError
 from tests.claims.samples import DRIVER, Json, device_config, nvidia_config
 from tests.machine_load import stretched
-from tests.manifests.rendering import written
+from tests.manifests import rendering
+from tests.manifests.rendering import Document, why_not, with_components, written
 from tests.manifests.test_policies_on_a_real_server import CLAIMS, Admin
 from tests.simulated_cluster.claim_status import APPLY
 from tests.simulated_cluster.real_api_server import RealApiServer
@@ -196,18 +198,23 @@ async def admin(real_server: RealApiServer | None) -> AsyncIterator[Admin]:
         pytest.skip("no kube-apiserver and etcd in KUBEBUILDER_ASSETS")
     async with aiohttp.ClientSession() as session:
         admin = Admin(real_server, session)
-        await enforce(admin)
+        await enforce(admin, written(POLICY), of_nvidia=False)
         yield admin
 
 
-async def enforce(admin: Admin) -> None:
-    """Apply policy and binding, as kubectl does, and wait until they count."""
-    for path, document in zip((POLICIES, BINDINGS), written(POLICY), strict=True):
+async def enforce(admin: Admin, documents: Iterable[Document], *, of_nvidia: bool) -> None:
+    """Apply policy and binding, as kubectl does, and wait until they count; `of_nvidia`: also for
+    NVIDIA's driver.
+    """
+    for path, kind in ((POLICIES, "Policy"), (BINDINGS, "PolicyBinding")):
+        document = rendering.one(documents, f"ValidatingAdmission{kind}", NAME)
         applied = f"{path}/{NAME}?fieldManager=kubectl"
         status, text = await admin.ask("PATCH", applied, document, content_type=APPLY)
         assert status in {200, 201}, text
     async with asyncio.timeout(stretched(30)):
         while not await said_of(admin, FAULTY):
+            await asyncio.sleep(0.2)
+        while bool(await said_of(admin, FAULTY, driver=NVIDIA)) != of_nvidia:
             await asyncio.sleep(0.2)
 
 
@@ -272,7 +279,7 @@ async def test_what_is_there_already_is_left(admin: Admin) -> None:
         while await said_of(admin, FAULTY):
             await asyncio.sleep(0.2)
     await admin.made(DEVICE_CLASSES, written_in(DEVICE_CLASSES, FAULTY))
-    await enforce(admin)
+    await enforce(admin, written(POLICY), of_nvidia=False)
     path = f"{DEVICE_CLASSES}/written-early"
     status, text = await admin.ask("PATCH", path, {"metadata": {"labels": {"a": "b"}}})
     assert status == 200, text
@@ -282,6 +289,15 @@ async def test_what_is_there_already_is_left(admin: Admin) -> None:
     await admin.ask("DELETE", path)
 
 
-async def test_what_another_driver_is_told_is_not_judged(admin: Admin) -> None:
-    """NVIDIA's, where its name is not the agent's."""
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+async def test_what_is_for_nvidias_driver(admin: Admin, tmp_path: Path) -> None:
+    """Without its names nothing of it is judged, with them all as by the agent: its kinds alone."""
     assert not await said_of(admin, {"kind": "GpuConfg"}, driver=NVIDIA)
+    names = with_components(tmp_path, "plain", ["dra", "dra-nvidia-names"])
+    await enforce(admin, names, of_nvidia=True)
+    rows = [*(("", good) for good in GOOD), *OF_CLASSES, *BAD]
+    assert len(rows) > 100
+    for _, row in rows:
+        for kind, source in ((CLAIMS, Source.CLAIM), (DEVICE_CLASSES, Source.CLASS)):
+            refused = bool(await said_of(admin, row, kind=kind, driver=NVIDIA))
+            assert refused == bool(places_of_faults(row, source, NVIDIA)), row
