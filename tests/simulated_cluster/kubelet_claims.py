@@ -7,7 +7,7 @@ As in pkg/kubelet/cm/dra of Kubernetes 1.36, with its words, its checkpoint and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -187,14 +187,6 @@ class DraKubelet:
         for info in released:
             self.checkpoint.pop((info.claim.namespace, info.claim.name), None)
         self._list(pod, {info.claim.namespace for info in released})
-
-    async def release_vanished(self, pods: Collection[str]) -> None:
-        """The loop of every 60 s: claims of pods that are none of these, their errors for later."""
-        for pod in {pod for info in self.checkpoint.values() for pod in info.pods} - set(pods):
-            try:
-                await self.release(pod)
-            except PodFailed:
-                continue
 
     def cdi_ids(self, claim: Claim) -> list[str]:
         """What containers of the claim's pods get, in order."""

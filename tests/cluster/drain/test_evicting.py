@@ -171,19 +171,6 @@ async def test_pods_that_are_gone_already_make_no_circle(server: ApiServer, tmp_
         assert evicted(server) == []
 
 
-async def test_a_pod_of_the_same_name_is_another(server: ApiServer, tmp_path: Path) -> None:
-    async with agent(server, tmp_path) as it:
-        settle(it, held("a"))
-        await until(lambda: evicted(server) == ["a"])
-        server.pods.gone("a", "team")
-        server.add_pod("a", namespace="team", node=NODE, lingers=True)
-        await until(lambda: GONE in it.woken)
-        await asyncio.sleep(0.05)
-        assert evicted(server) == ["a"]
-        settle(it, held("a"))
-        await until(lambda: evicted(server) == ["a", "a"])
-
-
 async def test_a_pod_that_comes_while_gpus_are_unseen(server: ApiServer, tmp_path: Path) -> None:
     """A round in which the driver does not answer, or only another GPU was read back, ends with
     what was seen before: nothing in it is about the pod that has the name of an evicted one by now.
