@@ -36,11 +36,6 @@ def _refused(folder: Path, text: str) -> str:
     return str(caught.value)
 
 
-def test_an_empty_file_asks_for_nothing(tmp_path: Path) -> None:
-    found = _read(tmp_path, "# nothing yet\n{}\n")
-    assert (found.tls, found.users, found.headers) == (None, {}, {})
-
-
 def test_all_that_can_be_said(tmp_path: Path) -> None:
     found = _read(
         tmp_path,

@@ -20,10 +20,7 @@ def split(h100: Program) -> Program:
         ("occupy", "0", "--pid", "4194305", "--follow"),
         ("fault", "nvmlInit*", "UNKNOWN", "--gpu", "9"),
         ("fault", "nvmlInit*", "UNKNOWN", "--clear"),
-        ("load", "1", "1.5"),
-        ("xid", "0", "0"),
         ("sensor", "0", "temperature.gpu"),
-        ("sensor", "0", "temperature.gpu", "warm"),
         ("sensor", "0", "temperature.gpu", "1", "--clear"),
     ],
 )
@@ -33,18 +30,6 @@ def test_what_the_node_does_not_have_is_code_2(words: tuple[str, ...], split: Pr
     assert refused.code == 2, refused
     assert len(refused.err.splitlines()) <= 2
     assert split.state.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "words", [("occupy", "0"), ("reboot",), ("release",), ("fault", "--clear")]
-)
-def test_a_state_file_is_needed(words: tuple[str, ...], program: Program) -> None:
-    refused = program("simulate", *words, "--simulate", "t4:1")
-    assert refused.code == 2
-    assert "--state" in refused.err
-    missing = program.on("simulate", *words)
-    assert missing.code == 2
-    assert "does not exist" in missing.err
 
 
 def test_a_broken_state_file_is_code_1(split: Program) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from nodeagent.metrics.catalogue import Field, Kind, Level, Tier, WithMig, catalogue
+from nodeagent.metrics.catalogue import Field, catalogue
 from nodeagent.metrics.sources import (
     Conversion,
     DeviceCall,
@@ -94,32 +94,8 @@ def _constants(  # noqa: C901 # one case for each kind of source
             pass  # events and what the exporter composes have no call of their own
 
 
-def test_what_there_is_with_mig() -> None:
-    power, memory = _row("DCGM_FI_DEV_POWER_USAGE"), _row("DCGM_FI_DEV_FB_USED")
-    assert (power.level, power.with_mig, power.part) == (Level.GPU, WithMig.STAYS, None)
-    assert (memory.level, memory.part) == (Level.GPU_INSTANCE, memory.whole)
-    activity = _row("DCGM_FI_PROF_SM_ACTIVE")
-    assert (
-        activity.part
-        == activity.whole
-        == Gpm((2,), ("NVML_GPM_METRIC_SM_UTIL",), conversion=Conversion.PERCENT_AS_RATIO)
-    )
-    utilization = _row("DCGM_FI_DEV_GPU_UTIL")
-    assert utilization.with_mig is WithMig.GONE
-    assert utilization.part == Gpm((1,), ("NVML_GPM_METRIC_GRAPHICS_UTIL",))
-
-
 def test_nothing_that_blocks_is_asked() -> None:
     assert all("PcieThroughput" not in str(source) for _, source in _sources())
-
-
-def test_counters_are_read_and_events_reported() -> None:
-    for row in ROWS:
-        if isinstance(row.whole, FieldRate):
-            assert row.kind is Kind.GAUGE, row.name
-    reported = {row.name for row in ROWS if row.tier is Tier.EVENT}
-    assert "DCGM_FI_DEV_XID_ERRORS" in reported
-    assert len(reported) == 7
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -98,20 +98,6 @@ async def test_the_end_of_what_is_no_kernel_log(tmp_path: Path) -> None:
     assert [event.xid for event in followed.xids] == [79]
 
 
-async def test_a_log_that_is_not_there_and_then_a_plain_file(tmp_path: Path) -> None:
-    followed = Followed(tmp_path / "kmsg")
-    async with following(followed):
-        await until(lambda: bool(followed.reports))
-        (tmp_path / "kmsg").write_text(XID)
-        await until(lambda: len(followed.reports) == 2)
-    missing, plain = followed.reports
-    assert missing is not None
-    assert plain is not None
-    assert "No such file" in missing.message
-    assert "only from NVML's events" in missing.remedy
-    assert "is a plain file" in plain.message
-
-
 @pytest.mark.skipif(not os.access(DEVICE, os.R_OK), reason="the kernel log may not be read here")
 async def test_the_real_one() -> None:
     """It can be opened and read to its end, and stays open."""
