@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from nodeagent.claims.model import RecordPhase
-from nodeagent.claims.reporting.pod_problems import pod_problems, serves_one_user
+from nodeagent.claims.reporting.pod_problems import has_mps, pod_problems
 from nodeagent.claims.serving.node_claims import NodeClaims
+from nodeagent.claims.serving.pod_object import PodObject
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.problems import Problem
 from nodeagent.signals import Signal
@@ -22,17 +23,10 @@ class PodChecks:
 
     def __init__(self, claims: NodeClaims) -> None:
         self._claims = claims
-        self._found: dict[_Key, tuple[Problem, ...]] = {}
+        self._read: dict[_Key, PodObject | None] = {}
+        self.problems: Mapping[str, tuple[Problem, ...]] = {}  # by the claim's uid
         self._woken = asyncio.Event()
         self.changed: Signal[None] = Signal(None)
-
-    @property
-    def problems(self) -> Mapping[str, tuple[Problem, ...]]:
-        """By the claim's uid."""
-        found: dict[str, tuple[Problem, ...]] = {}
-        for (uid, _), problems in self._found.items():
-            found[uid] = (*found.get(uid, ()), *problems)
-        return found
 
     def wake(self) -> None:
         """Claims or their pods may be others."""
@@ -49,20 +43,22 @@ class PodChecks:
             self._woken.clear()
 
     async def _round(self) -> None:
+        ready = [one for one in self._claims.store.records if one.phase is RecordPhase.READY]
         pods = {
             (record.uid, pod.name): record
-            for record in self._claims.store.records
-            if record.phase is RecordPhase.READY and serves_one_user(record)
+            for record in filter(has_mps, ready)
             for pod in self._claims.pods.of((record.namespace, record.name))
         }
-        before = self.problems
-        self._found = {key: found for key, found in self._found.items() if key in pods}
-        for key in pods.keys() - self._found.keys():
-            record = pods[key]
+        self._read = {key: pod for key, pod in self._read.items() if key in pods}
+        for key in pods.keys() - self._read.keys():
             try:
-                pod = await self._claims.fetch_pod(record.namespace, key[1])
+                self._read[key] = await self._claims.fetch_pod(pods[key].namespace, key[1])
             except NodeagentError:
                 continue  # it is asked again
-            self._found[key] = tuple(pod_problems(record, pod)) if pod else ()
-        if self.problems != before:
+        found: dict[str, tuple[Problem, ...]] = {}
+        for key, pod in self._read.items():
+            if problems := tuple(pod_problems(pods[key], pod, ready)) if pod else ():
+                found[key[0]] = (*found.get(key[0], ()), *problems)
+        if found != self.problems:
+            self.problems = found
             self.changed.publish(None)

@@ -8,7 +8,7 @@ import pytest
 from msgspec import json
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused
-from nodeagent.claims.serving.containers import conflicts, require_one_daemon
+from nodeagent.claims.serving.containers import conflicts, refuse_conflicts
 from nodeagent.claims.serving.pod_object import PodObject, read_pod
 from tests.claims.samples import Json, mig_device, mig_result, record, whole_device
 from tests.plan.daemons import A
@@ -91,12 +91,12 @@ def test_what_is_refused() -> None:
     this one's.
     """
     with pytest.raises(ClaimRefused) as refused:
-        require_one_daemon(record(mps("a")), [other(plain())], [pod(one=[], main=[ALL, OTHER])])
+        refuse_conflicts(record(mps("a")), [other(plain())], [pod(one=[], main=[ALL, OTHER])])
     assert refused.value.message == (
         "claim team/trainer: container main of pod team/pod has devices that exclude each other, "
-        "since a program that uses MPS sees the device of one MPS daemon alone: request a "
-        "(mig-1g-10gb-4), request gpu (gpu) of claim team/other"
+        "since a program that uses MPS is a client of one of them alone and sees no other: request "
+        "a (mig-1g-10gb-4), request gpu (gpu) of claim team/other"
     )
     assert "resources.claims" in refused.value.remedy
     both = other(mps("a"), mps("b"))
-    require_one_daemon(record(mps()), [both], [pod(one=[ALL], two=[OTHER])])
+    refuse_conflicts(record(mps()), [both], [pod(one=[ALL], two=[OTHER])])

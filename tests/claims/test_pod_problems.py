@@ -8,7 +8,7 @@ import pytest
 from msgspec import json
 
 from nodeagent.claims.model import ClaimRecord
-from nodeagent.claims.reporting.pod_problems import pod_problems, serves_one_user
+from nodeagent.claims.reporting.pod_problems import has_mps, pod_problems
 from nodeagent.claims.serving.pod_object import PodObject, read_pod
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from tests.claims.samples import GPU, Json, mig_device, mig_result, record
@@ -47,12 +47,12 @@ def pod(*containers: Json, status: Json | None = None, **spec: Any) -> PodObject
 
 def named(claim: ClaimRecord, found: PodObject) -> list[str]:
     """The messages."""
-    return [problem.message for problem in pod_problems(claim, found)]
+    return [problem.message for problem in pod_problems(claim, found, [])]
 
 
 def test_what_it_says() -> None:
     """Container, pod, claim, both users, and two ways to mend it."""
-    (problem,) = pod_problems(shared(), pod(container(user=0)))
+    (problem,) = pod_problems(shared(), pod(container(user=0)), [])
     assert (problem.code, problem.gpu) == ("MpsClient", GPU)
     assert problem.message == (
         "container main of pod team/trainer-0 runs as user 0, but MPS of claim team/trainer serves "
@@ -60,7 +60,7 @@ def test_what_it_says() -> None:
     )
     assert "runAsUser: 1000 in the securityContext" in problem.remedy
     assert "DeviceClass with mps.user 0 in" in problem.remedy
-    (unsaid,) = pod_problems(shared(), pod(container()))
+    (unsaid,) = pod_problems(shared(), pod(container()), [])
     assert "runs as its image's user, root as a rule, but MPS of" in unsaid.message
     assert "mps.user any" in unsaid.remedy
 
@@ -105,5 +105,13 @@ def test_devices_of_everybody() -> None:
     """Without MPS, or with MPS for all users, no user is wrong."""
     for claim in (record(), shared(any_user=True)):
         assert named(claim, pod(container())) == []
-        assert not serves_one_user(claim)
-    assert serves_one_user(shared())
+
+    assert [has_mps(claim) for claim in (record(), shared(any_user=True))] == [False, True]
+
+
+def test_devices_that_exclude_each_other() -> None:
+    """Of the claims that are ready; a container that has one of them is not named."""
+    claim = shared("a", "b", any_user=True)
+    found = pod(container("both"), container("one", request="a"))
+    (problem,) = pod_problems(claim, found, [claim])
+    assert (problem.code, problem.message.split()[1]) == ("MpsClient", "both")

@@ -1,25 +1,34 @@
 """What of a pod does not go together with the devices of its claim. Pure.
 
-It is said and not refused: a container may change its user, and only its image knows whom it runs
-as where the pod does not say.
+Whom a container runs as is said and not refused: it may change its user, and only its image knows
+that where the pod does not say. Devices that exclude each other are refused before they are made
+(`containers`), and said of a pod that came to a claim that was ready.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nodeagent.claims.model import ClaimRecord
+from nodeagent.claims.serving.containers import conflicts
 from nodeagent.claims.serving.pod_object import ClaimUser, PodObject
 from nodeagent.plan.problems import Code, Problem
 
 
-def serves_one_user(record: ClaimRecord) -> bool:
-    """Return whether the claim has MPS that not every pod can be a client of."""
-    return any(device.mps and not device.mps.account.any_user for device in record.devices)
+def has_mps(record: ClaimRecord) -> bool:
+    """Return whether not every pod can use the claim's devices."""
+    return any(device.mps for device in record.devices)
 
 
-def pod_problems(record: ClaimRecord, pod: PodObject) -> Iterator[Problem]:
-    """The containers that run as another user than the MPS of the claim's devices serves."""
+def pod_problems(
+    record: ClaimRecord, pod: PodObject, records: Iterable[ClaimRecord]
+) -> Iterator[Problem]:
+    """The containers that have other devices beside those of the claim, by the `records` of all
+    claims, or that run as another user than the MPS of the claim's devices serves.
+    """
+    for conflict in conflicts(pod, records):
+        if conflict.concerns(record):
+            yield conflict.problem_of(record)
     for container in pod.users_of(record.name):
         for device in record.devices:
             account = device.mps.account if device.mps else None

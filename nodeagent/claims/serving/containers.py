@@ -1,7 +1,8 @@
 """Devices that reach one container and cannot be used there together. Pure.
 
-A program is a client of one MPS daemon, and sees the device of that daemon alone: beside another
-device, with or without MPS, one of the two would never be used, and no program would say so.
+A program is a client of one MPS daemon, with the limits of one share, and sees the device of that
+daemon alone: beside another device, with or without MPS, one of the two would never be used, and no
+program would say so.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from dataclasses import dataclass
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused
 from nodeagent.claims.serving.pod_object import PodObject
-
-Held = tuple[ClaimRecord, ClaimedDevice]
+from nodeagent.plan.problems import Code, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +21,20 @@ class Conflict:
 
     pod: str
     container: str
-    devices: tuple[Held, ...]
+    devices: tuple[tuple[ClaimRecord, ClaimedDevice], ...]
 
     def concerns(self, record: ClaimRecord) -> bool:
         """Return whether a device of that claim is among them."""
         return any(one.uid == record.uid for one, _ in self.devices)
 
-    def message(self, record: ClaimRecord) -> str:
-        """The sentence about that claim, which it does not name."""
-        found = ", ".join(_name(one, device, record) for one, device in self.devices)
-        return (
-            f"container {self.container} of pod {self.pod} has devices that exclude each other, "
-            f"since a program that uses MPS sees the device of one MPS daemon alone: {found}"
-        )
-
-    @property
-    def remedy(self) -> str:
-        return (
-            "have each container of the pod name one of them in resources.claims (with request, "
-            "where a claim has several), or configure all of them without MPS"
+    def problem_of(self, record: ClaimRecord) -> Problem:
+        """As a problem of that claim."""
+        return Problem.of(
+            Code.MPS_CLIENT,
+            "podDevices",
+            container=self.container,
+            pod=self.pod,
+            devices=", ".join(_name(one, device, record) for one, device in self.devices),
         )
 
 
@@ -48,7 +43,7 @@ def conflicts(pod: PodObject, records: Iterable[ClaimRecord]) -> Iterator[Confli
 
     What an administrator looks at is no device to compute on.
     """
-    found: dict[str, list[Held]] = {}
+    found: dict[str, list[tuple[ClaimRecord, ClaimedDevice]]] = {}
     for record in records:
         if record.namespace != pod.metadata.namespace:
             continue
@@ -63,7 +58,7 @@ def conflicts(pod: PodObject, records: Iterable[ClaimRecord]) -> Iterator[Confli
             yield Conflict(f"{pod.metadata.namespace}/{pod.metadata.name}", name, tuple(devices))
 
 
-def require_one_daemon(
+def refuse_conflicts(
     record: ClaimRecord, others: Iterable[ClaimRecord], pods: Iterable[PodObject]
 ) -> None:
     """Raise ClaimRefused where a container of the pods would have a device of the claim beside one
@@ -72,7 +67,8 @@ def require_one_daemon(
     known = (record, *others)
     found = (one for pod in pods for one in conflicts(pod, known) if one.concerns(record))
     if conflict := next(found, None):
-        raise ClaimRefused(f"{record.title}: {conflict.message(record)}", remedy=conflict.remedy)
+        problem = conflict.problem_of(record)
+        raise ClaimRefused(f"{record.title}: {problem.message}", remedy=problem.remedy)
 
 
 def _name(record: ClaimRecord, device: ClaimedDevice, own: ClaimRecord) -> str:

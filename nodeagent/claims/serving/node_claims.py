@@ -41,7 +41,7 @@ from nodeagent.claims.serving.allocation import read_allocation, read_state
 from nodeagent.claims.serving.cdi import ClaimFiles, claim_of, file_name, stale
 from nodeagent.claims.serving.claim_object import ClaimObject
 from nodeagent.claims.serving.claim_pods import ClaimPods
-from nodeagent.claims.serving.containers import require_one_daemon
+from nodeagent.claims.serving.containers import refuse_conflicts
 from nodeagent.claims.serving.pod_object import PodObject
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.desired import DesiredGpu
@@ -214,7 +214,7 @@ class NodeClaims:
         ]
         if any(device.mps for one in (record, *others) for device in one.devices):
             pods = [self.fetch_pod(record.namespace, name) for name, _ in claim.pods[:MAX_PODS]]
-            require_one_daemon(record, others, filter(None, await asyncio.gather(*pods)))
+            refuse_conflicts(record, others, filter(None, await asyncio.gather(*pods)))
 
     async def _goal(self, asked: ClaimRecord, gpu: Gpu) -> DesiredGpu:
         """Refuse what another claim has, and write ahead; the GPU's lock is held."""
