@@ -1,10 +1,7 @@
-import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +10,8 @@ import pytest
 from nodeagent.errors import DriverError
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process
 from nodeagent.simulation import Code, SimulatedNode
-from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.acceptance.agent_home import Home
 from tests.acceptance.mps_bench import AFTER, BEFORE, Bench, bench, is_daemon, problems
-from tests.agent_environment import agent_environment
-from tests.machine_load import stretched
-from tests.mps.fleet_rig import US
 
 CHANGING = (
     "nvmlDeviceSetComputeMode",
@@ -79,71 +73,32 @@ async def _one_fault(
 EXCLUSIVE, DEFAULT = 3, 0
 
 
-class Home:
-    """A simulated node in a folder that every user can reach, worked on by `apply` processes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.state = folder, folder / "node.json"
-        self.run = folder / "node.json.mps" / "run" / "mps"
-
-    def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "nodeagent", *arguments, "--state", str(self.state)]
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(*arguments),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=agent_environment(),
-            text=True,
-        )
-
-    def apply(self, plan: Path, *more: str) -> dict[str, Any]:
-        process = self.start("apply", "-f", str(plan), "-o", "json", *more)
-        out, err = process.communicate(timeout=stretched(60))
-        assert process.returncode == 0, (out, err)
-        data: dict[str, Any] = json.loads(out)
-        return data
-
-    def processes(self, program: str) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for entry in Path("/proc").iterdir():
-            one = mps_process(int(entry.name)) if entry.name.isdecimal() else None
-            ours = one and one.program == program and str(self.folder) in one.pipe_directory
-            if one and ours and (program == SERVER or is_daemon(one)):
-                found.setdefault(Path(one.pipe_directory).parent.name, []).append(one.pid)
-        return found
-
-    def client(self, device: str, slot: str) -> SimulatedClient:
-        lines = (self.run / device / "env" / f"{slot}.env").read_text().splitlines()
-        environment = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
-        pipes = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
-        client = SimulatedClient(
-            pipes, uid=US, environment=environment, state=self.state, device=device
-        )
-        client.wait_until_accepted(20)
-        return client
-
-    def modes(self) -> dict[str, int]:
-        with SimulatedNode(state=self.state) as node:
-            whole, divided = node.cards
-            migs = {divided.mig_uuid(i, c): c.compute_mode for i, c in divided.mig_devices()}
-            return {whole.identity.uuid: whole.state.compute_mode, **migs}
-
-    def end_everything(self) -> None:
-        for program in (CONTROL, SERVER):
-            for pids in self.processes(program).values():
-                for pid in pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, 9)
+def _apply(home: Home, plan: Path, *more: str) -> dict[str, Any]:
+    done = home.run("apply", *_on(home, plan), "-o", "json", *more)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
 
 
-@pytest.fixture
-def home(short_folder: Path) -> Iterator[Home]:
-    """Worked on by `apply`; what that started ends with the test."""
-    made = Home(short_folder)
-    yield made
-    made.end_everything()
+def _on(home: Home, plan: Path) -> list[str]:
+    return ["-f", str(plan), "--state", str(home.state)]
+
+
+def _processes(home: Home, program: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        one = mps_process(int(entry.name)) if entry.name.isdecimal() else None
+        ours = one and one.program == program and str(home.folder) in one.pipe_directory
+        if one and ours and (program == SERVER or is_daemon(one)):
+            found.setdefault(Path(one.pipe_directory).parent.name, []).append(one.pid)
+    return found
+
+
+def _modes(home: Home) -> dict[str, int]:
+    with SimulatedNode(state=home.state) as node:
+        whole, divided = node.cards
+        migs = {divided.mig_uuid(i, c): c.compute_mode for i, c in divided.mig_devices()}
+        return {whole.identity.uuid: whole.state.compute_mode, **migs}
 
 
 @pytest.mark.timeout(240)  # processes killed, and as many more that go on
@@ -152,40 +107,44 @@ def test_apply_killed_at_any_moment(home: Home, moments: int) -> None:
     plans = [home.folder / "before.yaml", home.folder / "after.yaml"]
     for path, text in zip(plans, (BEFORE, AFTER), strict=True):
         path.write_text(text)
-    home.apply(plans[0], "--simulate", "h100-80gb:2")
+    _apply(home, plans[0], "--simulate", home.boards)
     with SimulatedNode(state=home.state) as node:
         [used] = [
             node.card(1).mig_uuid(i, c) for i, c in node.card(1).mig_devices() if i.start == 4
         ]
         whole = node.card(0).identity.uuid
     cut_short = 0
-    with home.client(whole, "small-0") as one, home.client(used, "replica-0") as other:
-        served = {device: home.processes(CONTROL)[device] for device in (whole, used)}
+    clients = home.client(whole, "small-0", whole), home.client(used, "replica-0", used)
+    with clients[0] as one, clients[1] as other:
+        served = {device: _processes(home, CONTROL)[device] for device in (whole, used)}
         for moment in range(moments):
             plan = plans[(moment + 1) % 2]
             with SimulatedNode(state=home.state) as node:
                 slow = node.inject(delay=0.005, times=None)  # so that it lasts, however quick it is
-            process = home.start("apply", "-f", str(plan), "-o", "json")
+            process = subprocess.Popen(
+                home.command("apply", *_on(home, plan)),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=home.environment,
+            )
             time.sleep(0.3 + moment / moments * 0.9)
             process.kill()
-            process.communicate()
-            cut_short += process.returncode != 0
+            cut_short += process.wait() != 0
             with SimulatedNode(state=home.state) as node:
                 node.clear_faults(slow)
             for client in (one, other):
                 client.free(client.allocate(1 << 20))
-            done = home.apply(plan)
+            done = _apply(home, plan)
             where = f"moment {moment}: {done}"
             assert done["verdictAfter"] == "inSync", where
-            controls, servers = home.processes(CONTROL), home.processes(SERVER)
+            controls, servers = _processes(home, CONTROL), _processes(home, SERVER)
             assert {device: controls[device] for device in served} == served, where
             assert all(len(pids) == 1 for pids in controls.values()), where
             assert set(servers) <= set(controls), where
-            modes = home.modes()
+            modes = _modes(home)
             assert set(controls) == {d for d, mode in modes.items() if mode == EXCLUSIVE}, where
             assert len(controls) == 3, where
             assert {mode for d, mode in modes.items() if d not in controls} <= {DEFAULT}, where
     assert cut_short >= moments // 2  # else the moments were too late to prove anything
-    checked = home.start("assert", "-f", str(plans[0]))
-    assert checked.communicate(timeout=stretched(60))[1] == ""
-    assert checked.returncode == 0
+    checked = home.run("assert", *_on(home, plans[0]))
+    assert (checked.returncode, checked.stderr) == (0, "")
