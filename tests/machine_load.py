@@ -1,6 +1,9 @@
-"""How much longer work takes while others want the processors of this machine, too."""
+"""How long work takes, and waiting for it, while others want this machine's processors, too."""
 
+import asyncio
 import os
+import time
+from collections.abc import Callable
 
 
 def stretched(seconds: float) -> float:
@@ -9,3 +12,11 @@ def stretched(seconds: float) -> float:
     """
     last_minute, last_five, _ = os.getloadavg()
     return seconds * max(1.0, max(last_minute, last_five) / len(os.sched_getaffinity(0)))
+
+
+async def until(so: Callable[[], object], within: float = 60.0) -> None:
+    """Wait until it is so; fail where it is not within that time, as far as this machine works."""
+    end = time.monotonic() + stretched(within)
+    while not so():
+        assert time.monotonic() < end, "it did not happen"
+        await asyncio.sleep(0.005)

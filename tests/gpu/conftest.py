@@ -1,6 +1,5 @@
 """A simulated node, and the driver on top of it."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UsageSource
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.machine_load import stretched
+from tests.machine_load import until
 
 QUICK = 0.4  # seconds; a deadline that only calls that hang exceed
 
@@ -39,9 +38,7 @@ async def hasty(node: SimulatedNode) -> AsyncIterator[Driver]:
 
 
 async def settled(driver: Driver) -> None:
-    async with asyncio.timeout(stretched(30)):
-        while any(worker.stuck for worker in driver.pool._workers):
-            await asyncio.sleep(0.01)
+    await until(lambda: not any(worker.stuck for worker in driver.pool._workers))
 
 
 @asynccontextmanager

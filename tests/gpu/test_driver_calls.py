@@ -19,7 +19,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from tests.claims.machine import Hardware
 from tests.gpu.steps_of import create, destroy, enable
-from tests.machine_load import stretched
+from tests.machine_load import until
 from tests.plan.cards import Multiset, card, present, wanted
 from tests.reconcile.test_owner import made, released
 from tests.rig import open_driver
@@ -104,9 +104,7 @@ async def test_what_boards_have_in_common_is_asked_of_one() -> None:
         async with open_driver(observe_deadline=30) as driver:
             node.inject("nvmlDeviceGetVbiosVersion", gpu=1, hang=True)
             looking = asyncio.create_task(driver.observe())
-            async with asyncio.timeout(stretched(30)):
-                while not any(call.gpu == 0 for call in node.journal.named("*RunningProcesses*")):
-                    await asyncio.sleep(0.001)
+            await until(lambda: any(c.gpu == 0 for c in node.journal.named("*RunningProcesses*")))
             node.clear_faults()
             first, second = (await looking).gpus
             places = node.journal.named("*GpuInstancePossiblePlacements*")

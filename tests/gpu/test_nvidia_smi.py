@@ -12,7 +12,7 @@ from nodeagent.gpu.nvidia_smi import listed_time_slice, reset_gpu, run_nvidia_sm
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.gpu.steps_of import time_slice
-from tests.machine_load import stretched
+from tests.machine_load import until
 
 SAY = """
 import os, sys
@@ -94,9 +94,7 @@ async def test_what_a_wrapper_started_is_ended_with_it(tmp_path: Path) -> None:
         if pid.exists():
             break
     started = Path(f"/proc/{pid.read_text().strip()}/cmdline")
-    async with asyncio.timeout(stretched(30)):
-        while _words(started):
-            await asyncio.sleep(0.01)
+    await until(lambda: not _words(started))
 
 
 def _words(cmdline: Path) -> str:

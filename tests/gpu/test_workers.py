@@ -11,7 +11,7 @@ import pytest
 from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.pool import ReadWriteLock
 from nodeagent.gpu.workers import CallProgress, Worker, current
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 
 
 @pytest.fixture
@@ -75,9 +75,7 @@ async def test_a_stuck_worker_recovers_by_itself(worker: Worker, held: threading
     with pytest.raises(DeadlineExceeded):
         await worker.call(held.wait, what="observing it", deadline=0.01)
     held.set()
-    async with asyncio.timeout(stretched(30)):
-        while worker.stuck:
-            await asyncio.sleep(0.01)
+    await until(lambda: not worker.stuck)
     assert await worker.call(lambda: 7, what="observing it", deadline=30) == 7
 
 
@@ -91,9 +89,7 @@ async def test_a_late_failure_disturbs_no_caller(
     with pytest.raises(DeadlineExceeded):
         await worker.call(fail, what="observing it", deadline=0.01)
     held.set()
-    async with asyncio.timeout(stretched(30)):
-        while worker.stuck:
-            await asyncio.sleep(0.01)
+    await until(lambda: not worker.stuck)
     assert await worker.settled(30)
     assert not caplog.records
 

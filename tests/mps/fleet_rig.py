@@ -1,13 +1,11 @@
 """A fleet over stand-ins, in a folder that every user can reach; all it started ends with it."""
 
-import asyncio
 import atexit
 import os
 import random
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from functools import cache
@@ -34,8 +32,10 @@ from nodeagent.simulation.mps.installation import install, shared_interpreter
 from nodeagent.simulation.mps.knobs import Knobs
 from nodeagent.structs import replace
 from nodeagent.views.shapes import MpsDaemon
-from tests.machine_load import stretched
+from tests.machine_load import until
 from tests.processes.real import running
+
+__all__ = ["until"]
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
 OTHER_GPU = "GPU-0a1b2c3d-0000-1111-2222-333344446666"
@@ -263,13 +263,6 @@ async def limits(fleet: Fleet, device: str = GPU) -> tuple[str, float]:
     [daemon] = [running for running in fleet.running() if running.device == device]
     memory, threads = await daemon.control.ask_each(get_memory_limit(), get_threads())
     return str(memory), threads
-
-
-async def until(so: Callable[[], bool], within: float = 60.0) -> None:
-    end = time.monotonic() + stretched(within)
-    while not so():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.005)
 
 
 def quick(**changes: float) -> MpsSettings:

@@ -25,7 +25,7 @@ from nodeagent.mps.files.log import (
 from nodeagent.mps.lifecycle.model import Ending, Event, ServerGone
 from nodeagent.mps.log_events import BlockedClients, LogEvents
 from tests.fuse import can_mount, silent_file_system
-from tests.machine_load import stretched
+from tests.machine_load import until
 from tests.mps.plans import daemon_spec
 
 
@@ -240,9 +240,7 @@ async def test_writers_without_end(tmp_path: Path) -> None:
             watch.watch(str(path), grown)
         writers = subprocess.Popen([sys.executable, "-IS", "-c", _WRITERS, *paths])
         try:
-            async with asyncio.timeout(stretched(30)):
-                while not notified:
-                    await asyncio.sleep(0.005)
+            await until(lambda: notified)
             longest, end = 0.0, time.monotonic() + 1.0
             while time.monotonic() < end:
                 busy = time.thread_time()
@@ -256,9 +254,7 @@ async def test_writers_without_end(tmp_path: Path) -> None:
         await asyncio.sleep(1.5)
         before = notified
         await asyncio.to_thread(paths[0].write_text, "the end")
-        async with asyncio.timeout(stretched(30)):
-            while notified == before:
-                await asyncio.sleep(0.01)
+        await until(lambda: notified != before)
 
 
 # --- log events -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from nodeagent.processes import (
     is_gone,
     name_of,
 )
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 
 STRANGE = Path(__file__).with_name("strange_process.py")
 TENANT = 4001
@@ -282,9 +282,7 @@ async def test_a_zombie_does_not_wake_again_and_again() -> None:
         assert open_files() <= before
         await asyncio.sleep(0.1)
         assert woken == []
-        async with asyncio.timeout(stretched(30)):
-            while not woken:
-                await asyncio.sleep(0.005)
+        await until(lambda: woken)
     watch.close()
 
 

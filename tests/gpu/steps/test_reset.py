@@ -14,7 +14,7 @@ from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
 from tests.gpu.conftest import QUICK, settled
 from tests.gpu.steps_of import create, destroy, enable, laid_out, layout
-from tests.machine_load import stretched
+from tests.machine_load import until
 
 SMI = [sys.executable, "-m", "nodeagent.simulation.nvidia_smi"]
 
@@ -42,9 +42,7 @@ async def under_reset(folder: Path) -> AsyncIterator[tuple[Driver, Gpu, asyncio.
     async with driver_with(waits) as driver:
         gpu = (await driver.observe()).gpus[0]
         reset = asyncio.create_task(driver.apply(ResetGpu(gpu.uuid, "")))
-        async with asyncio.timeout(stretched(30)):
-            while not begun.exists():
-                await asyncio.sleep(0.01)
+        await until(begun.exists)
         yield driver, gpu, reset, go
 
 
