@@ -1,6 +1,7 @@
 """A simulated node, and the driver on top of it."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -43,8 +44,14 @@ async def settled(driver: Driver) -> None:
 
 @asynccontextmanager
 async def driving(
-    boards: str, *, sources: Sequence[UsageSource] = (), **options: Any
+    boards: str,
+    *,
+    sources: Sequence[UsageSource] = (),
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
 ) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
     with simulated(boards, **options) as node:
-        async with Driver(observe_deadline=30, step_deadline=30, sources=sources) as driver:
+        async with Driver(
+            observe_deadline=30, step_deadline=30, sources=sources, clock=clock
+        ) as driver:
             yield driver, node
