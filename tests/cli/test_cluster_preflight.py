@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.cli.checks import PreflightFinding
-from nodeagent.cli.checks.cluster import cluster_findings
+from nodeagent.cli.checks.cluster import cluster_findings, counting_finding
 from nodeagent.cli.checks.files import node_finding
 from nodeagent.cli.checks.machine import kubelet_findings
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
@@ -39,11 +39,14 @@ async def _look(
     node: str = NODE,
     token: str | None = None,
     claims: bool = False,
+    shared: bool = False,
 ) -> dict[str, PreflightFinding]:
     """The findings by what was looked at; of several the last."""
     config = kubeconfig(folder, api.url, token=token).path
     wanted = replace(KubernetesSettings(kubeconfig=config), **settings)
-    found, _ = await asyncio.to_thread(cluster_findings, wanted, node, "annotation", claims=claims)
+    found, _ = await asyncio.to_thread(
+        cluster_findings, wanted, node, "annotation", claims=claims, shared=shared
+    )
     return {finding.check: finding for finding in found}
 
 
@@ -168,6 +171,31 @@ async def test_a_token_of_another_node(api: ApiServer, tmp_path: Path) -> None:
     assert found["rights"].level == "ok"
     assert found["Node's changes"].level == "error"
     assert "bound" in found["Node's changes"].remedy
+
+
+async def test_whether_shares_of_gpus_are_counted(api: ApiServer, tmp_path: Path) -> None:
+    """The stand-in is a 1.36.0, in which they may be allocated beside MIG devices."""
+    assert "shares of GPUs" not in await _look(api, tmp_path, claims=True)
+    found = (await _look(api, tmp_path, claims=True, shared=True))["shares of GPUs"]
+    assert found == counting_finding("v1.36.0-test")
+    assert "mig: disabled" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "word"),
+    [
+        ("v1.35.9", "warning", "#139034"),
+        ("v1.36.1+k3s1", "warning", "#139034"),
+        ("v1.36.2-gke.1000", "ok", "#140436"),
+        ("v1.37.0", "ok", "v1.37.0 counts them"),
+        ("v2.0.0", "ok", "counts them"),
+        ("None", "warning", "Kubernetes None"),
+    ],
+)
+def test_releases_that_count_shares_of_gpus(version: str, level: str, word: str) -> None:
+    found = counting_finding(version)
+    assert found.level == level
+    assert word in found.message
 
 
 async def test_another_manager(api: ApiServer, tmp_path: Path) -> None:

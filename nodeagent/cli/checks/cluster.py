@@ -5,6 +5,7 @@ Nothing is changed: what is tried are dry runs of patches that hold nothing, or 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -36,6 +37,9 @@ _NO_RUNTIME_CLASS = (
     "component that needs none (simulated, driver-from-host, driver-from-operator)"
 )
 _DRA = "apply manifests/components/dra/rights.yaml (the component dra), or set dra.mode: off"
+_SHARES = "shares of GPUs"
+_UPGRADE = "upgrade to Kubernetes"
+_APART = "write mig: disabled for the GPUs that are shared, in the plan"
 _MAPPED = "apply manifests/overlays/nos/rights.yaml"
 _NOT_BOUND = (
     "the token has to be bound to this Node, as a pod's is, or one of kubectl create "
@@ -44,22 +48,23 @@ _NOT_BOUND = (
 
 
 def cluster_findings(
-    settings: KubernetesSettings, name: str, source: str, *, claims: bool
+    settings: KubernetesSettings, name: str, source: str, *, claims: bool, shared: bool = False
 ) -> tuple[list[PreflightFinding], NodeView | None]:
     """Asks the API server what the agent will ask it; with the Node, None where it is not seen.
 
-    `source` is where the plan comes from; `claims`: whether they are served.
+    `source` is where the plan comes from; `claims`: whether they are served, `shared`: of GPUs that
+    they have together.
     """
     try:
         check_settings(settings)
         check_source(source, settings.nos_config_map)
     except UsageError as wrong:
         return [error("settings", wrong.message, wrong.remedy)], None
-    return event_loop.run(_findings(settings, name, source, claims=claims))
+    return event_loop.run(_findings(settings, name, source, claims=claims, shared=shared))
 
 
 async def _findings(
-    settings: KubernetesSettings, name: str, source: str, *, claims: bool
+    settings: KubernetesSettings, name: str, source: str, *, claims: bool, shared: bool
 ) -> tuple[list[PreflightFinding], NodeView | None]:
     credentials = credentials_of(settings.kubeconfig, settings.context)
     async with ClusterAccess(credentials, answer_within=_TIMEOUT) as access:
@@ -77,6 +82,7 @@ async def _findings(
             *await _changes(access, name),
             *_unused(settings),
             *await _rights(access, settings, claims=claims),
+            *(await _counting(access) if shared else []),
             *await _runtime_class(access),
             *await _owners(access, settings, view, source),
         ], view
@@ -173,6 +179,34 @@ def _needed(settings: KubernetesSettings, *, claims: bool) -> Iterator[tuple[Rig
         if settings.nos_config_map:
             place = place_of(settings.nos_config_map)
             yield Right("get", "configmaps", *place), "nos' MPS nodes get no plan", _MAPPED
+
+
+async def _counting(access: ClusterAccess) -> list[PreflightFinding]:
+    try:
+        version = await access.ask(requests.get_version(), read_object)
+    except faults.ClusterFault as fault:
+        return [warning(_SHARES, fault.message, fault.remedy or _RETRY_REMEDY)]
+    return [counting_finding(str(version.get("gitVersion")))]
+
+
+def counting_finding(version: str) -> PreflightFinding:
+    """Find out whether the scheduler, which has the API server's version as a rule, counts shares
+    of GPUs.
+    """
+    release = [int(part) for part in re.findall("[0-9]+", version)[:3]]
+    if release < [1, 36, 2]:
+        message = (
+            f"Kubernetes {version}, before 1.36.2, may allocate shares of a GPU beside its MIG "
+            "devices (kubernetes #139034): the agent refuses what comes second"
+        )
+        return warning(_SHARES, message, f"{_UPGRADE} 1.36.2 or later, or {_APART}")
+    if release < [1, 37]:
+        message = (
+            f"Kubernetes {version} counts them; before 1.37 a claim for several devices may wait "
+            "although they are free (kubernetes #140436)"
+        )
+        return ok(_SHARES, message)
+    return ok(_SHARES, f"Kubernetes {version} counts them")
 
 
 async def _runtime_class(access: ClusterAccess) -> list[PreflightFinding]:

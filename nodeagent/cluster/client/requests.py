@@ -145,6 +145,11 @@ def get_runtime_class(name: str) -> Request:
     return Request(f"the RuntimeClass {name}", "GET", path)
 
 
+def get_version() -> Request:
+    """The API server's release, which every account may read."""
+    return Request("the API server's version", "GET", "/version")
+
+
 def get_claim(namespace: str, name: str) -> Request:
     """The newest of one ResourceClaim."""
     path = _path("resourceclaims", name, namespace=namespace, api=_RESOURCES)
