@@ -114,8 +114,9 @@ reports no process' share of the time.
 ## Claims
 
 These exist where the agent serves claims ([dra.md](dra.md)). `nodeagent_claim_slices` has `pod`
-where one pod has the claim; a share of a GPU has no slices of its own and is not in it, and a GPU
-without MIG counts as one slice. The `reason` of `nodeagent_claim_failures_total` is one of:
+where one pod has the claim; a GPU without MIG counts as one slice. A share of a GPU has no slices
+of its own: `nodeagent_claim_share_...` say what it may use and uses, `nodeagent_shares_free_...`
+what is left of the GPU. The `reason` of `nodeagent_claim_failures_total` is one of:
 `ClaimRefused` (the claim is wrong, or allocated what another one has), `InUse`, `Driver`, `Cluster`
 (the API server does not answer), `StateFile` (a record cannot be written), `Cdi`, `UnknownDevice`,
 `Other`, `Internal`, or the code of the planner's or a step's problem, such as `StepFailed` or

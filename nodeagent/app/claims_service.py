@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -23,6 +23,7 @@ from nodeagent.claims.offering.planned import FILE_NAME, PlannedPlaces, planned_
 from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.offering.resource_slices import NodeReference
 from nodeagent.claims.reporting.device_reports import DeviceHealth, device_health
+from nodeagent.claims.reporting.overview import free_shares
 from nodeagent.claims.serving.attempts import ClaimUnread, Operation, Patience
 from nodeagent.claims.serving.cdi import ClaimFiles
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
@@ -45,6 +46,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.loop_control import SETTLE_INTERVAL
 from nodeagent.reconcile.owner import GpuOwners
+from nodeagent.views.claims import FreeShare
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
@@ -102,6 +104,7 @@ class ClaimsService:
         self._problem: Problem | None = None
         self._publisher: SlicePublisher | None = None
         self.less_offered: tuple[Problem, ...] = ()  # why GPUs offer less than the mode promises
+        self.free_shares: Mapping[str, FreeShare] = {}  # by UUID
         mps = simulation.mps if simulation else places_of(settings)
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
         self.claims = NodeClaims(
@@ -286,6 +289,7 @@ class ClaimsService:
                     unreadable=self.claims.store.unreadable,
                 )
                 self._note_reasons(offers)
+                self.free_shares = free_shares(offers, records)
                 self._publisher.owned_by(self._cluster.publisher.node_uid or "")
                 self._publisher.publish(offers)
                 await self._wait_for_change()

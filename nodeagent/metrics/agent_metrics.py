@@ -108,6 +108,7 @@ MIG_DOWNTIME = _counter(
 
 # --- claims of pods -------------------------------------------------------------------------------
 
+_CLAIM_SHARE = (*_GPU, "namespace", "claim", "pod")
 CLAIMS = _gauge(
     "nodeagent_claims", "Resource claims that the node serves, by how far they are", "phase"
 )
@@ -115,6 +116,31 @@ CLAIM_SLICES = _gauge(
     "nodeagent_claim_slices",
     "Memory slices of a GPU that a claim has; all of them where it has the GPU as a whole",
     *(*_SLICE, "namespace", "claim", "pod"),
+)
+CLAIM_SHARE_MEMORY_LIMIT = _gauge(
+    "nodeagent_claim_share_memory_limit_bytes",
+    "Memory of a GPU that a claim may use beside others",
+    *_CLAIM_SHARE,
+)
+CLAIM_SHARE_MEMORY = _gauge(
+    "nodeagent_claim_share_memory_used_bytes",
+    "Memory of it that the claim's MPS clients use",
+    *_CLAIM_SHARE,
+)
+CLAIM_SHARE_THREADS = _gauge(
+    "nodeagent_claim_share_active_thread_percentage",
+    "The percentage of the GPU's threads that each of its processes may use",
+    *_CLAIM_SHARE,
+)
+SHARES_FREE_MEMORY = _gauge(
+    "nodeagent_shares_free_memory_bytes",
+    "Memory of a GPU that claims share which none of them has",
+    *_GPU,
+)
+SHARES_FREE_THREADS = _gauge(
+    "nodeagent_shares_free_thread_percentage",
+    "The percentage of its threads that none of them requested",
+    *_GPU,
 )
 CLAIM_PREPARE_DURATION = AgentMetric(
     "nodeagent_claim_prepare_duration_seconds",

@@ -14,7 +14,7 @@ from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.plan.layouts import Card, creatable, fragmentation, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
-from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, with_use
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsMemory
 
@@ -90,22 +90,35 @@ def claim_samples(state: NodeState) -> Iterator[AgentSample]:
     for phase in ClaimPhase:
         yield AgentSample(agent_metrics.CLAIMS, counts[phase], (phase.value,))
     slots = {gpu.uuid: Card.of(gpu).slots for gpu in state.observed.gpus}
-    for claim in state.claims:
+    for claim in with_use(state.claims, state.mps):
         if claim.phase in _HOLDING:
             for device in claim.devices:
                 yield from _held(claim, device, slots.get(device.gpu, 0))
+    for gpu in state.observed.gpus:
+        if free := state.free_shares.get(gpu.uuid):
+            yield AgentSample(agent_metrics.SHARES_FREE_MEMORY, free.memory, _gpu(gpu))
+            if free.threads is not None:
+                yield AgentSample(agent_metrics.SHARES_FREE_THREADS, free.threads, _gpu(gpu))
 
 
 def _held(claim: Claim, device: ClaimDevice, slots: int) -> Iterator[AgentSample]:
     """A share of a GPU has no slices of its own, and an administrator's device is another's."""
     size = device.size if device.size is not None else slots or 1
-    if device.admin_access or not (device.profile or device.is_whole):
+    if device.admin_access:
         return
     index = "" if device.index is None else str(device.index)
     instance = "" if device.gi is None else str(device.gi)
     pod = claim.pods[0].name if len(claim.pods) == 1 else ""
     where = (index, device.gpu, device.profile, instance)
     whose = (claim.namespace, claim.name, pod)
+    if share := device.share:
+        labels = (index, device.gpu, *whose)
+        yield AgentSample(agent_metrics.CLAIM_SHARE_MEMORY_LIMIT, share.memory, labels)
+        if share.used is not None:
+            yield AgentSample(agent_metrics.CLAIM_SHARE_MEMORY, share.used, labels)
+        if share.threads is not None:
+            yield AgentSample(agent_metrics.CLAIM_SHARE_THREADS, share.threads, labels)
+        return
     yield AgentSample(agent_metrics.CLAIM_SLICES, size, (*where, *whose))
 
 

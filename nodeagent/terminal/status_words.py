@@ -127,11 +127,17 @@ def mode_lines(gpu: Json) -> tuple[Line, ...]:
 
 
 def room_lines(gpu: Json) -> tuple[Line, ...]:
-    """What could still be made; nothing of a sick GPU, on which nothing new is placed."""
-    room = gpu.get("free", {}).get("creatable") or {}
+    """What could still be made, and what claims could share; nothing of a sick GPU, on which
+    nothing new is placed.
+    """
+    free = gpu.get("free", {})
+    room = [f"{n} x {name}" for name, n in (free.get("creatable") or {}).items()]
+    if share := free.get("share"):
+        threads = f" and {share['threads']}% of the threads" if "threads" in share else ""
+        room.append(f"claims with {gibibytes(share['memory'])}{threads}")
     if not room or (gpu.get("health") or {}).get("status") == "unhealthy":
         return ()
-    return (line(dim("room for " + " or ".join(f"{n} x {name}" for name, n in room.items()))),)
+    return (line(dim("room for " + " or ".join(room))),)
 
 
 def finding_words(finding: Json) -> str:

@@ -1,13 +1,15 @@
 """Claims as every surface shows them: each struct is the JSON, and its schema."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
 from nodeagent.plan.problems import Problem
-from nodeagent.structs import Shape
-from nodeagent.views.shapes import FirstSlice, Pod, Slices, Time
+from nodeagent.structs import Shape, replace
+from nodeagent.views.shapes import FirstSlice, MpsDaemon, Pod, Slices, Time
 
 
 class ClaimPhase(StrEnum):
@@ -28,6 +30,14 @@ class ClaimShare(Shape, frozen=True, kw_only=True):
     threads: Annotated[float, Meta(description="percent that each process may use")] | None = None
     reserved: Annotated[int, Meta(description="percent of the threads that it requested")] = 0
     clients: Annotated[int, Meta(description="places for MPS contexts that it requested")] = 0
+
+
+class FreeShare(Shape, frozen=True, kw_only=True):
+    """What of a GPU claims may still have beside those that share it."""
+
+    memory: Annotated[int, Meta(description="bytes that no claim has")]
+    threads: Annotated[int, Meta(description="percent that no claim requested")] | None = None
+    clients: Annotated[int, Meta(description="places for MPS contexts")] | None = None
 
 
 class ClaimDevice(Shape, frozen=True, kw_only=True):
@@ -66,3 +76,25 @@ class Claim(Shape, frozen=True, kw_only=True):
     devices: list[ClaimDevice]
     refusal: Problem | None = None
     problems: Annotated[list[Problem], Meta(description="what else is wrong with it")]
+
+
+def with_use(claims: Iterable[Claim], daemons: Iterable[MpsDaemon]) -> list[Claim]:
+    """Add to the shares of GPUs what their MPS clients use."""
+    used: dict[tuple[str, str], int] = defaultdict(int)
+    for daemon in daemons:
+        for client in daemon.clients:
+            if client.memory and client.memory.used is not None:
+                used[daemon.device, client.share] += client.memory.used
+
+    def known(device: ClaimDevice) -> ClaimDevice:
+        key = device.gpu, device.share_id
+        if device.share is None or key not in used:
+            return device
+        return replace(device, share=replace(device.share, used=used[key]))
+
+    return [
+        replace(claim, devices=list(map(known, claim.devices)))
+        if any(device.share for device in claim.devices)
+        else claim
+        for claim in claims
+    ]

@@ -15,7 +15,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct, field
-from nodeagent.views.claims import Claim
+from nodeagent.views.claims import Claim, FreeShare
 from nodeagent.views.mps import not_ready_reasons, on_its_way
 from nodeagent.views.shapes import Cluster, MpsDaemon, Refused
 
@@ -84,8 +84,8 @@ class NodeState(Struct, frozen=True):
     empty while the GPUs can be read. `rounds` counts the reconciliations that were finished. `mps`
     are the node's MPS daemons. `cluster` is None for a node without one, `health` where it is not
     watched, `claims` where none are served. `less_offered`: why GPUs offer less to claims than they
-    could. `readings` are by the UUID of the GPU and the id of the GPU instance, None for the GPU as
-    a whole.
+    could; `free_shares`, by UUID, what is left of those that they share. `readings` are by the UUID
+    of the GPU and the id of the GPU instance, None for the GPU as a whole.
     """
 
     node: str
@@ -107,6 +107,7 @@ class NodeState(Struct, frozen=True):
     health: HealthState | None = None
     claims: tuple[Claim, ...] | None = None
     less_offered: tuple[Problem, ...] = ()
+    free_shares: Mapping[str, FreeShare] = field(default_factory=dict)
     readings: Mapping[tuple[str, int | None], Reading] = field(default_factory=dict)
 
     @property

@@ -16,7 +16,7 @@ from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views import shapes, status_shapes
-from nodeagent.views.claims import Claim
+from nodeagent.views.claims import Claim, FreeShare, with_use
 from nodeagent.views.devices import devices_by_uuid, gpu_of
 from nodeagent.views.headline import headline
 from nodeagent.views.health_remedies import HealthRemedies
@@ -51,9 +51,19 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         driver_version=state.observed.driver_version,
         cluster=state.cluster,
         health=health_shape(of_gpu(state.health, ""), remedies) if state.health else None,
-        gpus=[_gpu(g, state.readings, _health(g, state.health, remedies)) for g in gpus],
+        gpus=[
+            _gpu(
+                g,
+                state.readings,
+                _health(g, state.health, remedies),
+                state.free_shares.get(g.uuid),
+            )
+            for g in gpus
+        ],
         mps=daemon_shapes(daemons, state.observed),
-        claims=None if state.claims is None else [c for c in state.claims if _concerns(c, gpu)],
+        claims=None
+        if state.claims is None
+        else with_use((c for c in state.claims if _concerns(c, gpu)), state.mps),
         less_offered=less or None,
         problems=problems,
     )
@@ -72,7 +82,9 @@ _Readings = Mapping[tuple[str, int | None], Reading]
 _NOT_READ = Reading()
 
 
-def _gpu(gpu: Gpu, readings: _Readings, health: status_shapes.Health) -> status_shapes.Gpu:
+def _gpu(
+    gpu: Gpu, readings: _Readings, health: status_shapes.Health, free: FreeShare | None
+) -> status_shapes.Gpu:
     answers = gpu.access is Access.OK
     found: _Readings = readings if answers else {}
     whole = found.get((gpu.uuid, None), _NOT_READ)
@@ -99,7 +111,7 @@ def _gpu(gpu: Gpu, readings: _Readings, health: status_shapes.Health) -> status_
         ],
         users=[_user(user) for user in gpu.usage.processes] if answers else [],
         users_unknown=_unknown(gpu.usage) if answers else "",
-        free=status_shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu))
+        free=status_shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu), share=free)
         if answers
         else None,
         health=health,

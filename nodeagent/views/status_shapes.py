@@ -9,7 +9,7 @@ from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.structs import Shape
 from nodeagent.views import shapes
-from nodeagent.views.claims import Claim
+from nodeagent.views.claims import Claim, FreeShare
 from nodeagent.views.node_state import Phase
 
 Utilization = Annotated[float, Meta(description="percent of the time in which it worked")]
@@ -96,6 +96,7 @@ class Nvlink(Shape, frozen=True, kw_only=True):
 class Free(Shape, frozen=True, kw_only=True):
     slots: list[int]
     creatable: dict[str, int]
+    share: FreeShare | None = None
 
 
 class Gpu(Shape, frozen=True, kw_only=True):

@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.model import Allocated, ClaimRecord, RecordPhase
+from nodeagent.claims.capacity import Consumed
+from nodeagent.claims.model import Allocated, ClaimedDevice, ClaimRecord, RecordPhase
+from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.records import UnreadableRecord
 from nodeagent.claims.reporting.claim_news import ClaimHistory
 from nodeagent.claims.reporting.device_reports import DeviceHealth, Status
-from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
+from nodeagent.claims.reporting.overview import ClaimFacts, free_shares, served_claims
 from nodeagent.claims.serving.attempts import Attempt, Operation
 from nodeagent.claims.serving.claim_pods import RECENT, ClaimPods
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.views.claims import Claim
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.structs import replace
+from nodeagent.views.claims import Claim, ClaimShare, FreeShare, with_use
 from nodeagent.views.shapes import Pod, as_json
 from tests.claims.samples import (
     GPU,
@@ -27,12 +32,17 @@ from tests.claims.samples import (
     mig_device,
     record,
     reserved,
+    share_of_gpu,
+    whole_device,
 )
+from tests.plan.cards import card
+from tests.views.daemons import mps_client, mps_daemon
 
 # --- for people -----------------------------------------------------------------------------------
 
 
 REFUSAL = Problem(code="InUse", message="pid 4711 uses it", remedy="end it")
+GIB = 1 << 30
 MADE = mig_device(instance=7, compute=0, uuid="MIG-1")
 
 
@@ -82,6 +92,50 @@ def test_a_claim_that_is_ready() -> None:
         ],
         "problems": [],
     }
+
+
+LIMITS = Sharing((Share("share-1", None, 8192, 17.78, together=True),), "report")
+SHARE = share_of_gpu(GPU, WantedMps(LIMITS, Account(1000, 1000)), consumed=Consumed(8 * GIB, 0, 2))
+
+
+def test_a_share_of_a_gpu() -> None:
+    """What it may use, what it reserved, and what its clients on that GPU use."""
+    ready = only(records=(record(SHARE),))
+    [device] = ready.devices
+    assert device.share == ClaimShare(memory=8 * GIB, threads=17.78, reserved=0, clients=2)
+    clients = [
+        mps_client(pid, share=share, memory_used=used)
+        for pid, share, used in ((1, "share-1", GIB), (2, "share-1", GIB), (3, "share-2", 5 * GIB))
+    ]
+    [shown] = with_use([ready], [mps_daemon(GPU, "Ready", clients=tuple(clients))])
+    assert shown.devices[0].share
+    assert shown.devices[0].share.used == 2 * GIB
+    [elsewhere] = with_use([ready], [mps_daemon("GPU-2", "Ready", clients=tuple(clients))])
+    assert elsewhere == ready
+    [turns] = only(records=(record(replace(SHARE, mps=None)),)).devices
+    assert turns.share == ClaimShare(memory=8 * GIB, clients=2)
+
+
+def test_what_is_left_of_a_shared_gpu() -> None:
+    """Nothing beside a claim that has it as a whole, or where it takes no more claims."""
+    gpu = replace(card("l40s"), uuid=GPU)
+    context = OfferContext("node-1", GpuRules(share="memory"), 0)
+    offer = pool_offer(gpu, context)
+
+    def left(*devices: ClaimedDevice, offered: PoolOffer = offer) -> FreeShare | None:
+        return free_shares([offered], [record(*devices)] if devices else []).get(GPU)
+
+    all_of_it = FreeShare(memory=gpu.memory, threads=100, clients=48)
+    assert left() == left(whole_device(GPU, admin_access=True)) == all_of_it
+    other = share_of_gpu(GPU, consumed=Consumed(4 * GIB, 60, 1))
+    assert left(SHARE, other) == FreeShare(memory=gpu.memory - 12 * GIB, threads=40, clients=45)
+    nothing = FreeShare(memory=0, threads=0, clients=0)
+    assert left(whole_device(GPU)) == left(mig_device()) == nothing
+    held_back = replace(context, held_back=REFUSAL)
+    assert left(offered=pool_offer(gpu, held_back)) == nothing
+    by_turns = pool_offer(gpu, replace(context, rules=GpuRules(share="time")))
+    assert left(SHARE, offered=by_turns) == FreeShare(memory=gpu.memory - 8 * GIB)
+    assert left(offered=pool_offer(gpu, replace(context, rules=GpuRules()))) is None
 
 
 PREPARING: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": True}

@@ -54,6 +54,12 @@ def held(gpu: Gpu, before: OfferContext, now: OfferContext) -> OfferedDevice:
     return whole(pool_offer(gpu, later))
 
 
+def why_less(now: OfferContext, before: PoolOffer) -> str:
+    later = replace(now, previous=before, held=frozenset({WHOLE_GPU}), shared=True)
+    reason = pool_offer(L40S, later).reason
+    return reason.message if reason else ""
+
+
 def is_withdrawn(device: OfferedDevice) -> bool:
     return WITHDRAWN in {taint.key for taint in device.taints}
 
@@ -126,6 +132,19 @@ def test_the_plan_may_say_otherwise() -> None:
     assert not any(device.policies for device in offer.devices)
 
 
+def test_a_card_that_cannot_be_shared() -> None:
+    """Is for one claim, and why is said; where the plan has it otherwise, it is no matter."""
+    old = replace(L40S, compute_capability=(6, 1))
+    small = replace(L40S, memory=8 * GIB)
+    for gpu, context in ((old, SHARED), (small, by(48))):
+        offer = pool_offer(gpu, context)
+        assert not whole(offer).policies
+        assert offer.reason
+        assert "claims do not share a GPU, as dra.share" in offer.reason.message
+    assert pool_offer(old, by("time")).reason is None
+    assert pool_offer(L40S, SHARED).reason is None
+
+
 def test_as_resource_slices() -> None:
     """The API's form, and back; a server that keeps less is found out."""
     offer = pool_offer(T4, SHARED)
@@ -162,6 +181,7 @@ def test_another_way_has_to_wait(share: SharedBy) -> None:
     found = held(L40S, SHARED, by(share))
     assert replace(found, taints=()) == whole(pool_offer(L40S, SHARED))
     assert is_withdrawn(found)
+    assert "takes no new claims" in why_less(by(share), pool_offer(L40S, SHARED))
     released = pool_offer(L40S, replace(by(share), previous=PoolOffer("", {}, (found,))))
     assert whole(released) == whole(pool_offer(L40S, by(share)))
 

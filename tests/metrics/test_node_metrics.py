@@ -10,7 +10,7 @@ from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import claim_samples, node_samples
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.structs import replace
-from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare, FreeShare
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import MpsDaemon, MpsWaiting, Pod
 from tests.plan.cards import card, with_instances
@@ -175,6 +175,30 @@ def test_the_slices_of_a_claim() -> None:
 def test_whole_gpus_shares_and_lookers_on() -> None:
     assert [value for _, value in slices(claim(whole(), whole("GPU-t4")))] == ["8", "1"]
     assert not slices(claim(whole(share=ClaimShare(memory=1)), device(admin_access=True)))
+
+
+def test_shares_of_gpus() -> None:
+    """Of each claim what it may use and uses, of each GPU what is left."""
+    part = ClaimShare(memory=8, threads=17.5, clients=1)
+    whose = f'gpu="0",UUID="{H100.uuid}",namespace="team",claim="trainer",pod="pod-1"'
+    client = mps_client(7, share="s-1", memory_used=3, memory_limit=8)
+    state = NodeState(
+        "n",
+        "file",
+        observed=ObservedNode((H100,)),
+        claims=(claim(whole(share=part, share_id="s-1")),),
+        mps=(mps_daemon(H100.uuid, "Ready", clients=(client,)),),
+        free_shares={H100.uuid: FreeShare(memory=5, threads=40), "GPU-2": FreeShare(memory=1)},
+    )
+    text = render(agent_families(claim_samples(state))).decode()
+    found = {line for line in text.splitlines() if "_share" in line and not line.startswith("#")}
+    assert found == {
+        f"nodeagent_claim_share_memory_limit_bytes{{{whose}}} 8",
+        f"nodeagent_claim_share_memory_used_bytes{{{whose}}} 3",
+        f"nodeagent_claim_share_active_thread_percentage{{{whose}}} 17.5",
+        f'nodeagent_shares_free_memory_bytes{{gpu="0",UUID="{H100.uuid}"}} 5',
+        f'nodeagent_shares_free_thread_percentage{{gpu="0",UUID="{H100.uuid}"}} 40',
+    }
 
 
 def test_only_what_is_ready_or_not_released_yet_is_held() -> None:

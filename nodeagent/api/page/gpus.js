@@ -182,7 +182,12 @@ function gpuFacts(gpu) {
 
 function roomWords(gpu) {
   if (isSick(gpu)) return "Nothing new is placed on what is sick.";
-  const room = Object.entries(gpu.free.creatable).map(([name, count]) => count + " × " + name);
+  const { creatable, share } = gpu.free;
+  const room = Object.entries(creatable).map(([name, count]) => count + " × " + name);
+  if (share) {
+    const threads = share.threads === undefined ? "" : " and " + share.threads + " % of the threads";
+    room.push("claims with " + gibibytes(share.memory) + threads);
+  }
   return room.length ? "Room for " + room.join(" or ") + "." : "No room for another instance.";
 }
 
@@ -192,7 +197,7 @@ function gpuCard(gpu, node) {
   return element("article", { id, "aria-labelledby": id + "-name" },
     element("h3", { id: id + "-name" }, name + " ", gpuMark(gpu)),
     gpuPicture(gpu, goal),
-    answers(gpu) && isDivided(gpu) ? element("p", { class: "faint" }, roomWords(gpu)) : "",
+    answers(gpu) && (isDivided(gpu) || gpu.free.share) ? element("p", { class: "faint" }, roomWords(gpu)) : "",
     list(gpu.health.findings.map((one) => findingItem(one, gpu)), { class: "plain" }),
     deviceTable(gpu, goal, node),
     gpuFacts(gpu));

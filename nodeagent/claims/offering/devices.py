@@ -17,6 +17,7 @@ from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import Gpu
 
 _NVIDIA = "gpu.nvidia.com/"
+UUID = _NVIDIA + "uuid"
 SHARING = "sharing"  # what holds claims apart that have the device together
 _STANDARD = "resource.kubernetes.io/"
 MAX_VALUE_LENGTH = 64  # bytes of a string or version
@@ -74,7 +75,7 @@ def whole_gpu(
     gpu: Gpu, facts: GpuFacts, consumes: Mapping[str, int], shared_by: SharedBy = "off"
 ) -> OfferedDevice:
     """The GPU as a whole, which claims may have together in that way."""
-    attributes = {_NVIDIA + "type": "gpu", _NVIDIA + "uuid": gpu.uuid, **_common(gpu, facts)}
+    attributes = {_NVIDIA + "type": "gpu", UUID: gpu.uuid, **_common(gpu, facts)}
     found = policies(gpu.memory, shared_by)
     if found:
         attributes[SHARING] = "timeSlice" if shared_by == "time" else "mps"

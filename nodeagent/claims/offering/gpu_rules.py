@@ -125,14 +125,21 @@ class GpuRules:
             return self.closed or _NOTHING_MADE
         if wanted == "off":
             return f"{_entry_of(planned, 'the setting dra.share')} has share off"
-        if not policies(gpu.memory, wanted):
-            return f"{gpu.title} has too little memory for shares ({wanted})"
-        if wanted != "time" and gpu.compute_capability < VOLTA:
-            return f"{gpu.title} cannot limit MPS clients"
+        if why := self.cannot_be_shared(gpu):
+            return why
         if planned and not planned.room:
             return f"{_entry_of(planned)} says dra: false"
         if planned and (planned.mps or (planned.time_slice and wanted != "time")):
             return f"{_entry_of(planned)} says how the GPU is shared"
+        return ""
+
+    def cannot_be_shared(self, gpu: Gpu) -> str:
+        """Why the card cannot be shared as is wanted; "": it can."""
+        wanted = self._wanted
+        if wanted != "off" and not policies(gpu.memory, wanted):
+            return f"{gpu.title} has too little memory for shares ({wanted})"
+        if wanted not in ("off", "time") and gpu.compute_capability < VOLTA:
+            return f"{gpu.title} cannot limit MPS clients"
         return ""
 
 
@@ -194,6 +201,8 @@ def offered_names(
         reason = _reset_required(gpu, rules.planned)
     if whole and not pinned:
         names.append(WHOLE_GPU)
+        if rules.mode is Mode.DYNAMIC and not reason and (why := rules.cannot_be_shared(gpu)):
+            reason = gpu.problem(Code.UNSUPPORTED, "notShared", why=why)
     return OfferedNames(tuple(names), counted, rules.shared_by(gpu), reason)
 
 

@@ -88,8 +88,11 @@ def pool_offer(gpu: Gpu, context: OfferContext) -> PoolOffer:
     for name, device in {**before, **offered, **held}.items():
         earlier = {t.key: t.added for t in before[name].taints} if name in before else {}
         keys = _taint_keys(gpu, device, left, context)
-        if name not in offered or (device.policies and not _is_shared_alike(device, offered[name])):
+        if name not in offered:
             keys.append(WITHDRAWN)
+        elif device.policies and not _is_shared_alike(device, offered[name]):
+            keys.append(WITHDRAWN)
+            reason = reason or gpu.problem(Code.IN_USE, "sharedOtherwise")
         # Since when it is tainted; not in the future, should the clock have been put back.
         now = context.now
         taints = tuple(Taint(key, min(earlier.get(key, now), now)) for key in keys)

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, assert_never
 
+from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
+from nodeagent.claims.offering.devices import UUID
+from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.claims.serving.attempts import Attempt, Operation
 from nodeagent.claims.serving.claim_pods import ClaimKey, ClaimPods
@@ -15,7 +18,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import MIB
 from nodeagent.structs import replace
-from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare, FreeShare
 from nodeagent.views.text import time_json
 
 if TYPE_CHECKING:
@@ -151,6 +154,34 @@ def _share(one: ClaimedDevice) -> ClaimShare | None:
         reserved=consumed.threads,
         clients=consumed.clients,
     )
+
+
+def free_shares(
+    offers: Iterable[PoolOffer], records: Iterable[ClaimRecord]
+) -> Mapping[str, FreeShare]:
+    """What is left of each GPU that claims may share, by UUID; nothing of one that a claim has as a
+    whole or a part of by MIG, or that takes nothing new.
+    """
+    held = [one for record in records for one in record.devices if not one.result.admin_access]
+    found: dict[str, FreeShare] = {}
+    for device in (one for offer in offers for one in offer.devices if one.policies):
+        gpu = str(device.attributes[UUID])
+        here = [one for one in held if one.gpu == gpu]
+        closed = bool(device.taints) or not all(one.shared for one in here)
+        shares = [one.result.consumed for one in here if one.result.consumed]
+        consumed = {
+            MEMORY: sum(one.memory for one in shares),
+            THREADS: sum(one.threads for one in shares),
+            CLIENTS: sum(one.clients for one in shares),
+        }
+        left = {
+            name: 0 if closed else max(0, total - consumed.get(name, 0))
+            for name, total in device.capacity.items()
+        }
+        found[gpu] = FreeShare(
+            memory=left[MEMORY], threads=left.get(THREADS), clients=left.get(CLIENTS)
+        )
+    return found
 
 
 def _health_problems(record: ClaimRecord, facts: ClaimFacts) -> Iterator[Problem]:
