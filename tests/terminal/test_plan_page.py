@@ -1,8 +1,4 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from nodeagent.plan.observed import Gpu
+from nodeagent.plan.observed import Gpu, GpuInstance, MigMode, Placement
 from nodeagent.plan.plan import (
     GpuOutcome,
     GpuPlan,
@@ -18,9 +14,6 @@ from nodeagent.terminal.page import BLANK, Span, Tone, in_ascii, line, painted, 
 from nodeagent.terminal.plan_page import outcome_page, plan_page
 from nodeagent.terminal.slices import fold
 from tests.plan.daemons import A
-
-if TYPE_CHECKING:
-    from tests.terminal.conftest import Gpus
 
 
 def test_ascii_replaces_what_a_terminal_may_not_know() -> None:
@@ -45,18 +38,16 @@ def test_what_does_not_fit_at_all_is_visibly_cut() -> None:
     assert fold("1c.3g.40gb", 6) == ("1c.3g…",)
 
 
-def _page(*gpus: Gpu) -> str:
-    plans = tuple(map(GpuPlan.in_sync, gpus))
-    return plain_text(plan_page(NodePlan(Verdict.IN_SYNC, plans), 80))
+def test_half_made_instances_are_called_so() -> None:
+    half_made = (GpuInstance(1, 9, "3g.40gb", Placement(0, 4), ()),)
+    gpu = Gpu(0, "GPU-0", mig=MigMode(current=True, pending=True), instances=half_made)
+    planned = NodePlan(Verdict.IN_SYNC, (GpuPlan.in_sync(gpu),))
+    assert "3g.40gb half made" in plain_text(plan_page(planned, 80))
 
 
-def test_half_made_instances_are_called_so(gpus: Gpus) -> None:
-    assert "3g.40gb half made" in _page(gpus.gpu(gpus.instance(1, "3g.40gb", 0, 4, parts=0)))
-
-
-def test_a_daemon_that_did_not_start_is_not_passed_over(gpus: Gpus) -> None:
+def test_a_daemon_that_did_not_start_is_not_passed_over() -> None:
     """The GPUs are as they should be and nothing is left to plan, but it is no success."""
-    gpu = gpus.off()
+    gpu = Gpu(0, "GPU-0", mig=MigMode(current=False, pending=False))
     start = StartMps(gpu.uuid, gpu.uuid, A, "asked for")
     planned = NodePlan(Verdict.APPLICABLE, (GpuPlan(gpu, Verdict.APPLICABLE, (start,), gpu),))
     reported = Problem(

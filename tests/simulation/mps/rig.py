@@ -11,7 +11,7 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -186,9 +186,9 @@ class Rig:
     def daemon(self) -> int:
         return next(pid for pid in self.processes() if os.getsid(pid) == pid)
 
-    def processes(self, *, but: Sequence[int] = ()) -> list[int]:
+    def processes(self) -> list[int]:
         """All that have this pipe directory in their environment, except front-ends of tests."""
-        return [pid for pid in _all_processes(str(self.pipes)) if pid not in but]
+        return list(_all_processes(str(self.pipes)))
 
     def modes(self) -> dict[str, str]:
         """Kind and permissions of everything in the pipe directory, as `ls` shows them."""
