@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from nodeagent.app.claim_view import ClaimReports, ClaimView
 from nodeagent.app.pod_checks import PodChecks
@@ -43,6 +43,7 @@ from nodeagent.mps.setup import has_private_shm, places_of
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.shares import ANY_USER
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.loop_control import SETTLE_INTERVAL
 from nodeagent.reconcile.owner import GpuOwners
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
     from nodeagent.cluster.slice_publisher import SlicePublisher
 
+# By the setting dra.mps_user; None: mps.user.
+_MPS_USERS: Final = {"default": None, "root": "0", "any": ANY_USER}
 _RETRY = 5.0  # seconds until sockets that could not be made are tried again
 _CHANGE_TIMEOUT = 60.0  # seconds, for taints that end and claims that were missed
 
@@ -117,7 +120,13 @@ class ClaimsService:
                 settings.cdi.dir,
                 simulation.capabilities if simulation else capabilities,
                 Edits if simulation else ToolkitEdits(TOOLKIT_DIRS).read,
-                ClaimDaemons(settings.mps.user, mps.run_dir, private_shm, poll_mps),
+                ClaimDaemons(
+                    settings.mps.user,
+                    mps.run_dir,
+                    private_shm,
+                    poll_mps,
+                    user=_MPS_USERS[settings.dra.mps_user],
+                ),
             ),
             rules=lambda gpu: self._offers.rules(
                 gpu, goals_of(states.newest.plan), self.claims.store.records

@@ -114,6 +114,12 @@ class DraSettings(Group):
         "Whether GpuConfig and MigDeviceConfig of NVIDIA's DRA driver count in claims and classes, "
         "also those for the driver gpu.nvidia.com.",
     ] = False
+    mps_user: Annotated[
+        Literal["default", "root", "any"],
+        "Whom MPS of claims serves where no class says. default: mps.user. root: containers that "
+        "run as root. any: every user, without protection of one from the other; needs MPS of "
+        "driver 555 or later. For root and any MPS itself runs as root.",
+    ] = "default"
 
     def without_effect(self, *, in_cluster: bool) -> "tuple[Problem, ...]":
         """What is set here and offers nothing, because of what else is set or is not there."""

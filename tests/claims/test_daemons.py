@@ -68,6 +68,15 @@ def test_limits_and_user() -> None:
     assert anybody.account.any_user
 
 
+def test_whom_the_settings_name_for_claims() -> None:
+    """Root and any, which are refused of mps.user; a class's user counts before them."""
+    for user, account in (("0", Account(0, 0)), ("any", Account(0, 0, any_user=True))):
+        daemons = replace(DAEMONS, user=user)
+        assert daemons.wanted(clients(None), H100, SLICE, TRAINER).account == account
+        own = daemons.wanted(clients(None, user="3999999998:8"), H100, None, TRAINER)
+        assert own.account == Account(3999999998, 8)
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

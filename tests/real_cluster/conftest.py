@@ -14,6 +14,7 @@ import pytest
 
 from tests.manifests.rendering import MANIFESTS
 from tests.real_cluster.rig import KUBECONFIG, NODE, RESOURCE, Cluster, Member, Node
+from tests.simulated_cluster.agent import PLAN
 
 FOREIGN = "nodeagent-suite"  # a Node without a kubelet
 
@@ -75,6 +76,7 @@ def serving(
     node = Node(folder, cluster)
     node.boards = boards
     node.settings |= settings
+    cluster.annotate(node.node, PLAN, None)  # of a test that was interrupted
     # Other boards' are kept for ten minutes, as those of cards that were taken out.
     cluster.ask("DELETE", f"{RESOURCE}/resourceslices?fieldSelector=spec.nodeName={node.node}")
     try:

@@ -36,15 +36,16 @@ class MpsEdits:
 
 @dataclass(frozen=True, slots=True)
 class ClaimDaemons:
-    """`default_user` runs MPS where no class names a user. `run_dir` has the daemons' directories;
-    with `private_shm` each device has a /dev/shm of its own. `poll` asks all daemons of the node
-    who their clients are.
+    """Where no class names a user, MPS runs as `user`, else as `default_user`, which is never root.
+    `run_dir` has the daemons' directories; with `private_shm` each device has its own /dev/shm.
+    `poll` asks all daemons of the node who their clients are.
     """
 
     default_user: str
     run_dir: Path
     private_shm: bool
     poll: Callable[[], Awaitable[None]]
+    user: str | None = None
 
     def wanted(
         self, entry: MpsEntry, gpu: Gpu, profile: GpuInstanceProfile | None, claim: ClaimReference
@@ -53,6 +54,7 @@ class ClaimDaemons:
 
         Raises ClaimRefused where there can be none like it. May block on the user database.
         """
+        entry = self._with_user(entry)
         on = self._on(gpu, entry)
         if profile is None:
             found = wanted_mps(on, entry, memory=gpu.memory)
@@ -75,7 +77,7 @@ class ClaimDaemons:
 
         Raises ClaimRefused where there can be none like it. May block on the user database.
         """
-        entry = entry or _AS_IT_IS
+        entry = self._with_user(entry or _AS_IT_IS)
         on = self._on(gpu, entry)
         found = _without_problems(wanted_mps(on, entry, memory=share.memory), on, claim)
         one, *more = found.sharing.shares
@@ -96,6 +98,9 @@ class ClaimDaemons:
         memory = one.memory or share.memory // MIB
         limits = Share(name, None, memory, one.threads or threads, one.path, together=True)
         return replace(found, sharing=replace(found.sharing, shares=(limits,)))
+
+    def _with_user(self, entry: MpsEntry) -> MpsEntry:
+        return replace(entry, user=self.user) if entry.user is None else entry
 
     def _on(self, gpu: Gpu, entry: MpsEntry) -> OnGpu:
         users = {self.default_user, entry.user or self.default_user}
