@@ -66,6 +66,13 @@ def node(cluster: Cluster, folder: Path) -> Iterator[Node]:
         yield node
 
 
+@pytest.fixture
+def sharing(cluster: Cluster, folder: Path) -> Iterator[Node]:
+    """The same with one H100, which claims may share."""
+    with serving(cluster, folder, "h100-80gb:1", NODEAGENT_DRA_SHARE="memory") as node:
+        yield node
+
+
 @contextlib.contextmanager
 def serving(
     cluster: Cluster, folder: Path, boards: str = "h100-80gb:8", **settings: str

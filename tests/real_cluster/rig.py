@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -191,7 +191,8 @@ class Node(Member):
         before = self.registrations()
         self.run_agent()
         self.until(lambda: self.registrations() > before)
-        self.until(lambda: len(self.offer()) == 16)
+        gpus = int(self.boards.rpartition(":")[2])
+        self.until(lambda: len(self.offer()) == 2 * gpus)
 
     def registrations(self) -> int:
         """How often the kubelet has taken an agent of this folder as its driver."""
@@ -234,9 +235,15 @@ class Node(Member):
             "nodeSelector": {"kubernetes.io/hostname": self.place.name},
         }
 
-    def claim(self, name: str, device_class: str, **sharing: Any) -> None:
-        """A claim for one device, which pods can name, with this configuration for the agent."""
-        request = {"name": "gpu", "exactly": {"deviceClassName": device_class}}
+    def claim(
+        self, name: str, device_class: str, capacity: Mapping[str, str] = {}, **sharing: Any
+    ) -> None:
+        """A claim for one device, or so much of it, which pods can name, with this configuration
+        for the agent.
+        """
+        exactly: dict[str, Any] = {"deviceClassName": device_class}
+        exactly |= {"capacity": {"requests": capacity}} if capacity else {}
+        request = {"name": "gpu", "exactly": exactly}
         wanted = {"apiVersion": "gpu.nodeagent.io/v1", "kind": "DeviceConfig", **sharing}
         opaque = {"driver": "gpu.nodeagent.io", "parameters": wanted}
         devices = {"requests": [request], "config": [{"opaque": opaque}] if sharing else []}
@@ -260,6 +267,20 @@ class Node(Member):
         wanted = set(names or self.pods())
         self.until(lambda: wanted <= set(self.running()), seconds=seconds)
         return self.running()
+
+    def until_waiting(self, *names: str) -> None:
+        """Wait until the scheduler has no device for these pods."""
+
+        def waiting(pod: Any) -> bool:
+            found = pod["status"].get("conditions", ())
+            return "Unschedulable" in [one.get("reason") for one in found]
+
+        self.until(lambda: all(waiting(self.pods()[name]) for name in names))
+
+    def delete(self, *names: str) -> None:
+        """These pods."""
+        for name in names:
+            self.cluster.ask("DELETE", f"{PODS}/{name}")
 
     def delete_pods(self) -> None:
         """All of them, and wait until nothing is left of them: no slice, no claim, no CDI file."""

@@ -1,0 +1,72 @@
+"""Pods that have one GPU together on a real API server, scheduler, kubelet and runtime."""
+
+from __future__ import annotations
+
+import signal
+
+from nodeagent.claims.capacity import MEMORY, THREADS
+from tests.real_cluster.rig import CLAIMS, Node
+
+CLASS = "mps.nodeagent.io"
+
+
+def share(node: Node, name: str, memory: str, **more: str) -> None:
+    """A pod with so much of the GPU."""
+    node.claim(name, CLASS, {MEMORY: memory, **more})
+    node.pod(name, claim=name)
+
+
+def limits(node: Node, pod: str) -> list[str]:
+    """What its container finds of MPS' limits."""
+    return sorted(node.inside(pod, "env | grep -E 'MEM_LIMIT|PERCENTAGE' || true").split())
+
+
+def two(node: Node) -> dict[str, str]:
+    """One with threads in proportion, one with threads of its own; their containers."""
+    share(node, "first", "8Gi")
+    share(node, "second", "20000Mi", **{THREADS: "50"})
+    return node.until_running()
+
+
+def test_two_shares_and_what_waits_for_them(sharing: Node) -> None:
+    """Each is held to what its claim consumes, by one daemon. A share that does not fit, all of
+    the GPU and a part of it wait, and come when they are gone.
+    """
+    two(sharing)
+    assert limits(sharing, "first") == [
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10.04",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M",
+    ]
+    assert limits(sharing, "second") == [
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20224M",
+    ]
+    assert len(sharing.daemons()) == 1
+    share(sharing, "memory", "60Gi")
+    share(sharing, "threads", "1Gi", **{THREADS: "51"})
+    sharing.pod("part")
+    sharing.until_waiting("memory", "threads", "part")
+    sharing.delete("memory", "threads", "first", "second")
+    sharing.until_running("part")
+    assert sharing.daemons() == []
+    sharing.pod("whole", "gpu")
+    sharing.until_waiting("whole")
+    sharing.delete("part")
+    sharing.until_running("whole")
+    assert limits(sharing, "whole") == []
+    share(sharing, "late", "256Mi")
+    sharing.until_waiting("late")
+
+
+def test_the_agent_is_killed(sharing: Node) -> None:
+    """The shares and their daemon stay, and another one comes beside them."""
+    before = two(sharing)
+    [daemon] = sharing.daemons()
+    sharing.stop(signal.SIGKILL)
+    sharing.serve()
+    share(sharing, "third", "1Gi")
+    assert sharing.until_running().items() > before.items()
+    [now] = sharing.daemons()
+    assert now["pid"] == daemon["pid"]
+    devices = [one["status"]["allocation"]["devices"] for one in sharing.cluster.items(CLAIMS)]
+    assert len({one["results"][0]["shareID"] for one in devices}) == 3
