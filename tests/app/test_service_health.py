@@ -103,28 +103,6 @@ def test_a_sick_slice(tmp_path: Path, kernel: KernelLog) -> None:
         assert process.end() == 0
 
 
-def test_a_lost_gpu_is_the_headline(tmp_path: Path, kernel: KernelLog) -> None:
-    write_plan(tmp_path, "{3g.40gb: 2}")
-    with agent(tmp_path, boards="h100-80gb:2", **kernel.variables) as process:
-        status = process.until(lambda body: body["headline"]["severity"] == "ok")
-        assert status["phase"] == "InSync"
-        lost = status["gpus"][1]
-        kernel.xid(lost, "79, GPU has fallen off the bus.")
-        status = process.until_phase("Failed")
-        assert status["headline"] == {
-            "severity": "error",
-            "text": "GPU 1 fell off the bus (XID 79).",
-            "remedy": "Drain and reboot the node: end the users of its GPUs, then "
-            "`systemctl reboot`. If it recurs, check seating and power.",
-            "gpu": lost["uuid"],
-            "code": "FallenOffBus",
-        }
-        command = [sys.executable, "-m", "nodeagent", "status", "--run-dir", f"{tmp_path}/run"]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert shown.startswith("GPU 1 fell off the bus (XID 79).\n  Drain and reboot the node: ")
-        _not_as_planned(tmp_path, "GPU 1", "it fell off the bus (XID 79)")
-
-
 def _not_as_planned(folder: Path, *words: str) -> None:
     """Metrics and `assert` say that it is not."""
     until_scraped(folder, lambda series: series.get(("nodeagent_plan_applied", frozenset())) == 0)

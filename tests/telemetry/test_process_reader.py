@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -21,20 +23,23 @@ async def _look(driver: Driver, reader: ProcessReader | None = None) -> ProcessS
     return await driver.pool.visit(0, reader.read, what="listing processes", deadline=5)
 
 
-def _busy(node: SimulatedNode) -> None:
-    node.occupy(0, 101, memory=100 * MIB)
-    node.occupy(0, 102, memory=None, kind="graphics")
-    node.occupy(0, 103, memory=300 * MIB, kind="mps")
-    node.set_figures(0, {"process.101.sm": 30, "process.103.sm": 15})
+@asynccontextmanager
+async def _busy(*, zero: bool = False) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
+    """A T4 with a process of each kind."""
+    with simulated("t4:1", switches=Switches(zero_outside_mig=zero)) as node:
+        node.occupy(0, 101, memory=100 * MIB)
+        node.occupy(0, 102, memory=None, kind="graphics")
+        node.occupy(0, 103, memory=300 * MIB, kind="mps")
+        node.set_figures(0, {"process.101.sm": 30, "process.103.sm": 15})
+        async with open_driver() as driver:
+            await driver.observe()
+            yield driver, node
 
 
 @pytest.mark.parametrize("zero", [False, True])
 async def test_all_kinds_of_processes_with_memory_and_time(zero: bool) -> None:
-    with simulated("t4:1", switches=Switches(zero_outside_mig=zero)) as node:
-        _busy(node)
-        async with open_driver() as driver:
-            await driver.observe()
-            look = await _look(driver)
+    async with _busy(zero=zero) as (driver, _):
+        look = await _look(driver)
     assert look.running == {
         None: (
             ProcessReading(101, 100 * MIB, 30.0),
@@ -46,14 +51,11 @@ async def test_all_kinds_of_processes_with_memory_and_time(zero: bool) -> None:
 
 async def test_a_clock_that_was_set_back_hides_no_work() -> None:
     """The driver's samples have the time of day, and so has the last one that was read."""
-    with simulated("t4:1") as node:
-        _busy(node)
-        async with open_driver() as driver:
-            await driver.observe()
-            in_an_hour = time.time_ns() // 1000 + 3600 * 1_000_000
-            reader = ProcessReader(in_an_hour)
-            await _look(driver, reader)
-            look = await _look(driver, reader)
+    async with _busy() as (driver, _):
+        in_an_hour = time.time_ns() // 1000 + 3600 * 1_000_000
+        reader = ProcessReader(in_an_hour)
+        await _look(driver, reader)
+        look = await _look(driver, reader)
     assert [process.multiprocessors for process in look.running[None]] == [30.0, None, 15.0]
 
 
@@ -73,30 +75,24 @@ async def test_instances_have_their_own() -> None:
 
 
 async def test_what_a_card_does_not_have_is_not_asked_again() -> None:
-    with simulated("t4:1") as node:
-        _busy(node)
+    async with _busy() as (driver, node):
         node.inject("nvmlDeviceGetMPSCompute*", error=Code.NOT_SUPPORTED, times=None)
         node.inject("nvmlDeviceGetProcessUtilization", error=Code.NOT_SUPPORTED, times=None)
-        async with open_driver() as driver:
-            await driver.observe()
-            reader = ProcessReader()
-            await _look(driver, reader)
-            node.journal.clear()
-            look = await _look(driver, reader)
-            names = set(node.journal.counts)
+        reader = ProcessReader()
+        await _look(driver, reader)
+        node.journal.clear()
+        look = await _look(driver, reader)
+        names = set(node.journal.counts)
     assert look.running == {None: (ProcessReading(101, 100 * MIB), ProcessReading(102))}
     assert not {name for name in names if "MPS" in name or "Utilization" in name}
 
 
 async def test_a_list_that_fails_leaves_the_others() -> None:
-    with simulated("t4:1") as node:
-        _busy(node)
-        async with open_driver() as driver:
-            await driver.observe()
-            reader = ProcessReader()
-            node.inject("nvmlDeviceGetMPSCompute*", error=Code.UNKNOWN, times=1)
-            assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102]
-            assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102, 103]
+    async with _busy() as (driver, node):
+        reader = ProcessReader()
+        node.inject("nvmlDeviceGetMPSCompute*", error=Code.UNKNOWN, times=1)
+        assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102]
+        assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102, 103]
 
 
 def test_the_cost_is_of_this_process() -> None:
