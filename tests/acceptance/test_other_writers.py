@@ -80,7 +80,7 @@ async def test_a_setting_without_effect_fails_no_change(tmp_path: Path) -> None:
         api.add_node(NAME, labels={CONFIG: "all-7g.80gb"})
         (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
         agent = [*command("h100-80gb:1", tmp_path), "--source", "mig-config"]
-        settings = {"NODEAGENT_DRA_SHARE": "8Gi"}  # counts in mode dynamic alone
+        settings = {"NODEAGENT_DRA_SHARE": "memory"}  # counts in mode dynamic alone
         async with AgentProcess([*agent, "--state", str(state)], tmp_path, settings=settings):
             await until_status(api, lambda status: status["phase"] == "InSync")
             with SimulatedNode(state=state) as node:

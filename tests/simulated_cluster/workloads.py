@@ -2,7 +2,8 @@
 
 A pod with a limit such as `nvidia.com/mig-1g.10gb: 1` gets a claim, the claim a device, and the
 kubelet has it prepared; when the pod is deleted it is released. What does not fit waits. With a
-limit such as `nvidia.com/mig-1g.10gb.shared: 1` the device is shared by MPS.
+limit such as `nvidia.com/mig-1g.10gb.shared: 1` the device is shared by MPS; `nvidia.com/mps: 1` is
+a part of a GPU that others may have parts of.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
+from nodeagent.claims.capacity import MEMORY
 from tests.simulated_cluster.allocator import Device
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
@@ -19,6 +21,8 @@ from tests.simulated_cluster.scheduler import Scheduler
 NAMESPACE = "default"
 RETRY = 1.0  # seconds; the real kubelet waits 60 to 90
 
+PART = "mps"  # 20Gi of a GPU out of MIG mode
+_CAPACITY = {MEMORY: 20 << 30}
 SHARED = ".shared"  # how the resource of a device class ends that configures MPS
 
 PREFIX = "nvidia.com/"
@@ -75,7 +79,8 @@ class Workloads:
         uid = self._scheduler.claim(NAMESPACE, name)["metadata"]["uid"]
         wanted = _wanted(asked.removesuffix(SHARED))
         parameters = _CONFIGURATION if asked.endswith(SHARED) else None
-        device = self._scheduler.allocate(NAMESPACE, name, wanted, parameters)
+        capacity = _CAPACITY if asked == PART else {}
+        device = self._scheduler.allocate(NAMESPACE, name, wanted, parameters, capacity)
         if device:
             self._waiting.discard(name)
             self._leaving[name] = asyncio.Event()
@@ -143,6 +148,8 @@ def _wanted(asked: str) -> Callable[[Device], bool]:
         attributes: dict[str, dict[str, str]] = device["attributes"]
         profile = attributes.get("gpu.nvidia.com/profile", {}).get("string", "")
         kind = attributes.get("gpu.nvidia.com/type", {}).get("string", "")
+        if asked == PART:
+            return attributes.get("sharing", {}).get("string") == "mps"
         return asked == (f"mig-{profile.replace('+', '.')}" if profile else kind)
 
     return wanted

@@ -16,12 +16,11 @@ from tests.simulated_cluster.faults import Answer, Fault, Freeze, Html, Reset
 from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import DraKubelet
 from tests.simulated_cluster.kubelet_plugins import SCAN
-from tests.simulated_cluster.workloads import NAMESPACE, PREFIX, SHARED, Workloads, asked_by
+from tests.simulated_cluster.workloads import NAMESPACE, PART, PREFIX, SHARED, Workloads, asked_by
 
 T = TypeVar("T")
 
 TOKEN = "token-of-the-campaign"
-PART = "mps"  # a share of a GPU out of MIG mode
 _ASKED = (  # the ends of resources' names, for even pods and for odd ones
     *("mig-1g.10gb", "gpu", "mig-2g.20gb", "mig-3g.40gb"),
     *(PART, f"gpu{SHARED}", f"mig-2g.20gb{SHARED}", "mig-3g.40gb"),
@@ -94,7 +93,7 @@ class Cluster:
             "NODEAGENT_KUBELET_SOCKET": f"{self._folder}/{LISTING}/kubelet.sock",
             "NODEAGENT_KUBELET_DEADLINE": "1s",
             "NODEAGENT_DRA_MODE": "dynamic",
-            "NODEAGENT_DRA_SHARE": "20Gi",
+            "NODEAGENT_DRA_SHARE": "memory",
             "NODEAGENT_KUBELET_DIR": f"{self._folder}/{KUBELET}",
         }
 

@@ -17,9 +17,9 @@ from tests.acceptance.agent_home import Home
 from tests.campaign import invariants, pages, processes, truth
 from tests.campaign.episode import Plan
 from tests.campaign.invariants import Violation
-from tests.campaign.real.cluster import PART, TOKEN, Cluster, device_files, device_shared
+from tests.campaign.real.cluster import TOKEN, Cluster, device_files, device_shared
 from tests.campaign.real.surroundings import WallClock
-from tests.simulated_cluster.workloads import SHARED
+from tests.simulated_cluster.workloads import PART, SHARED
 
 _GPU, _CAPABILITY = "/dev/nvidia", "/dev/nvidia-caps/nvidia-cap"
 _PAGES = ("/v1/status", "/v1/events", "/metrics")
