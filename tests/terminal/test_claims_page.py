@@ -13,6 +13,7 @@ from nodeagent.terminal.claims_page import (
 )
 from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.page import Line, plain_text
+from nodeagent.terminal.status_words import room_lines
 from tests.doc_blocks import ROOT, blocks_of
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -137,6 +138,22 @@ def test_a_claim_is_a_line_at_its_device() -> None:
         "claim team/second Waiting: "
         "claim team/second was allocated a device that is held: gpu of claim a/b\n"
     )
+
+
+def test_a_share_of_a_gpu() -> None:
+    """What it uses, where that is known, and may use; a GPU shows what claims could still have."""
+    limits = {"memory": 8 << 30, "threads": 17.78}
+    used = {**WHOLE, "share": {**limits, "used": 3 << 29}}
+    turns = {**WHOLE, "share": {"memory": 4 << 30}}
+    claim = {**READY, "devices": [used, turns]}
+    _, row, _ = text(claims_page([claim], NOW)).splitlines()
+    assert "  1.5 GiB of 8 GiB, 17.78%  GPU-1  " in row
+    first, second = text(claim_lines([claim], "GPU-1")).splitlines()
+    assert first.startswith("share of 1.5 GiB of 8 GiB, 17.78%: claim team/trainer Ready")
+    assert second.startswith("share of 4 GiB: claim team/trainer")
+    free = {"slots": [], "creatable": {}, "share": {"memory": 30 << 30, "threads": 40}}
+    [room] = text(room_lines({"free": free})).splitlines()
+    assert room == "room for claims with 30 GiB and 40% of the threads"
 
 
 def test_a_record_that_cannot_be_read_has_only_its_uid() -> None:
