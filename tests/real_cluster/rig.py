@@ -219,7 +219,7 @@ class Node(Member):
         self.cluster.create(PODS, {"metadata": {"name": name, "labels": LABELS}, "spec": spec})
 
     def pod_spec(self, containers: Sequence[Any], claims: Sequence[Any]) -> dict[str, Any]:
-        """Of a pod for this node, whose containers `c0` and on have these resources and wait."""
+        """Of a pod for this node, whose containers `main`, `c1` and on have these resources."""
         common = {
             "image": self.place.image,
             "imagePullPolicy": "Never",
@@ -227,7 +227,7 @@ class Node(Member):
         }
         return {
             "containers": [
-                {"name": f"c{number}", **common, "resources": resources}
+                {"name": f"c{number}" if number else "main", **common, "resources": resources}
                 for number, resources in enumerate(containers)
             ],
             "resourceClaims": list(claims),
@@ -294,7 +294,7 @@ class Node(Member):
         """The CDI files of claims."""
         return list(self.place.cdi_dir.glob("nodeagent.io-claim_*.json"))
 
-    def inside(self, pod: str, command: str, container: str = "c0") -> str:
+    def inside(self, pod: str, command: str, container: str = "main") -> str:
         """What a command in its container prints."""
         return self.cluster.kubectl("exec", pod, "-c", container, "--", "sh", "-c", command)
 

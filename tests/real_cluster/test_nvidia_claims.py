@@ -94,14 +94,14 @@ def pods(node: Node, count: int, claims: list[Json], *containers: tuple[str, ...
     return names
 
 
-def devices(node: Node, pod: str, container: str = "c0") -> str:
+def devices(node: Node, pod: str, container: str = "main") -> str:
     """The device files that a container has: of GPUs, and of MIG devices."""
     return node.inside(
         pod, "cd /dev; ls -d nvidia[0-9]* nvidia-caps/* 2>/dev/null; true", container
     )
 
 
-def gpus(node: Node, pod: str, container: str = "c0") -> list[str]:
+def gpus(node: Node, pod: str, container: str = "main") -> list[str]:
     """The GPUs of the container; it has no MIG device."""
     found = devices(node, pod, container).split()
     assert not [one for one in found if "caps" in one]
@@ -204,7 +204,9 @@ def test_four_mig_devices_of_one_gpu(cluster: Cluster, folder: Path, names: None
         together = [{"matchAttribute": "gpu.nvidia.com/parentUUID"}]
         claim = template(node, "set", *requests, constraints=together)
         (first, *_) = pods(node, 4, [claim], *((f"set/{name}",) for name in wanted))
-        assert len({devices(node, first, f"c{number}") for number in range(4)}) == 4
+        assert (
+            len({devices(node, first, container) for container in ("main", "c1", "c2", "c3")}) == 4
+        )
         assert len(node.slices()) == 16
         assert len({gpu for gpu, _, _ in node.slices()}) == 4
         cluster.annotate(node.node, PLAN, None)
