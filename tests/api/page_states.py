@@ -1,7 +1,5 @@
 """The node of docs/annotations.md in each state that the page has to show."""
 
-from __future__ import annotations
-
 from nodeagent.documents.reading import read_document
 from nodeagent.health.evaluate import evaluate
 from nodeagent.health.findings import Moment

@@ -1,7 +1,5 @@
 """The agent as a process on a simulated node, and what it answers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """One agent's health without a sampler: readings are given to it, and its time is in our hands."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The agent reads the pods of claims with MPS, each once, and says what does not go together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from nodeagent.app.pod_checks import PodChecks

@@ -1,7 +1,5 @@
 """A server that answers as the agent does, for commands that only ask it."""
 
-from __future__ import annotations
-
 import http.server
 import socket
 import socketserver

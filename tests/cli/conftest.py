@@ -1,7 +1,5 @@
 """The program on a simulated node that lasts from one command to the next."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

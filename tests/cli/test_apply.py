@@ -1,12 +1,11 @@
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,12 +13,8 @@ from nodeagent.gpu.kernel import boot_id
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.state_file import directory_beside
 from tests.claims.machine import Home, laid_out, pool_of
+from tests.cli.conftest import Program
 from tests.machine_load import stretched
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Program
 
 SPLIT = "{devices: [0, 1], mig: {3g.40gb: 1, 1g.10gb: 4}}"
 WHOLE = "{devices: [0, 1], mig: {7g.80gb: 1}}"

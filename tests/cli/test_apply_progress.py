@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io
@@ -7,7 +5,6 @@ import re
 import subprocess
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,10 +13,8 @@ from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
+from tests.cli.conftest import Program
 from tests.plan.cards import card
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
 
 
 class Terminal(io.StringIO):

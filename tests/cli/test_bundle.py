@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import json
 import stat
 import tarfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -15,9 +12,7 @@ from nodeagent.errors import UsageError
 from nodeagent.settings import load_settings
 from nodeagent.settings.sources import setting_names, variable_of
 from tests.cli.agent_server import answering
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
+from tests.cli.conftest import Program
 
 SECRET = "s3cret"
 GONE = "127.0.0.1:1"  # where nothing listens

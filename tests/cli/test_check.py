@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import fcntl
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,11 +13,8 @@ from nodeagent.cli.checks.files import health_findings, metrics_findings
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from nodeagent.settings import load_settings
 from nodeagent.structs import replace
+from tests.cli.conftest import Ended, Program
 from tests.processes.real import running
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Ended, Program
-
 
 ENABLED = "version: v1\ngpus: [{devices: all, mig: enabled}]\n"
 

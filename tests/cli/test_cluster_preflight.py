@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,12 +12,10 @@ from nodeagent.cli.checks.files import node_finding
 from nodeagent.cli.checks.machine import kubelet_findings
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
 from nodeagent.structs import replace
+from tests.cli.conftest import Program
 from tests.cluster.client.rig import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
 
 NODE = "gpu-node-0"
 

@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -14,11 +12,9 @@ from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from tests.api.serving import Doing, api, observe
 from tests.cli.agent_server import meeting
+from tests.cli.conftest import Program
 from tests.machine_load import stretched
 from tests.views.daemons import mps_client, mps_daemon
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
 
 WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))
 CLIENT = mps_client(4712, "python", 1000, "small", "small-0", 5, 8 << 30, 15.0)

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,11 +10,9 @@ from nodeagent.documents.reading import read_document
 from nodeagent.mps.programs import Programs
 from nodeagent.plan.shares import Account
 from nodeagent.simulation.mps.installation import install
+from tests.cli.conftest import Program
 from tests.machine_load import stretched
 from tests.processes.real import running
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
 
 SYSTEM = "/usr/bin:/bin"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"

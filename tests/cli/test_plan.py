@@ -1,15 +1,8 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from nodeagent.plan.numbers import NumberedGpu
 from nodeagent.reconcile.plan_update import KeptPlan, PlanText, last_good_plan
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
-
+from tests.cli.conftest import Program
 
 SPLIT = "{devices: [0, 1], mig: {3g.40gb: 1, 1g.10gb: 4}}"
 WHOLE = "{devices: [0, 1], mig: {7g.80gb: 1}}"

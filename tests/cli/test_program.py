@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import itertools
 import json
@@ -13,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,11 +19,8 @@ from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.parser import parse
 from nodeagent.mps.files import records
 from tests.agent_environment import own_host
+from tests.cli.conftest import Program
 from tests.machine_load import stretched
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
-
 
 _PROGRAM = [sys.executable, "-m", "nodeagent"]
 

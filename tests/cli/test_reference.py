@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -14,9 +11,6 @@ from nodeagent.cli.parser import build_parser
 from nodeagent.runbook import runbook
 from tests.cli.conftest import Program
 from tools.make_man_pages import pages
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
 
 
 def test_an_entry_on_a_terminal(program: Program) -> None:

@@ -1,11 +1,6 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
+from tests.cli.conftest import Program
 
 
 @pytest.fixture

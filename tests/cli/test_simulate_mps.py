@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import pytest
 
@@ -16,11 +14,9 @@ from nodeagent.plan.shares import Share
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install, programs_in
 from nodeagent.simulation.state_file import directory_beside
+from tests.cli.conftest import Ended, Program
 from tests.mps.plans import daemon_spec
 from tests.simulation.mps.rig import until
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Ended, Program
 
 GIB = 1 << 30
 SHARE = Share("small", 2, 1024, 25.0)

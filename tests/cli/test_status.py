@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -8,16 +6,14 @@ import signal
 import socket
 import subprocess
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.cli.agent_server import STATUS, answering, meeting
+from tests.cli.conftest import Program
 from tests.machine_load import stretched
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Program
 
 
 def test_one_gpu_is_drawn_in_full(program: Program) -> None:

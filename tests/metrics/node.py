@@ -1,7 +1,5 @@
 """Nodes with made-up readings, for tests and for measuring how long a text takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

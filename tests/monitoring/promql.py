@@ -4,8 +4,6 @@ It reads as much of the language as rules and dashboards here have, and refuses 
 an expression is right, and what it gives, only Prometheus says: `promtool.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Prometheus' own evaluation of rules and expressions, where its promtool is installed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ One node has an H100 with MIG, one an H100 without, one a T4. All readings are m
 there is a series of everything that can be exported.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ writes into the Node's status annotation is printed as it comes, and pods that a
 claim, a device and a start.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """Who may ask: bearer tokens, and tokens that may write only to their own Node."""
 
-from __future__ import annotations
-
 import re
 
 from tests.simulated_cluster.journal import Request

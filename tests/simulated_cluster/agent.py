@@ -1,7 +1,5 @@
 """An agent as a process on simulated GPUs, and the Node through which one speaks with it."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -4,8 +4,6 @@
 the cluster: they change objects as another client would, and every watch hears of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import ssl

@@ -5,8 +5,6 @@ before and leaves out now goes; a device has to be one of the allocation's
 (pkg/apis/resource/validation/validation.go), and a status needs the right for its driver, too.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The servers that contract tests run against: ours, and a real one where there is one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

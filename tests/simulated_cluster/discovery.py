@@ -1,7 +1,5 @@
 """What the API server publishes about itself: enough for kubectl and for a client's probes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _VERBS = ["create", "delete", "get", "list", "patch", "watch"]

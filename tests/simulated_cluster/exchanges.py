@@ -4,8 +4,6 @@ Answers are made anonymous: uids, versions and times are only said to be there. 
 server are in tests/recorded/api_server.json, which test_contract compares.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -4,8 +4,6 @@
 names) and `watch` narrow which. `faults.strike(Reset())` hits the watches that are open now.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Fixtures of tests that want an API server with the Node `n` and a way to it, or that use gRPC."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

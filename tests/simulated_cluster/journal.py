@@ -1,7 +1,5 @@
 """What was asked of the API server, for tests that count."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -5,8 +5,6 @@ device, devices of a checkpoint after a restart, a socket that is made anew. Its
 back, refused or spoiled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ As in pkg/kubelet/cm/dra of Kubernetes 1.36, with its words, its checkpoint and 
 `KubeletVersion` for the others.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ As in pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra/plugin of Kubernetes 1.36
 what other versions do otherwise is in `KubeletVersion`. Waits between attempts are short here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

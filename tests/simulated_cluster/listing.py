@@ -3,8 +3,6 @@
 The answer of a real one is in tests/recorded/pod_resources.json.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The patch formats that the agent and kubectl use: JSON merge patch and strategic merge patch."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

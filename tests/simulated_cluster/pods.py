@@ -1,7 +1,5 @@
 """What happens to pods beyond being written: deletion, eviction and disruption budgets."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The API server's refusals: Status objects with the reasons and codes of the real one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

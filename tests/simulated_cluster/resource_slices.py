@@ -4,8 +4,6 @@ After Kubernetes 1.36, pkg/registry/resource/resourceslice/strategy.go and
 pkg/apis/resource/validation/validation.go: only what decides how an agent has to behave.
 """
 
-from __future__ import annotations
-
 import copy
 from datetime import UTC, datetime
 from typing import Any

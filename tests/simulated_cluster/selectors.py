@@ -1,7 +1,5 @@
 """Field selectors of list and watch requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ reported to the watches; a write that changes nothing does none of it. Who write
 test as another client) makes no difference.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

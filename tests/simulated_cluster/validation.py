@@ -1,7 +1,5 @@
 """What the API server accepts as metadata: names, labels and annotations."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a kubelet gives a pod on disk, and the powers that its processes do not have."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

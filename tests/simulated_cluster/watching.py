@@ -1,7 +1,5 @@
 """A watch request: what happened since a version, then what happens, one JSON line each."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

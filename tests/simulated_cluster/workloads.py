@@ -6,8 +6,6 @@ limit such as `nvidia.com/mig-1g.10gb.shared: 1` the device is shared by MPS; `n
 a part of a GPU that others may have parts of.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn

@@ -3,8 +3,6 @@
 No board has everything, so each field is read of several; the clock of the readers is the test's.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
 

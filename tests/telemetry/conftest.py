@@ -1,7 +1,5 @@
 """The simulated node and the driver of the tests of `gpu/`."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.gpu.driver import Driver

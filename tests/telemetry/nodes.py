@@ -1,7 +1,5 @@
 """Nodes with users, as tests of what is exported need them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from nodeagent.plan.observed import (

@@ -1,7 +1,5 @@
 """Samplers with short deadlines, and what they sampled, by field."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 

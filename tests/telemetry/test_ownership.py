@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 from nodeagent.cluster.kubelet.processes import Owner

@@ -1,7 +1,5 @@
 """A node with a whole GPU and a divided one, and daemons on them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nodeagent.plan.observed import (

@@ -1,7 +1,5 @@
 """The node of docs/annotations.md: two H100, the first divided, the second shared with MPS."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 

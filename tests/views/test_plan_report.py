@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy

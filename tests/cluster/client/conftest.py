@@ -1,7 +1,5 @@
 """A server with the Node `n`, and a way to it."""
 
-from __future__ import annotations
-
 from tests.simulated_cluster.fixtures import access, server
 
 __all__ = ["access", "server"]

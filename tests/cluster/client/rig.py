@@ -1,7 +1,5 @@
 """What the tests of the API server's client share: access, short times, a Node with a record."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine

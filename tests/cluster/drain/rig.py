@@ -3,8 +3,6 @@
 The tests say what the loop would: which plan, what was seen, when a round begins and ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.plan_sources.mig_config.source import (
     SOURCE,

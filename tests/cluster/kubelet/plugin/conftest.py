@@ -1,7 +1,5 @@
 """Claims whose work the test controls, and the end of gRPC's thread after each test."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cluster.kubelet.plugin.rig import Claims

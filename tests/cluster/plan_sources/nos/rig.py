@@ -1,7 +1,5 @@
 """What the tests of nos' protocol share: nodes as nos sees them, and a recorded conversation."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
