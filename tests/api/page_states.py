@@ -110,10 +110,7 @@ def _busy_gpu(index: int) -> Gpu:
     return gpu.with_mig_devices(lambda _, old: replace(old, uuid=f"{old.uuid[:-1]}{index}"))
 
 
-_eight = ObservedNode(
-    (*_busy_node.gpus, *map(_busy_gpu, range(2, 8))),
-    OBSERVED.driver_version,
-)
+_eight = ObservedNode((*_busy_node.gpus, *map(_busy_gpu, range(2, 8))), OBSERVED.driver_version)
 _all_wait = plan(
     resolve(read_document(WHOLE.replace(b"[0]", b"[0, 2, 3, 4, 5, 6, 7]")), _eight),
     _eight,

@@ -188,10 +188,7 @@ async def test_events_of_the_last_hour() -> None:
         assert event["since"] <= event["time"]
         assert await served.get("/v1/events?within=0") == (200, [])
         status, refused = await served.get("/v1/events?within=1h")
-        assert (status, refused["error"]) == (
-            400,
-            'within is a whole number of seconds, not "1h"',
-        )
+        assert (status, refused["error"]) == (400, 'within is a whole number of seconds, not "1h"')
         headers = {"Accept": "text/event-stream"}
         address = f"{served.base}/v1/events?within=3600"
         async with served.session.get(address, headers=headers) as answer:

@@ -37,11 +37,7 @@ async def test_each_source_of_it_counts_at_once(tmp_path: Path) -> None:
     )
     write_record(tmp_path / "claims", record(MADE))
     await claims.store.load()
-    view = ClaimView(
-        claims,
-        observe=lambda: nodes[-1],
-        health=lambda: tuple(health),
-    )
+    view = ClaimView(claims, observe=lambda: nodes[-1], health=lambda: tuple(health))
     (first,) = before = view.served
     assert (first.name, first.phase, first.devices[0].index) == ("trainer", "Ready", 3)
     assert view.served is before

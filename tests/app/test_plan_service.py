@@ -21,11 +21,7 @@ from tests.simulated_cluster.agent import kubeconfig
 
 @asynccontextmanager
 async def following(
-    rig: Rig,
-    settings: Path,
-    *,
-    then: Callable[[], object] = lambda: None,
-    in_cluster: bool = False,
+    rig: Rig, settings: Path, *, then: Callable[[], object] = lambda: None, in_cluster: bool = False
 ) -> AsyncIterator[PlanService]:
     """The plan part of an agent with this settings file, offering to the rig's reconciler; `then`
     is what happens between its reading and its watch.
@@ -92,9 +88,7 @@ async def test_a_change_just_after_the_reading_counts(tmp_path: Path) -> None:
         async with (
             running(Rig(tmp_path)) as rig,
             following(
-                rig,
-                settings,
-                then=lambda: write(tmp_path, f"plan: {{file: {tmp_path}/b.yaml}}\n"),
+                rig, settings, then=lambda: write(tmp_path, f"plan: {{file: {tmp_path}/b.yaml}}\n")
             ),
         ):
             await rig.until(lambda: bool(rig.state.observed.gpus and rig.gpu().instances))

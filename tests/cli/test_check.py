@@ -267,10 +267,7 @@ def test_the_file_of_counters(tmp_path: Path) -> None:
     file = tmp_path / "counters.csv"
     file.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, x\nDCGM_FI_DEV_GPU_TEMPP, gauge, x\n")
     good, bad = _metrics_found(counters=file)
-    assert (good.level, good.message) == (
-        "ok",
-        f"{file} has 1 fields that can be exported",
-    )
+    assert (good.level, good.message) == ("ok", f"{file} has 1 fields that can be exported")
     assert bad.level == "warning"
     assert bad.message.startswith("line 2: ")
     assert "DCGM_FI_DEV_GPU_TEMP" in bad.remedy

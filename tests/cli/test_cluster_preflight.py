@@ -234,13 +234,7 @@ async def test_a_config_map_of_no_name(
     ],
 )
 async def test_what_the_node_asks_for(
-    *,
-    source: str,
-    metadata: dict[str, str],
-    level: str,
-    word: str,
-    api: ApiServer,
-    tmp_path: Path,
+    *, source: str, metadata: dict[str, str], level: str, word: str, api: ApiServer, tmp_path: Path
 ) -> None:
     kind = "labels" if source == "mig-config" else "annotations"
     api.patch_node(NODE, {"metadata": {kind: metadata}})

@@ -92,12 +92,7 @@ def test_shared_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "wanted", "level"),
-    [
-        (16_384, True, "ok"),
-        (-1, True, "ok"),
-        (16_383, True, "error"),
-        (1024, False, "warning"),
-    ],
+    [(16_384, True, "ok"), (-1, True, "ok"), (16_383, True, "error"), (1024, False, "warning")],
 )
 def test_open_files(limit: int, wanted: bool, level: str) -> None:
     """The hard limit counts; -1 is the kernel's word for none."""

@@ -44,9 +44,7 @@ def test_colours_on_a_terminal_can_be_refused(
     assert coloured or terminal.getvalue() == "│word\n"
 
 
-def test_drawing_characters_where_they_can_be_encoded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_drawing_characters_where_they_can_be_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     Output("text", colour=False).page(_PAGE)

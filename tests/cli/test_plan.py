@@ -15,14 +15,7 @@ def test_another_drivers_spelling_is_shown(h100: Program) -> None:
     assert gpu["respelled"] == {"3g.39gb": "3g.40gb"}
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("", "empty"),
-        ("\x00\x01", ""),
-        ("a" * (1 << 20), ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "word"), [("", "empty"), ("\x00\x01", ""), ("a" * (1 << 20), "")])
 def test_bad_documents_are_code_2_in_two_lines(text: str, word: str, h100: Program) -> None:
     path = h100.file(text)
     shown = h100.on("plan", "-f", path)

@@ -96,9 +96,7 @@ def test_what_agents_leave_is_looked_for_where_they_leave_it() -> None:
     assert shared_node._RECORDS == records.FOLDER
 
 
-def test_variables_hold_for_one_shot_commands(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_hold_for_one_shot_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODEAGENT_RESET", "whenIdle")
     monkeypatch.setenv("NODEAGENT_GPU_PARALLEL", "3")
     found = command_settings(parse(["apply", "-f", "x"]))
@@ -107,15 +105,7 @@ def test_variables_hold_for_one_shot_commands(
     assert not found.policy.reset_when_idle
 
 
-SLOW = {
-    "aiohttp",
-    "structlog",
-    "psutil",
-    "pydantic",
-    "kubernetes",
-    "asyncinotify",
-    "grpc",
-}
+SLOW = {"aiohttp", "structlog", "psutil", "pydantic", "kubernetes", "asyncinotify", "grpc"}
 
 
 def _imported(*words: str) -> set[str]:

@@ -65,12 +65,7 @@ async def test_an_event_as_kubectl_describes_it(server: ApiServer, access: Clust
     [event] = server.events
     assert event["metadata"]["namespace"] == "default"
     assert event["metadata"]["name"].startswith("n.")
-    assert event["involvedObject"] == {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "name": "n",
-        "uid": "n",
-    }
+    assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "n"}
     assert (event["type"], event["reason"]) == ("Warning", "PlanBlocked")
     assert event["message"] == BLOCKED.message
     assert event["source"] == {"component": "nodeagent", "host": "n"}

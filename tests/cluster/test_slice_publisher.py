@@ -267,10 +267,7 @@ async def test_an_hour_without_a_change_writes_nothing(tmp_path: Path, progress:
 
 
 async def test_a_program_that_undoes_each_write_makes_no_storm(tmp_path: Path) -> None:
-    async with (
-        ApiServer() as server,
-        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
-    ):
+    async with ApiServer() as server, ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
 
         async def undo() -> None:
             while True:
@@ -290,10 +287,7 @@ async def test_a_program_that_undoes_each_write_makes_no_storm(tmp_path: Path) -
 
 @pytest.mark.parametrize("serves", [False, True])
 async def test_an_older_server_is_asked_seldom(tmp_path: Path, serves: bool) -> None:
-    async with (
-        ApiServer() as server,
-        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
-    ):
+    async with ApiServer() as server, ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
         server.slices.partitionable = False
         if not serves:
             server.faults.next(10**6, Answer(404), path="*resource.k8s.io/v1*")

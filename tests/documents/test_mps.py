@@ -84,14 +84,7 @@ def test_threads(threads: object) -> None:
 
 @pytest.mark.parametrize(
     ("memory", "remedy"),
-    [
-        ("8GB", "did you mean 8G?"),
-        ("0.1Gi", ""),
-        (-1, ""),
-        (1.5, ""),
-        (True, ""),
-        (None, ""),
-    ],
+    [("8GB", "did you mean 8G?"), ("0.1Gi", ""), (-1, ""), (1.5, ""), (True, ""), (None, "")],
 )
 def test_memory(memory: object, remedy: str) -> None:
     """Memory is a quantity that is a whole number of bytes; nothing is rounded."""

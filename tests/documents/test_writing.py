@@ -27,15 +27,7 @@ from nodeagent.plan.observed import (
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
-from nodeagent.plan.shares import (
-    Account,
-    ComputeMode,
-    Host,
-    Share,
-    Sharing,
-    TimeSlice,
-    WantedMps,
-)
+from nodeagent.plan.shares import Account, ComputeMode, Host, Share, Sharing, TimeSlice, WantedMps
 from nodeagent.structs import replace
 from tests.plan.cards import card, with_instances
 

@@ -144,11 +144,7 @@ def test_a_field_under_both_of_its_names_is_one_family_where_they_are_renamed() 
 
 @pytest.mark.parametrize(
     ("host", "label"),
-    [
-        ((("Hostname", "n"),), ',Hostname="n"'),
-        ((("hostname", "n"),), ',hostname="n"'),
-        ((), ""),
-    ],
+    [((("Hostname", "n"),), ',Hostname="n"'), ((("hostname", "n"),), ',hostname="n"'), ((), "")],
 )
 def test_the_host_has_the_label_that_is_asked_for(host: Labels, label: str) -> None:
     readings = SampleSet({CLOCK: ((Subject(WholeGpu(gpu(0))), 1),)})

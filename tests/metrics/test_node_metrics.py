@@ -32,11 +32,7 @@ def _lines(
 
 @pytest.mark.parametrize(
     ("digest", "phase", "reported"),
-    [
-        ("sha256:0", Phase.IN_SYNC, "1"),
-        ("sha256:0", Phase.BLOCKED, "0"),
-        ("", Phase.IN_SYNC, None),
-    ],
+    [("sha256:0", Phase.IN_SYNC, "1"), ("sha256:0", Phase.BLOCKED, "0"), ("", Phase.IN_SYNC, None)],
 )
 def test_whether_the_plan_is_applied(digest: str, phase: Phase, reported: str | None) -> None:
     lines = _lines(digest=digest, phase=phase)

@@ -7,13 +7,7 @@ from tests.simulated_cluster.refusals import Refused, forbidden
 
 NODES = "/api/v1/nodes/"
 OPEN_PATHS = {"/version", "/readyz", "/healthz", "/livez"}
-VERBS = {
-    "GET": "get",
-    "POST": "create",
-    "PUT": "update",
-    "PATCH": "patch",
-    "DELETE": "delete",
-}
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 Right = tuple[str, str]  # verb and resource, such as pods/eviction
 

@@ -82,9 +82,7 @@ class AgentProcess:
     async def __aenter__(self) -> Self:
         with self._stderr.open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stderr=errors,
-                env=agent_environment(**self._settings),
+                *self._command, stderr=errors, env=agent_environment(**self._settings)
             )
         return self
 

@@ -26,12 +26,7 @@ class Followed:
     def __init__(self, path: Path, *, uptime: float = 100.0, again: float = 0.01) -> None:
         self.xids: list[XidEvent] = []
         self.reports: list[Problem | None] = []
-        self.errors = KernelErrors(
-            path,
-            uptime=lambda: uptime,
-            again=again,
-            stays=0.01,
-        )
+        self.errors = KernelErrors(path, uptime=lambda: uptime, again=again, stays=0.01)
         self.errors.xids.subscribe(self.xids.extend)
         self.errors.problem.subscribe(self.reports.append)
 
@@ -164,10 +159,7 @@ def test_mig_as_the_plan_has_it() -> None:
 
 def test_the_compute_mode_only_where_the_agent_set_it() -> None:
     mine = replace(
-        H100,
-        mig=None,
-        compute_mode=ComputeMode.EXCLUSIVE_PROCESS,
-        earlier_mode=ComputeMode.DEFAULT,
+        H100, mig=None, compute_mode=ComputeMode.EXCLUSIVE_PROCESS, earlier_mode=ComputeMode.DEFAULT
     )
     found = owned_modes(GpuPlan.in_sync(mine), _read(mode=ComputeMode.DEFAULT))
     assert found == (ModeReading("compute mode", "default", "exclusiveProcess"),)

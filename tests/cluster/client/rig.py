@@ -21,12 +21,7 @@ from tests.simulated_cluster.journal import Request
 PLAN = "nodeagent.io/plan"
 STATUS = "nodeagent.io/status"
 # Short, but with the same proportions: a first wait far below the longest, health above both.
-QUICK = WatchIntervals(
-    watch=(30.0, 30.0),
-    silence=20.0,
-    retry=(0.02, 0.16),
-    healthy_after=0.4,
-)
+QUICK = WatchIntervals(watch=(30.0, 30.0), silence=20.0, retry=(0.02, 0.16), healthy_after=0.4)
 QUICK_WRITES = WriteIntervals(interval=0.1, burst=1, retry=(0.02, 0.16), denied=(0.02, 0.5))
 
 

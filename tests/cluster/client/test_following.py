@@ -110,9 +110,7 @@ async def test_the_next_list_brings_what_was_lost(tmp_path: Path) -> None:
     assert seen.faults == []
 
 
-async def test_bookmarks_move_the_version_and_tell_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_bookmarks_move_the_version_and_tell_nothing(tmp_path: Path) -> None:
     async with ApiServer(bookmark_seconds=0.05, history=4) as server:
         server.add_node("n")
         async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:

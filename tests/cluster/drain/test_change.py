@@ -152,11 +152,7 @@ def test_what_changes_no_device_disturbs_no_client() -> None:
     shared = DesiredGpu(None, "gpus[0]", mps=SHARING)
     sliced = DesiredGpu(None, "gpus[0]", time_slice=TimeSlice.LONG)
     ampere = replace(card("a100-40gb"), mig=MigMode(current=False, pending=False))
-    for gpu, desired in [
-        (off, shared),
-        (off, sliced),
-        (ampere, wanted(ampere, [("1g.5gb", 7)])),
-    ]:
+    for gpu, desired in [(off, shared), (off, sliced), (ampere, wanted(ampere, [("1g.5gb", 7)]))]:
         made = plan(DesiredNode({gpu.key: desired}), ObservedNode((gpu,)))
         assert made.steps
         assert not made.changes_devices

@@ -62,11 +62,7 @@ def test_a_pod_that_has_ended_is_left_where_it_is() -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [
-        wanted(H100, [("7g.80gb", 1)]),
-        evict(("1g.10gb", 7)),
-        evict(("7g.80gb", 2)),
-    ],
+    [wanted(H100, [("7g.80gb", 1)]), evict(("1g.10gb", 7)), evict(("7g.80gb", 2))],
     ids=["wait", "in sync", "never fits"],
 )
 def test_no_pod_is_evicted_otherwise(asked: DesiredGpu) -> None:

@@ -174,14 +174,8 @@ def test_outside_pods_it_is_a_container_a_unit_or_a_user() -> None:
     cases: list[tuple[str, Owner]] = [
         (f"0::/system.slice/docker-{LONG_ID}.scope\n", Owner(container=LONG_ID[:12])),
         (f"0::/docker/{LONG_ID}\n", Owner(container=LONG_ID[:12])),
-        (
-            f"0::/machine.slice/libpod-{LONG_ID}.scope/container\n",
-            Owner(container=LONG_ID[:12]),
-        ),
-        (
-            f"4:devices:/\n1:name=systemd:/docker/{LONG_ID}\n",
-            Owner(container=LONG_ID[:12]),
-        ),
+        (f"0::/machine.slice/libpod-{LONG_ID}.scope/container\n", Owner(container=LONG_ID[:12])),
+        (f"4:devices:/\n1:name=systemd:/docker/{LONG_ID}\n", Owner(container=LONG_ID[:12])),
         ("0::/system.slice/jupyter.service\n", Owner(unit="jupyter.service")),
         ("0::/system.slice/system-ml.slice/ml@7.service/x\n", Owner(unit="ml@7.service")),
         ("0::/system.slice/slurmstepd.scope/job_12/step_0\n", Owner(unit="slurmstepd.scope")),

@@ -173,8 +173,7 @@ def test_share_memory() -> None:
 @given(
     st.integers(1, 10**6).flatmap(
         lambda card: st.tuples(
-            st.just(card),
-            st.lists(st.integers(1, -(-card // 1000)), min_size=1, max_size=60),
+            st.just(card), st.lists(st.integers(1, -(-card // 1000)), min_size=1, max_size=60)
         )
     )
 )

@@ -38,9 +38,7 @@ NOTHING = NoPlan("a test asks nothing")
 
 
 def written(
-    known: NodeState,
-    annotations: Mapping[str, str] | None = None,
-    labels: Mapping[str, str] = MIG,
+    known: NodeState, annotations: Mapping[str, str] | None = None, labels: Mapping[str, str] = MIG
 ) -> dict[str, str | None]:
     """What is written, the status keys by what follows `status-gpu-`."""
     found = status_annotations(known, NOTHING, annotations=annotations or {}, labels=labels)
@@ -106,10 +104,7 @@ def test_stale_keys() -> None:
         STATUS_PLAN: "old",
     }
     found = status_annotations(
-        state(node(divided(gpu(0), ("7g.40gb", 0, False)))),
-        NOTHING,
-        annotations=there,
-        labels=MIG,
+        state(node(divided(gpu(0), ("7g.40gb", 0, False)))), NOTHING, annotations=there, labels=MIG
     )
     stale = [key for key in there if key.startswith(STATUS) and key != f"{STATUS}-0-7g.40gb-free"]
     assert found == {**dict.fromkeys(stale), f"{STATUS}-0-7g.40gb-free": "1"}

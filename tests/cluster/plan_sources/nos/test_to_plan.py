@@ -266,8 +266,7 @@ NOTHING_NEW = [
 
 @pytest.mark.parametrize("more", NOTHING_NEW)
 @pytest.mark.parametrize(
-    ("labels", "text"),
-    [(MIG, None), (HYBRID, None), (HYBRID, TENS), (MPS, TENS), (MPS, None)],
+    ("labels", "text"), [(MIG, None), (HYBRID, None), (HYBRID, TENS), (MPS, TENS), (MPS, None)]
 )
 def test_what_does_not_matter(
     more: dict[str, str], labels: dict[str, str], text: str | None
