@@ -230,9 +230,6 @@ async def test_raised_reported_and_ended(case: Case, tmp_path: Path) -> None:
         assert reported[-1] == "GpuRecovered"
 
 
-# --- in a cluster ---------------------------------------------------------------------------------
-
-
 async def test_the_condition_and_the_event(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "kmsg")
     kernel = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)

@@ -15,8 +15,6 @@ from tests.machine_load import stretched
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
 
-# --- a second agent -------------------------------------------------------------------------------
-
 
 @pytest.mark.timeout(240)  # two agents start, and each waits longer after every time
 async def test_both_say_so(tmp_path: Path) -> None:

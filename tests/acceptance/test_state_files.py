@@ -36,9 +36,6 @@ def kept(folder: Path, name: str) -> Path:
     return Path(shutil.copy(KEPT / name, folder / name))
 
 
-# --- every file, in this process ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_cut_and_flipped(tmp_path: Path, path: Path, every: bool) -> None:

@@ -180,9 +180,6 @@ def _end(home: Home, command: str) -> None:
     assert process.returncode == 0, (command, out)
 
 
-# --- with kubectl ---------------------------------------------------------------------------------
-
-
 PAGE = (ROOT / "docs/annotations.md").read_text(encoding="utf-8")
 NODE = "gpu-node-0"  # the page's
 PLAN = "version: v1\ngpus:\n  - devices: [0]\n    mig: {3g.40gb: 1, 1g.10gb: 3}"

@@ -221,8 +221,6 @@ def test_mps_clients_and_the_compute_mode_are_seen(python: Python, whole: Path) 
     assert seen.stdout == f"default {{{pid}: {5 << 30}}}\n", seen.stderr
 
 
-# --- the stand-in ---------------------------------------------------------------------------------
-
 WRONG: dict[str, tuple[str, int, str]] = {
     "a version": (
         "print(lib.nvmlDeviceGetGpuInstanceProfileInfoV(gpu, 0, byref(old))); sys.exit(5)",

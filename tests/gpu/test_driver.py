@@ -139,9 +139,6 @@ async def test_a_driver_that_never_listed_a_gpu_raises(node: SimulatedNode) -> N
             await driver.observe()
 
 
-# --- what is no matter of the driver --------------------------------------------------------------
-
-
 async def test_a_step_of_an_mps_daemon_is_refused(driver: Driver, node: SimulatedNode) -> None:
     """Its supervisor applies it; here it would be taken for done."""
     gpu = (await driver.observe()).gpus[0]
@@ -149,9 +146,6 @@ async def test_a_step_of_an_mps_daemon_is_refused(driver: Driver, node: Simulate
     with pytest.raises(DriverError, match="asked to start or stop an MPS daemon"):
         await driver.apply(StopMps(gpu.uuid, gpu.uuid, "a test wants it"))
     assert node.journal.total() == calls
-
-
-# --- what it costs to have it ---------------------------------------------------------------------
 
 
 def test_importing_the_driver_is_cheap() -> None:

@@ -139,9 +139,6 @@ async def test_keep_only(rig: FleetRig) -> None:
         assert (fleet.statuses(), rig.processes()) == ((), [])
 
 
-# --- closed to clients ----------------------------------------------------------------------------
-
-
 async def test_a_cordoned_device(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     await fleet.start(OTHER_GPU, wanted())
     before = status(fleet).pid

@@ -213,9 +213,6 @@ def test_lines_of_interest_to_a_person() -> None:
     assert list(worth_showing(lines)) == [lines[0], lines[5], lines[6], lines[10]]
 
 
-# --- log watch ------------------------------------------------------------------------------------
-
-
 # Two files in turn, because the kernel makes one event of many for a single file.
 _WRITERS = """
 import os, sys

@@ -97,8 +97,6 @@ def cuda_client(environment: Mapping[str, str]) -> Iterator[CudaClient]:
         client.close()
 
 
-# --- the program itself ---------------------------------------------------------------------------
-
 # With CUDA's own prototypes. Numbers above 32 bits show an argument that was passed as an int.
 LIBRARY = """\
 #include <stddef.h>

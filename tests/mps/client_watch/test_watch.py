@@ -22,9 +22,6 @@ from tests.mps.plans import GPU, memory_of, wanted
 from tests.simulation.mps.rig import Rig, gone
 from tests.views.daemons import mps_client
 
-# --- rig ------------------------------------------------------------------------------------------
-
-
 GIB = 1024 * MIB
 TERMINATE = wanted(enforce="terminate", uid=os.geteuid())
 
