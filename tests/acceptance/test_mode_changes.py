@@ -109,29 +109,20 @@ class Home:
 
 
 @pytest.mark.parametrize("board", LAYOUTS)
-def test_a_driver_that_switches_at_once_needs_no_reset(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], board: str
+@pytest.mark.parametrize(
+    ("kind", "steps"), [("at once", ["setMigMode"]), ("at a reset", ["setMigMode", "resetGpu"])]
+)
+def test_mode_and_layout_change_in_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], board: str, kind: str, steps: list[str]
 ) -> None:
-    home = Home(tmp_path, capsys, board, KINDS["at once"])
-    done = home.apply(LAYOUTS[board], own=True)
+    home = Home(tmp_path, capsys, board, KINDS[kind])
+    reset = "whenIdle" if kind == "at a reset" else "never"
+    done = home.apply(LAYOUTS[board], reset=reset, own=True)
     assert (done.code, done.problems) == (0, []), done.err
-    assert done.done() == ["setMigMode", "createInstance", "createInstance"]
+    assert done.done() == [*steps, "createInstance", "createInstance"]
     assert home.apply("{}").code == 0
-    back = home.apply("disabled")
-    assert (back.code, back.problems, back.done()) == (0, [], ["setMigMode"])
-
-
-@pytest.mark.parametrize("board", LAYOUTS)
-def test_a_driver_that_waits_for_a_reset_gets_one_in_the_same_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], board: str
-) -> None:
-    home = Home(tmp_path, capsys, board, KINDS["at a reset"])
-    done = home.apply(LAYOUTS[board], reset="whenIdle", own=True)
-    assert (done.code, done.problems) == (0, []), done.err
-    assert done.done() == ["setMigMode", "resetGpu", "createInstance", "createInstance"]
-    back = home.apply("disabled", reset="whenIdle")
-    assert (back.code, back.problems) == (0, [])
-    assert back.done()[-2:] == ["setMigMode", "resetGpu"]
+    back = home.apply("disabled", reset=reset)
+    assert (back.code, back.problems, back.done()) == (0, [], steps)
 
 
 # --- remedies -------------------------------------------------------------------------------------

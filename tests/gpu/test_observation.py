@@ -137,31 +137,17 @@ async def test_instances_that_never_hold_still(driver: Driver, node: SimulatedNo
 # --- users ----------------------------------------------------------------------------------------
 
 
-async def test_processes_are_reported_with_their_device(
-    driver: Driver, node: SimulatedNode
-) -> None:
+@pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
+async def test_every_kind_of_process_counts(driver: Driver, node: SimulatedNode, kind: str) -> None:
     gpu = await laid_out(driver, 0, at0="3g.40gb", at4="3g.40gb")
-    uuid = gpu.instances[1].compute[0].uuid
-    process = node.occupy(uuid, command="python", memory=GIB)
+    process = node.occupy(gpu.instances[1].compute[0].uuid, kind=kind, memory=GIB)
     gpu = await driver.observe_gpu(gpu.uuid)
     assert not gpu.instances[0].in_use
     (user,) = gpu.instances[1].compute[0].usage.processes
-    assert (user.pid, user.command, user.source, user.memory) == (
-        process.pid,
-        "python",
-        "process",
-        GIB,
-    )
+    assert (user.pid, user.command, user.memory) == (process.pid, "python", GIB)
+    assert user.source == ("mps" if kind == "mps" else "process")
     assert not gpu.usage.in_use
     assert not gpu.idle
-
-
-@pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
-async def test_every_kind_of_process_counts(driver: Driver, node: SimulatedNode, kind: str) -> None:
-    gpu = await laid_out(driver, 0, at0="3g.40gb")
-    node.occupy(gpu.instances[0].compute[0].uuid, kind=kind)
-    (user,) = (await driver.observe_gpu(gpu.uuid)).instances[0].compute[0].usage.processes
-    assert user.source == ("mps" if kind == "mps" else "process")
 
 
 async def test_processes_of_no_instance_are_the_gpus(driver: Driver, node: SimulatedNode) -> None:

@@ -100,10 +100,6 @@ def test_the_example_in_the_pages_is_what_is_printed() -> None:
     assert f"$ nodeagent claims\n{text(claims_page([rival, trainer], NOW))}" == shown
 
 
-def test_without_claims() -> None:
-    assert text(claims_page([], NOW)) == "No claim uses this node.\n"
-
-
 def test_why_less_is_offered_stands_below() -> None:
     reasons = [
         {"gpu": "GPU-0", "message": "MIG mode of GPU 0 is off", "remedy": "reset it"},

@@ -101,15 +101,17 @@ def instance_profile(slices: int) -> GpuInstanceProfile:
     return GpuInstanceProfile(9, 2, f"{slices}g.40gb", slices, 1, 60, 2, ())
 
 
-def test_who_asks_for_all_slices_gets_all_multiprocessors() -> None:
-    """Two compute profiles have one slice; only one fills the instance."""
-    chosen = compute_profile_for(instance_profile(1), [PLAIN, DOUBLE], 1)
-    assert chosen is DOUBLE
-
-
-def test_who_asks_for_a_part_gets_the_one_of_which_the_most_fit() -> None:
-    """The big one would leave no room for the others."""
-    assert compute_profile_for(instance_profile(3), [PLAIN, DOUBLE, TWO], 1) is PLAIN
+@pytest.mark.parametrize(
+    ("slices", "offered", "chosen"),
+    [
+        (1, [PLAIN, DOUBLE], DOUBLE),  # one slice each, and only one fills the instance
+        (3, [PLAIN, DOUBLE, TWO], PLAIN),  # the big one would leave no room for the others
+    ],
+)
+def test_which_of_several_is_chosen(
+    slices: int, offered: list[ComputeInstanceProfile], chosen: ComputeInstanceProfile
+) -> None:
+    assert compute_profile_for(instance_profile(slices), offered, 1) is chosen
 
 
 def test_a_size_that_is_not_offered_is_refused_with_those_that_are() -> None:

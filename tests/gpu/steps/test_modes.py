@@ -124,13 +124,16 @@ async def test_programs_that_hold_a_gpu_are_in_the_way(driver: Driver, node: Sim
     assert not mode.current
 
 
+@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("refuse", [True, False])
-async def test_mig_is_not_switched_off_under_a_process(refuse: bool) -> None:
-    """Whether the driver would refuse it or take the instances along: the agent looks first."""
+async def test_mig_is_not_switched_off_under_a_process(refuse: bool, whole: bool) -> None:
+    """Whether the driver would refuse it or take the instances along: the agent looks first. Who is
+    on the GPU as a whole may be on any of them.
+    """
     switches = Switches(disable_needs_no_instances=refuse)
     async with driving("h100-80gb:1", switches=switches) as (driver, node):
         gpu = await laid_out(driver, 0, at0="3g.40gb")
-        process = node.occupy(gpu.instances[0].compute[0].uuid)
+        process = node.occupy(0 if whole else gpu.instances[0].compute[0].uuid)
         with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
             await driver.apply(disable(gpu))
         assert node.journal.total("nvmlDeviceSetMigMode") == 1
@@ -184,17 +187,3 @@ async def test_mig_is_not_switched_on_under_a_process(board: str, known: bool) -
             await driver.apply(enable(gpu))
         assert node.journal.total(SET_MIG) == 0
         assert (await driver.observe_gpu(gpu.uuid)).mig == MigMode(False, False)
-
-
-async def test_mig_is_not_switched_off_under_a_process_of_no_instance() -> None:
-    """It may be on any of them."""
-    async with driving("h100-80gb:1", switches=Switches(disable_needs_no_instances=False)) as (
-        driver,
-        node,
-    ):
-        gpu = await laid_out(driver, 0, at0="3g.40gb")
-        process = node.occupy(0)
-        with pytest.raises(GpuInUse, match=f"pid {process.pid}"):
-            await driver.apply(disable(gpu))
-        assert node.journal.total(SET_MIG) == 1
-        assert len((await driver.observe_gpu(gpu.uuid)).instances) == 1
