@@ -18,9 +18,9 @@ BY_TEMPLATE: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateNa
 MADE: Json = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "trainer"}]}
 
 
-def daemon(*, any_user: bool = False) -> WantedMps:
-    """Of user 1000, or of all."""
-    account = Account(0 if any_user else 1000, 1000, any_user=any_user)
+def daemon(uid: int = 1000, *, any_user: bool = False) -> WantedMps:
+    """Of one user, or of all."""
+    account = Account(0 if any_user else uid, 1000, any_user=any_user)
     return WantedMps(Sharing((Share("clients", None, None, None, ""),), "report"), account)
 
 
@@ -99,6 +99,13 @@ def test_a_limit() -> None:
     status = {"extendedResourceClaimStatus": made}
     found = pod({"name": "a"}, {"name": "b"}, status=status, resourceClaims=[])
     assert [text.split()[1] for text in named(shared(), found)] == ["b"]
+
+
+def test_a_daemon_of_root() -> None:
+    """Whoever says no user is root as a rule."""
+    claim = record(mig_device(mps=daemon(0)))
+    found = pod(container("a"), container("b", 0), container("c", 1000))
+    assert [text.split()[1] for text in named(claim, found)] == ["c"]
 
 
 def test_devices_of_everybody() -> None:

@@ -19,6 +19,7 @@ from tests.simulated_cluster.agent import PLAN
 
 CLASSES = str(MANIFESTS / "components/dra-nvidia-names/classes.yaml")
 TEMPLATES = f"{RESOURCE}/namespaces/default/resourceclaimtemplates"
+EVENTS = "/api/v1/namespaces/default/events"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 Json = dict[str, Any]
 
@@ -168,8 +169,29 @@ def test_sharing(node: Node) -> None:
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M" in environment
     assert "CUDA_MPS" not in node.inside(pod, "env")
     # The containers say no user, and the daemon serves one.
-    events = "/api/v1/namespaces/default/events"
-    node.until(lambda: "ClaimMismatch" in {one["reason"] for one in node.cluster.items(events)})
+    node.until(lambda: "ClaimMismatch" in {one["reason"] for one in node.cluster.items(EVENTS)})
+
+
+def test_a_node_that_does_not_honour_configurations(
+    cluster: Cluster, folder: Path, names: None
+) -> None:
+    """The pod waits, and the claim's Event has the setting: a whole GPU without a limit would be
+    worse.
+    """
+    del names
+    with serving(cluster, folder) as node:
+        mps = config("GpuConfig", "gpu", strategy="MPS")
+        claim = template(node, "limited", request(), config=[mps])
+        spec = node.pod_spec([{"claims": [{"name": "limited"}]}], [claim])
+        node.cluster.create(PODS, {"metadata": {"name": "limited", "labels": LABELS}, "spec": spec})
+        said = "ClaimRefused", "set dra.nvidia_configs: true for the node's agent"
+        node.until(
+            lambda: any(
+                event["reason"] == said[0] and said[1] in event["message"]
+                for event in node.cluster.items(EVENTS)
+            )
+        )
+        assert "limited" not in node.running()
 
 
 # --- MIG devices --------------------------------------------------------------------------------

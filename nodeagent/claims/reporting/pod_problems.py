@@ -1,18 +1,22 @@
 """What of a pod does not go together with the devices of its claim. Pure.
 
 Whom a container runs as is said and not refused: it may change its user, and only its image knows
-that where the pod does not say. Devices that exclude each other are refused before they are made
-(`containers`), and said of a pod that came to a claim that was ready.
+that where the pod does not say. That counts as root, which most images run as. Devices that exclude
+each other are refused before they are made (`containers`), and said of a pod that came to a claim
+that was ready.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.serving.containers import conflicts
 from nodeagent.claims.serving.pod_object import ClaimUser, PodObject
 from nodeagent.plan.problems import Code, Problem
+
+_ROOT: Final = 0
 
 
 def has_mps(record: ClaimRecord) -> bool:
@@ -32,7 +36,7 @@ def pod_problems(
     for container in pod.users_of(record.name):
         for device in record.devices:
             account = device.mps.account if device.mps else None
-            if account is None or account.any_user or account.uid == container.user:
+            if account is None or account.any_user or account.uid == (container.user or _ROOT):
                 continue
             if container.uses(device.result.main_request):
                 yield _another_user(record, pod, container, device.gpu, account.uid)
