@@ -54,7 +54,7 @@ ALSO: tuple[tuple[str, Callable[[], Request]], ...] = (
 )
 # `nodeagent check` asks for what an administrator's account may see; what it may, any account may
 # ask.
-OTHERWISE = {"review_access", "get_runtime_class"}
+OTHERWISE = {"review_access", "get_runtime_class", "get_version"}
 VERBS = {
     "GET": "get",
     "POST": "create",
