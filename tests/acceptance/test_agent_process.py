@@ -29,6 +29,9 @@ def test_a_plan_file_that_is_not_there(home: Home) -> None:
     assert f"write a plan to {home.plan} (`nodeagent export`" in problem["remedy"]
     assert status["headline"]["severity"] == "warning"
     assert "digest" not in status
+    page = home.run("status").stdout
+    assert "NoPlan" in page
+    assert f"write a plan to {home.plan}" in page
     metrics = home.text("/metrics")
     assert PHASE % "NoPlan" in metrics
     assert "nodeagent_plan_applied" not in metrics
@@ -45,14 +48,6 @@ def test_a_plan_file_that_is_not_there(home: Home) -> None:
     assert (status["phase"], problem["code"]) == ("InSync", "SourceMissing")
     assert problem["message"].endswith("does not exist; the last good plan stays in force")
     home.stop(signal.SIGTERM)
-
-
-def test_the_command_shows_it(home: Home) -> None:
-    home.start()
-    home.until(lambda: home.status().get("phase") == "NoPlan")
-    page = home.run("status").stdout
-    assert "NoPlan" in page
-    assert f"write a plan to {home.plan}" in page
 
 
 # --- its run directory ----------------------------------------------------------------------------
