@@ -2,8 +2,8 @@
 
 Kubernetes keeps an Event with what it is about, so that `kubectl describe` of the claim and of its
 pods both show it. The API server is asked for the pods where it was not asked just now, to prepare
-the claim. One Event about the same claim for the same reason comes once a minute at most; all else
-is as for Events about the Node.
+the claim, and about a pod that has come since. One Event about the same claim for the same reason
+comes once a minute at most; all else is as for Events about the Node.
 
 Of the status only the difference is sent, by server-side apply, so that other drivers' devices of a
 claim stay theirs. Where the agent may not write a claim's, that is logged once, and tried again
@@ -22,7 +22,7 @@ from typing import Final, Literal, NoReturn
 import structlog
 
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.reporting.claim_news import ClaimNews
+from nodeagent.claims.reporting.claim_news import MISMATCH, ClaimNews
 from nodeagent.claims.reporting.device_reports import DeviceStatus, entries, shown_statuses
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.cluster.client import faults, requests
@@ -94,7 +94,7 @@ class ClaimEventPublisher:
         """The claim and its pods, or the claim alone where the API server does not say."""
         group = "resource.k8s.io/v1"
         claim = ObjectReference(group, "ResourceClaim", news.namespace, news.name, news.uid)
-        known = self._recent((news.namespace, news.name))
+        known = self._recent((news.namespace, news.name)) if news.reason != MISMATCH else None
         if known is None:
             request = requests.get_claim(news.namespace, news.name)
             try:

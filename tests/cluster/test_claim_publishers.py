@@ -290,6 +290,16 @@ async def test_a_claim_just_read_is_not_asked_for(server: ApiServer, access: Clu
     assert not any("resourceclaims" in one.path for one in server.requests)
 
 
+async def test_a_pod_that_has_just_come_is_told(server: ApiServer, access: ClusterAccess) -> None:
+    """What was read a moment ago has not this pod, whose fault it is."""
+    read = reserved(uid(server), "pod-7")
+    publisher = ClaimEventPublisher(access, "gpu-0", recent=lambda _: read)
+    async with running(publisher.run()):
+        publisher.publish(news(server, "ClaimMismatch"))
+        await until(lambda: len(server.events) == 3)
+    assert {e["involvedObject"]["name"] for e in server.events} == {NAME, "pod-0", "pod-1"}
+
+
 async def test_a_claim_that_is_gone_has_its_event(server: ApiServer, access: ClusterAccess) -> None:
     released = ClaimNews(TEAM, NAME, "uid-of-old", "ClaimReleased", "released")
     publisher = ClaimEventPublisher(access, "gpu-0")

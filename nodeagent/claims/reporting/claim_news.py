@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.claims.serving.attempts import REFUSED, Attempt, Operation
 from nodeagent.plan.problems import Problem
+
+MISMATCH: Final = "ClaimMismatch"  # what a pod does wrong, perhaps one that has just come
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class ClaimHistory:
             ),
             *_health_news(kept.values(), sick_before, sick),
             *(
-                _news(one, "ClaimMismatch", _sentence(problem), is_warning=True)
+                _news(one, MISMATCH, _sentence(problem), is_warning=True)
                 for uid, one in ready.items()
                 for problem in pod_problems.get(uid, ())
                 if problem not in of_pods_before.get(uid, ())
