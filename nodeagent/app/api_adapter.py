@@ -56,12 +56,12 @@ class ApiAdapter:
         self._policy = self.shared.settings.policy
         clock = asyncio.get_running_loop().time
         self._rendered = RenderedStatus(self.current, status_json, clock)
-        self._planned: tuple[NodePlan, str, str] | None = None
+        self._planned: tuple[NodePlan, str, str] | None = None  # plan, digest and source
         self._plan_report: asyncio.Task[Json]  # of `_planned`
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until cancelled; calls `ready` when the first reconciliation is over, too, or the
-        driver hangs.
+        """Serve until cancelled; calls `ready` once the API is served and the first reconciliation
+        is over, or takes too long because the driver hangs.
         """
         await self._settled_within(_FIRST_ROUND_TIMEOUT)
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
@@ -86,7 +86,7 @@ class ApiAdapter:
     async def _serve_socket(
         self, api: ModuleType, listens: asyncio.Event, limits: RequestLimits
     ) -> None:
-        """Serve the Unix socket, and a new one when it was deleted; sets `listens` at first."""
+        """Serve the Unix socket, and a new one when it was deleted; sets `listens` when served."""
         directory = await asyncio.to_thread(self.shared.paths.make_run_directory)
         while directory:
             path = directory / api.SOCKET_NAME
@@ -95,7 +95,7 @@ class ApiAdapter:
                     listens.set()
                     await self.own_files.until_gone(path)
                     self.own_files.lost(path)
-            except NodeagentError:  # later the problem of the run directory says why
+            except NodeagentError:  # later on, `own_files` reports why
                 if not listens.is_set():
                     raise
                 await asyncio.sleep(_SOCKET_RETRY_INTERVAL)
@@ -120,7 +120,7 @@ class ApiAdapter:
         return self.metrics.scrape(zipped)
 
     async def plan(self) -> Json:
-        """Computed once for each plan; a client that leaves does not end that."""
+        """The plan's report, made once for each plan and not ended with the client's request."""
         state = self.current()
         planned = state.plan or NodePlan(Verdict.IN_SYNC), state.digest, state.source
         if planned != self._planned:
@@ -132,14 +132,13 @@ class ApiAdapter:
         return await asyncio.shield(self._plan_report)
 
     def preview(self, text: bytes, configuration: str | None) -> Preview | None:
-        # In a thread, where the services' values of this moment may not be asked for.
+        # This runs in a thread, so the last published state is used: `current` is the event loop's.
         state = self.shared.states.newest
         if state.observed_at is None:
             return None
         plan = PlanText(text, configuration)
-        return Preview.of(
-            *self.active_plan.preview(plan, state.observed, self._policy), self._policy
-        )
+        found = self.active_plan.preview(plan, state.observed, self._policy)
+        return Preview.of(*found, self._policy)
 
     def mps(self, device: str | None) -> Json | None:
         return mps_answer(self.current(), device)

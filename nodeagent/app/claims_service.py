@@ -278,7 +278,7 @@ class ClaimsService:
             group.create_task(self._pod_checks.run(), name="pods of claims are checked")
             if kubelet:
                 group.create_task(self._run_upkeep(kubelet), name="upkeep of claims")
-            self._offers.continue_from(await self._publisher.published())
+            self._offers.continue_from(await self._publisher.earlier_offers())
             while True:
                 self._offers.keeps_taints = self._publisher.state.newest.keeps_taints
                 await self._close_beside_others(self._publisher, kubelet)
@@ -299,7 +299,7 @@ class ClaimsService:
                 )
                 self._note_reasons(offers)
                 self.free_shares = free_shares(offers, records)
-                self._publisher.owned_by(self._cluster.publisher.node_uid or "")
+                self._publisher.set_owner(self._cluster.publisher.node_uid or "")
                 self._publisher.publish(offers)
                 await self._wait_for_change()
                 # Many claims share one update, as the offers of eight GPUs take ten milliseconds.

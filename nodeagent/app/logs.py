@@ -1,6 +1,6 @@
 """How the agent logs: JSON lines in production, plain text for people, always to standard error.
 
-What libraries log takes the same way, each kind of line once in ten seconds at most: their own
+Lines of libraries are written in the same form, each kind once in ten seconds at most: their own
 handler would write tracebacks as plain text, one for each malformed request.
 """
 
@@ -35,16 +35,16 @@ class _LossyStream:
         self._out = out
 
     def write(self, text: str) -> int:
-        with self._loss():
+        with self._losing_lines():
             self._out.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._loss():
+        with self._losing_lines():
             self._out.flush()
 
     @contextmanager
-    def _loss(self) -> Iterator[None]:
+    def _losing_lines(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
@@ -73,7 +73,7 @@ class LibraryLines(logging.Handler):
         self._limit = RateLimit(_LOG_INTERVAL)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log it. `count` says for how many lines of this kind, where it is more than one."""
+        """Log a record; the key `count` says how many of its kind it stands for, if several."""
         kind = (record.name, record.levelno, str(record.msg)[:_MAX_LENGTH])
         count = self._limit.due(kind, time.monotonic())
         if count:
@@ -93,7 +93,7 @@ def _route_libraries() -> None:
     root.addHandler(LibraryLines())
     logging.captureWarnings(capture=True)
     threading.excepthook = _thread_failed
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C part writes past every logger
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C part writes to standard error itself
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:

@@ -31,12 +31,12 @@ _CLAIMS = "claims"  # the folder below state.dir in which claims have their reco
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The GPUs are simulated; the simulator is installed before the agent runs.
+    """Where simulated GPUs and their MPS have their files and programs.
 
     `state` is the file that other commands share, `nvidia_smi` the command in place of the real
     one, `directory` where its MPS daemons live, and `mps` what they run. `real_pids` gives the pids
-    of simulated GPU users that are processes of this machine, `capabilities` GPU, GPU instance and
-    compute instance by capability file, `pcie_root` the root of the bus at a PCI address.
+    of simulated GPU users that are processes of this machine, `capabilities` the GPU, GPU instance
+    and compute instance of each capability file, `pcie_root` the root of the bus at a PCI address.
     `throwaway`: no command can find the node afterwards.
     """
 
@@ -112,7 +112,7 @@ def _beside(state: Path | None, name: str) -> Path | None:
 log = structlog.get_logger(__name__)
 
 _CHECK_INTERVAL = 1.0  # seconds between two checks
-_LOSS_SHOWN_FOR = 600.0  # seconds that a loss is a problem after it was repaired
+_LOSS_SHOWN_FOR = 600.0  # seconds for which a deleted file that was made again stays a problem
 
 
 class OwnFiles:
@@ -146,7 +146,7 @@ class OwnFiles:
         return (*states, run) if run else states
 
     def lost(self, path: Path) -> None:
-        """Note that a file was deleted, for the problem; the caller makes it again."""
+        """Note that a file was deleted, to report it; the caller makes it again."""
         if path not in self._lost:
             log.warning("deleted while the agent runs; created again", path=str(path))
         self._lost[path] = time.monotonic()
@@ -176,7 +176,7 @@ class OwnFiles:
                 self.changed.publish(known)
 
     def _check(self) -> list[Path]:
-        """Check everything, and make again what was deleted; the result is what that was."""
+        """Check everything, make again what was deleted, and return its paths."""
         deleted: list[Path] = []
         try:
             directory = self._paths.make_run_directory()
@@ -187,7 +187,7 @@ class OwnFiles:
             raise
         except NodeagentError as error:
             self._unusable = Problem.from_error(Code.RUN_DIRECTORY, error)
-        except OSError as error:  # a file system that fails, or a path that goes right now
+        except OSError as error:  # the file system fails, or the path is deleted just now
             path = error.filename or self._paths.settings.run.dir
             why = error.strerror or error
             self._unusable = Problem.of(Code.RUN_DIRECTORY, "unseen", file=path, why=why)

@@ -173,7 +173,7 @@ class ClaimStatusPublisher:
         if uid not in self._keeper.keys:  # it was released meanwhile
             del self._written[uid]
 
-    async def look(self) -> None:
+    async def read_again(self) -> None:
         """Read nothing, since each write reads its claim."""
 
     async def _write(self, wanted: ClaimStatus, shown: ClaimObject) -> None:

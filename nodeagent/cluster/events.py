@@ -167,7 +167,7 @@ class EventPublisher:
         if event not in self._waiting:
             self._keeper.forget(event)
 
-    async def look(self) -> None:
+    async def read_again(self) -> None:
         """Read nothing, since an Event that the server has forgotten is made anew."""
 
     async def _send(self, event: NodeEvent, waiting: _Waiting) -> None:

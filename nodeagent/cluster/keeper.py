@@ -25,7 +25,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Key_contra = TypeVar("Key_contra", contravariant=True)
 
-_LOOK_INTERVAL = 60.0  # seconds until what is there is read again, after a failure
+_READ_AGAIN_INTERVAL = 60.0  # seconds until what is there is read again, after a failure
 _DENIALS_AT_START = 3  # denials that may all be of a server that starts
 _MANY_OVERWRITES = 3  # of the same part, in a row; a person who edits by hand stops before
 
@@ -39,7 +39,7 @@ class Adapter(Protocol[Key_contra, Value]):
     async def send(self, key: Key_contra, part: Value, /) -> None:
         """Send the part. Raises `ClusterFault`, but for faults that it handles itself."""
 
-    async def look(self) -> None:
+    async def read_again(self) -> None:
         """Read what is there again, after a write conflict. Raises `ClusterFault`."""
 
 
@@ -102,7 +102,7 @@ class Keeper(Generic[Key, Value]):
         self._shared = self._allowance()
         self._backoff = Backoff(*self.intervals.retry, spread=1.0, jitter=self.jitter)
         self._not_before = -inf  # a backoff for all keys, which spares the server
-        self._look_at = inf
+        self._read_again_at = inf
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self.fault: ClusterFault | None = None  # why something is not written
@@ -158,8 +158,8 @@ class Keeper(Generic[Key, Value]):
     async def run(self) -> NoReturn:
         while True:
             self._changed.clear()
-            if _now() >= self._may_look_at():
-                await self._look()
+            if _now() >= self._may_read_again_at():
+                await self._read_again()
             found = self._next()
             self._end_fault()
             if found is None:
@@ -170,7 +170,7 @@ class Keeper(Generic[Key, Value]):
                 if due_at <= _now():
                     await self._send(key, part)
                     continue
-            due_at = min(due_at, self._may_look_at())
+            due_at = min(due_at, self._may_read_again_at())
             with suppress(TimeoutError):
                 async with asyncio.timeout(due_at - _now() if due_at < inf else None):
                     await self._changed.wait()
@@ -201,16 +201,16 @@ class Keeper(Generic[Key, Value]):
         now = _now()
         return min((e.again_at for e in self._entries.values() if e.again_at > now), default=inf)
 
-    def _may_look_at(self) -> float:
-        return max(self._look_at, self._not_before)
+    def _may_read_again_at(self) -> float:
+        return max(self._read_again_at, self._not_before)
 
     # --- one request ------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        self._look_at = _now() + _LOOK_INTERVAL
+    async def _read_again(self) -> None:
+        self._read_again_at = _now() + _READ_AGAIN_INTERVAL
         with suppress(ClusterFault):
-            await self.adapter.look()
-            self._look_at = inf
+            await self.adapter.read_again()
+            self._read_again_at = inf
             self._wake()
 
     async def _send(self, key: Key, part: Value) -> None:
@@ -248,7 +248,7 @@ class Keeper(Generic[Key, Value]):
                 entry.refused = part if entry.denials.failures > _DENIALS_AT_START else None
             case _:
                 if isinstance(fault, faults.WriteConflict):
-                    self._look_at = now
+                    self._read_again_at = now
                 self._not_before = now + self._backoff.next(asked_for)
 
     def _end_fault(self) -> None:

@@ -63,7 +63,7 @@ class KeptNode:
         self._on_view = on_view
         self._wall = wall
         self._reported: NodeView | None = None
-        self._followed = Reflector(
+        self._reflector = Reflector(
             access,
             requests.list_node(name),
             read_node,
@@ -83,21 +83,21 @@ class KeptNode:
     @property
     def view(self) -> NodeView | None:
         """The Node as it is now; None while there is none, or it was not seen yet."""
-        return self._followed.objects.get(self._name)
+        return self._reflector.objects.get(self._name)
 
     @property
     def is_reachable(self) -> bool:
-        return self._followed.is_reachable
+        return self._reflector.is_reachable
 
     @property
     def following_fault(self) -> ClusterFault | None:
         """Why the Node cannot be followed now."""
-        return self._followed.fault
+        return self._reflector.fault
 
     @property
     def fault(self) -> ClusterFault | None:
         """Why the Node cannot be followed, or something that is wanted is not written."""
-        return self._followed.fault or self._keeper.fault
+        return self._reflector.fault or self._keeper.fault
 
     @property
     def overwritten(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class KeptNode:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._followed.run(), name="follow the Node")
+            parts.create_task(self._reflector.run(), name="follow the Node")
             parts.create_task(self._keeper.run(), name="write the Node")
 
     def _report(self) -> None:
@@ -149,9 +149,9 @@ class KeptNode:
         before = self.view or NodeView()
         request = patch_of(self._name, part, before, self._wall())
         view = await self._access.ask(request, read_node)
-        if self._followed.learn(view, before):
+        if self._reflector.learn(view, before):
             self._report()
 
-    async def look(self) -> None:
+    async def read_again(self) -> None:
         """List the Node: a watch drops versions that differ only in what views leave out."""
-        await self._followed.list()
+        await self._reflector.list()

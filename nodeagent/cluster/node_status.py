@@ -34,7 +34,7 @@ from nodeagent.views.status_annotation import (
     status_content,
 )
 
-# Steps, whose result is published; what has Events about its claim; what the Node itself shows.
+# Steps, as their result is published; what claims have Events of; what the Node itself shows.
 _NOT_PUBLISHED: Final = frozenset(
     {
         EventType.STEP_FAILED,
@@ -64,7 +64,7 @@ def node_event(event: Event) -> NodeEvent | None:
 
 
 class Facts(Struct, frozen=True):
-    """What one state has to say on its Node, whatever the Node has: made once for each state.
+    """What is to be shown of one state, whatever the Node shows already: made once for each state.
 
     `status` is the content of the status annotation, None before there is anything to say.
     """
@@ -79,13 +79,13 @@ NOTHING: Final = Facts()
 
 
 def facts_of(state: NodeState | None, *, labels: bool) -> Facts:
-    """The facts of a state (None: no state yet); `labels`: those for schedulers are labels, too."""
+    """The facts of a state, None before there is one; `labels`: with labels for schedulers."""
     if state is None:
         return NOTHING
     worst = headline(state, in_cluster=True)
     annotations: dict[str, str | None] = {}
     if state.observed_at is not None:
-        # Of GPUs that were never observed there are no facts, and what is there may be right.
+        # Before the first observation an earlier agent's annotations stay: they may still be right.
         annotations[TOPOLOGY] = topology(state.observed)
         annotations[LAYOUT] = layout(state.observed, state.mps)
     return Facts(
@@ -99,10 +99,10 @@ def facts_of(state: NodeState | None, *, labels: bool) -> Facts:
 def shown_facts(
     facts: Facts, view: NodeView, status: StatusAnnotation, *, taints: bool, now: datetime
 ) -> Wanted:
-    """What a Node like this should show of them.
+    """What the Node of this view should show of the facts.
 
     `status` keeps its text, and its moment, while nothing changes. `taints`: whether an unhealthy
-    GPU taints the Node; else ours goes away, as labels do that are not wanted any more.
+    GPU taints the Node; without it the agent's taint is removed.
     """
     if facts is NOTHING:
         return Wanted()

@@ -1,8 +1,8 @@
 """Keeps this node's ResourceSlices as the offers are, and restores those that are deleted.
 
 The kubelet deletes its node's slices whenever it starts, and those of a driver that it has not
-reached for 30 s: so the slices are watched. The keeper has a key for each pool, the slices of one
-GPU. Other drivers' slices show who else hands out devices of the node.
+reached for 30 s: so the slices are watched. A `Keeper` writes them, with a key for each pool, the
+slices of one GPU. Other drivers' slices show who else hands out devices of the node.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ log = structlog.get_logger(__name__)
 
 _COUNTERS = ("sharedCounters", "consumesCounters")  # as the ends of a field's path
 _TAINTS = ".taints"
-# Bookmarks come every minute; the watch of the Node notices a dead server sooner. A server
+# Bookmarks come every minute; a dead server is noticed sooner by the watch of the Node. A server
 # without ResourceSlices is asked at least every ten minutes whether it was upgraded.
 WATCHES: Final = WatchIntervals(silence=70.0, unserved=600.0)
-# For each pool, as a second agent may overwrite each write. A refusal that only a newer API server
-# would end is tried again after ten minutes at most.
+# Each pool has its own limit, as a second agent may overwrite all writes to one. A refusal that
+# only a newer API server would end is tried again after ten minutes at most.
 WRITES: Final = WriteIntervals(interval=1.0, burst=10, denied=(0.5, 600.0))
 
 
@@ -96,8 +96,8 @@ def read_slice(text: bytes) -> PublishedSlice:
 @dataclass(frozen=True, slots=True)
 class Publication:
     """How publishing stands. `problem` says why less is published than wanted, None while all is;
-    `others` are other drivers with slices of the node; `keeps_taints`: the API server knows taints
-    of devices, as far as it was tried.
+    `others` are other drivers with slices of the node; `keeps_taints` is False once the API server
+    has dropped the taint of a device.
     """
 
     problem: Problem | None = None
@@ -124,7 +124,7 @@ class SlicePublisher:
         self._due: set[str] = set()  # pools that have to be compared with what is there
         self._lost: dict[str, Dropped] = {}  # what the server did not keep, by pool
         self._listed = asyncio.Event()
-        self._followed = Reflector(
+        self._reflector = Reflector(
             access,
             requests.list_slices(node.name),
             read_slice,
@@ -145,7 +145,7 @@ class SlicePublisher:
         self._due |= {pool for pool in pools if before.get(pool) != self._offers.get(pool)}
         self._want()
 
-    def owned_by(self, uid: str) -> None:
+    def set_owner(self, uid: str) -> None:
         """Make the slices belong to the Node with this uid. A re-created Node has another uid, and
         the cluster deletes what belonged to the former one. "": there is no Node now, and nothing
         is written.
@@ -155,26 +155,26 @@ class SlicePublisher:
             self._due |= (self._offers or {}).keys()
             self._keeper.changed(forget_sent=True)
 
-    async def published(self) -> tuple[PoolOffer, ...]:
-        """The offers that an earlier agent left, once the API server answers; without slices in a
-        form that this agent does not write.
+    async def earlier_offers(self) -> tuple[PoolOffer, ...]:
+        """Wait for the API server, and return the offers that an earlier agent published, as far as
+        this agent can read their slices.
         """
         await self._listed.wait()
-        return tuple(_readable_offers(self._own()))
+        return tuple(_readable_offers(self._own_slices()))
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as parts:
-            parts.create_task(self._followed.run(), name="follow ResourceSlices")
+            parts.create_task(self._reflector.run(), name="follow ResourceSlices")
             parts.create_task(self._keeper.run(), name="write ResourceSlices")
 
-    def _own(self) -> list[PublishedSlice]:
-        return [one for one in self._followed.objects.values() if one.driver == DRIVER]
+    def _own_slices(self) -> list[PublishedSlice]:
+        return [one for one in self._reflector.objects.values() if one.driver == DRIVER]
 
     def _want(self) -> None:
         """Have every offered pool kept, and every other pool of ours removed."""
         if self._offers is None:
             return
-        there = {one.pool for one in self._own()}
+        there = {one.pool for one in self._own_slices()}
         for pool in there | self._offers.keys():
             self._keeper.want(pool, self._offers.get(pool) or PoolOffer(pool, {}, ()))
         for pool in self._keeper.keys - there - self._offers.keys():
@@ -186,18 +186,18 @@ class SlicePublisher:
     def _slices_changed(self, before: Mapping[str, PublishedSlice | None]) -> None:
         """Compare the pools of slices that another program has changed."""
         self._listed.set()
-        objects = self._followed.objects
+        objects = self._reflector.objects
         changed = (*before.values(), *(objects.get(name) for name in before))
         self._due |= {one.pool for one in changed if one and one.driver == DRIVER}
         self._want()
         self._keeper.changed(forget_sent=True)
         self._report()
 
-    # --- as the keeper's adapter ------------------------------------------------------------------
+    # --- what the keeper calls --------------------------------------------------------------------
 
     def difference(self, pool: str, offer: PoolOffer) -> PoolOffer | None:
-        """The whole offer of a pool that is due: `send` compares, which takes too long for here."""
-        is_known = self._followed.is_listed and self._node.uid
+        """Return the whole offer of a pool that is due; `send` compares, since that takes long."""
+        is_known = self._reflector.is_listed and self._node.uid
         return offer if is_known and pool in self._due else None
 
     async def send(self, pool: str, offer: PoolOffer) -> None:
@@ -215,12 +215,12 @@ class SlicePublisher:
             log.warning("devices with taints are not offered", why=str(lost[0]))
         self._report()
 
-    async def look(self) -> None:
-        await self._followed.list()
+    async def read_again(self) -> None:
+        await self._reflector.list()
 
     async def _write_all(self, offer: PoolOffer) -> list[Dropped]:
         """Write the slices of a pool as offered; return what the server dropped of them."""
-        found = [one.body for one in self._own() if one.pool == offer.pool]
+        found = [one.body for one in self._own_slices() if one.pool == offer.pool]
         # In a thread: those of a GPU take ten milliseconds to compare.
         diff = await asyncio.to_thread(slice_diff, offer, found, self._node)
         for name in diff.delete:
@@ -234,7 +234,7 @@ class SlicePublisher:
 
     async def _write(self, body: JsonObject) -> Sequence[Dropped]:
         name = str(body["metadata"]["name"])
-        before = self._followed.objects.get(name)
+        before = self._reflector.objects.get(name)
         if "resourceVersion" not in body["metadata"]:
             answer = await self._access.ask(requests.create_slice(body), read_slice)
         else:
@@ -242,18 +242,18 @@ class SlicePublisher:
                 answer = await self._access.ask(requests.replace_slice(name, body), read_slice)
             except faults.ObjectMissing as fault:  # deleted by another writer: list again
                 raise faults.WriteConflict(fault.message) from fault
-        self._followed.learn(answer, before)
+        self._reflector.learn(answer, before)
         version = {"resourceVersion": answer.resource_version}
         return compare({**body, "metadata": {**body["metadata"], **version}}, answer.body)
 
     async def _delete(self, name: str) -> None:
         with suppress(faults.ObjectMissing):
             await self._access.send(requests.delete_slice(name))
-        self._followed.forget(name)
+        self._reflector.forget(name)
 
     async def _withdraw(self, pool: str, lost: Sequence[Dropped]) -> NoReturn:
-        """Devices without their counters could all be allocated at once: better none."""
-        for one in self._own():
+        """Delete the pool's slices: devices without counters could all be allocated at once."""
+        for one in self._own_slices():
             if one.pool == pool:
                 await self._delete(one.name)
         remedy = "use Kubernetes 1.36 or newer with its usual feature gates, or dra.mode static"
@@ -262,14 +262,14 @@ class SlicePublisher:
     # --- what is wrong ----------------------------------------------------------------------------
 
     def _report(self) -> None:
-        drivers = frozenset(one.driver for one in self._followed.objects.values())
+        drivers = frozenset(one.driver for one in self._reflector.objects.values())
         state = Publication(self._problem(), drivers - {DRIVER}, self._keeps_taints)
         if state != self.state.newest:
             self.state.publish(state)
 
     def _problem(self) -> Problem | None:
-        fault = self._followed.fault or self._keeper.fault
-        if fault is self._followed.fault and isinstance(fault, faults.ObjectMissing):
+        fault = self._reflector.fault or self._keeper.fault
+        if fault is self._reflector.fault and isinstance(fault, faults.ObjectMissing):
             remedy = (
                 "use Kubernetes 1.34 or newer for dra.mode static, 1.36 for dynamic; on an older "
                 "one switch dra.mode off"

@@ -27,8 +27,8 @@ def of_gpu(state: HealthState, gpu: str) -> tuple[Finding, ...]:
 
 
 class Condition(Struct, frozen=True):
-    """A Node's. `reason` is one word in CamelCase, for programs; `message` is for people and has
-    no figures, so that it changes with causes only.
+    """A condition of the Node. `reason` is one word in CamelCase, for programs; `message` is for
+    people and has no figures, so that it changes with causes only.
     """
 
     status: Literal["True", "False", "Unknown"]
@@ -54,7 +54,7 @@ def condition(state: HealthState) -> Condition:
             return Condition("False", _reason(worst_ones), _message(state.gpus, worst_ones))
 
 
-_ACTIONS = (Action.REBOOT, Action.RESET_GPU)  # these concern others, too
+_ENDS_WORK = (Action.REBOOT, Action.RESET_GPU)  # for all users of the node, or of the GPU
 
 
 def by_urgency(findings: Iterable[Finding], gpus: Mapping[str, GpuHistory]) -> tuple[Finding, ...]:
@@ -65,7 +65,7 @@ def by_urgency(findings: Iterable[Finding], gpus: Mapping[str, GpuHistory]) -> t
         return (
             -rank(finding.severity),
             GONE.index(finding.cause) if finding.cause in GONE else len(GONE),
-            _ACTIONS.index(finding.action) if finding.action in _ACTIONS else len(_ACTIONS),
+            _ENDS_WORK.index(finding.action) if finding.action in _ENDS_WORK else len(_ENDS_WORK),
             known.index if known else -1,
         )
 
@@ -127,7 +127,7 @@ def events(
     found = []
     for finding in (*evaluation.raised, *evaluation.changed):
         known = gpus.get(finding.place.gpu)
-        found.append(_begun(finding, gpus, advice(finding, known.index if known else None)))
+        found.append(_reported(finding, gpus, advice(finding, known.index if known else None)))
     for ended in evaluation.ended:
         verb = "forgotten" if ended.end is End.LAPSED else "over"
         message = f"{sentence(ended.finding, gpus)}: {verb}, {ended.end.value}"
@@ -150,8 +150,8 @@ _REASONS = {
 }
 
 
-def _begun(finding: Finding, gpus: Mapping[str, GpuHistory], advice: str) -> HealthEvent:
-    # The evidence names the XID.
+def _reported(finding: Finding, gpus: Mapping[str, GpuHistory], advice: str) -> HealthEvent:
+    # Not `sentence`, whose words name the XID: the evidence does, too.
     said = _statement(finding, gpus, words_of(finding))
     return HealthEvent(
         reason=_REASONS[finding.severity],

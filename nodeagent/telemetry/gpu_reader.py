@@ -72,7 +72,7 @@ class GpuReader:
 
     def _begin_anew(self, gpu: GpuDevice, session: int) -> None:
         self._session = session
-        self._standing = LastingAnswers()
+        self._lasting = LastingAnswers()
         self._free_samples = FreeSamples(gpu, session)
         self._gpm = GpmSampler(self._free_samples)
         self._rates = Rates(self._clock)
@@ -116,7 +116,7 @@ class GpuReader:
         if gone is not None or not self._layout_known or Tier.SLOW in tiers:
             self._read_layout(gpu, gone or ())
         found = _Found({tier: [] for tier in tiers})
-        health = self._read_whole(gpu, NvmlReader(device, self._standing), tiers, found)
+        health = self._read_whole(gpu, NvmlReader(device, self._lasting), tiers, found)
         instances = self._read_parts(gpu, device, tiers, found)
         if Tier.SLOW in tiers:
             health = replace(health, instances=instances)
@@ -126,7 +126,7 @@ class GpuReader:
             whole=self._whole,
             at=ended,
             seconds=ended - began,
-            slices=tuple(part.subject for part in self._layout.parts.values()),
+            slices=tuple(part.subject for part in self._layout.instances.values()),
             samples={tier: self._sample(tier, values) for tier, values in found.values.items()},
             health=health,
             problems=tuple(found.problems),
@@ -146,7 +146,7 @@ class GpuReader:
         self._layout_known = True
         if changed:
             # What the GPU as a whole reports depends on the mode and on whether it has instances.
-            self._standing.refused.clear()
+            self._lasting.refused.clear()
             self._gpm.end()
 
     def _sample(self, tier: Tier, values: list[ReadValue]) -> SampleSet:
@@ -159,7 +159,7 @@ class GpuReader:
         self, gpu: GpuDevice, reader: NvmlReader, tiers: frozenset[Tier], found: _Found
     ) -> GpuReading:
         slow, plan = Tier.SLOW in tiers, self._plan.whole
-        first = slow and self._standing.read_once is None
+        first = slow and self._lasting.read_once is None
         due = [plan[tier] for tier in (*tiers, *([Tier.ONCE] if first else []))]
         fields = [field_id for rows in due for field_id in rows.field_ids]
         reader.read_fields([*fields, *health_fields(slow=slow)])
@@ -172,7 +172,7 @@ class GpuReader:
             others=lambda: _others(gpu),
             port_counters=tuple(counter for rows in due for counter in rows.port_counters),
         )
-        _read_tiers(plan, tiers, target, self._standing, found)
+        _read_tiers(plan, tiers, target, self._lasting, found)
         if first:
             self._texts = dict(read_texts(self._plan.texts, reader))
         known = self._identity
@@ -198,7 +198,7 @@ class GpuReader:
                 parts = self._try_parts(gpu, device, tiers)
             except _VanishedPart:  # the layout keeps changing; the next reading tries again
                 self._layout_known = False
-                self._layout.parts = {}
+                self._layout.instances = {}
                 return None
         for tier, values in parts.values.items():
             found.values[tier] += values
@@ -207,15 +207,15 @@ class GpuReader:
 
     def _try_parts(self, gpu: GpuDevice, device: Device, tiers: frozenset[Tier]) -> _Found:
         found = _Found({tier: [] for tier in tiers})
-        for number, part in self._layout.parts.items():
-            reader = NvmlReader(part.device, part.standing)
+        for number, part in self._layout.instances.items():
+            reader = NvmlReader(part.device, part.lasting)
             target = ReadTarget(
                 reader,
                 part.subject,
                 self._rates,
                 gpm=partial(_step, reader, part.gpm, device, self._part_metrics),
             )
-            _read_tiers(self._plan.part, tiers, target, part.standing, found)
+            _read_tiers(self._plan.part, tiers, target, part.lasting, found)
             if Tier.SLOW in tiers:
                 found.instances.append(read_instance(reader, part.info))
             if reader.doubted:
@@ -229,16 +229,16 @@ def _read_tiers(
     plan: Mapping[Tier, Rows],
     tiers: Collection[Tier],
     target: ReadTarget,
-    standing: LastingAnswers,
+    lasting: LastingAnswers,
     found: _Found,
 ) -> None:
     """Add the values of the tiers; what is read once counts as slow."""
     for tier in tiers:
         found.values[tier] += read_rows(plan[tier], target)
     if Tier.SLOW in tiers:
-        if standing.read_once is None:
-            standing.read_once = list(read_rows(plan[Tier.ONCE], target))
-        found.values[Tier.SLOW] += standing.read_once
+        if lasting.read_once is None:
+            lasting.read_once = list(read_rows(plan[Tier.ONCE], target))
+        found.values[Tier.SLOW] += lasting.read_once
 
 
 def _gpm_metrics(plan: Mapping[Tier, Rows]) -> GpmMetrics:
@@ -289,13 +289,13 @@ class NodeSampleReader:
         self._plan = plan
         self._clock = clock
         self._rates = Rates(clock)
-        self._standing = LastingAnswers()
+        self._lasting = LastingAnswers()
 
     def read(self) -> NodeSample:
         """Read the node's values. Raises DriverError if the driver does not even count its GPUs."""
         began = self._clock()
         count = nvml.device_count()
-        reader = NvmlReader(_NO_HANDLE, self._standing)
+        reader = NvmlReader(_NO_HANDLE, self._lasting)
         values = by_field(read_rows(self._plan.node, ReadTarget(reader, _NODE, self._rates)))
         texts = dict(read_texts(self._plan.node_texts, reader))
         reader.resolve_doubts()

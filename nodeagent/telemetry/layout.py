@@ -25,15 +25,15 @@ class SampledInstance(Struct):
     device: Device
     subject: Subject
     gpm: GpmSampler
-    standing: LastingAnswers = field(default_factory=LastingAnswers)
+    lasting: LastingAnswers = field(default_factory=LastingAnswers)
 
 
 class InstanceTracker:
-    """The instances of one GPU. `mig` is the mode, None where the GPU has none."""
+    """The instances of one GPU; `mig`: whether MIG is on, None where the GPU has no MIG."""
 
     def __init__(self) -> None:
         self.mig: bool | None = None
-        self.parts: dict[int, SampledInstance] = {}
+        self.instances: dict[int, SampledInstance] = {}
         self._generations: Counter[int] = Counter()
 
     def read(
@@ -48,38 +48,38 @@ class InstanceTracker:
         An instance is the same as before if it has the same id and placement and is not among
         those known to be `gone`.
         """
-        before = (self.mig, tuple(self.parts.values()))
+        before = (self.mig, tuple(self.instances.values()))
         mode = gpu.mode()
         found = {}
         if mode is not None and mode.current:
             gpu.profiles.learn(mode)
             found = _instances(gpu)
-        parts: dict[int, SampledInstance] = {}
+        instances: dict[int, SampledInstance] = {}
         for number, (device, info) in sorted(found.items()):
-            part = self.parts.get(number)
-            if part is None or part.info != info or number in gone:
+            instance = self.instances.get(number)
+            if instance is None or instance.info != info or number in gone:
                 name = _profile_name(gpu, device, info)
-                entity = Slice(identity, name, number, self._generations[number])
+                subject = Subject(Slice(identity, name, number, self._generations[number]))
                 self._generations[number] += 1
-                part = SampledInstance(info, device, Subject(entity), GpmSampler(samples, number))
-            part.device = device
-            parts[number] = part
-        for number, part in self.parts.items():
-            if parts.get(number) is not part:
-                part.gpm.end()
-        self.mig, self.parts = None if mode is None else mode.current, parts
-        return before != (self.mig, tuple(parts.values()))
+                instance = SampledInstance(info, device, subject, GpmSampler(samples, number))
+            instance.device = device
+            instances[number] = instance
+        for number, instance in self.instances.items():
+            if instances.get(number) is not instance:
+                instance.gpm.end()
+        self.mig, self.instances = None if mode is None else mode.current, instances
+        return before != (self.mig, tuple(instances.values()))
 
     def forget(self) -> None:
-        """Drop all handles, which a restart of NVML has made invalid. The instances may be the
-        same, and count as such.
+        """Drop all handles, which a restart of NVML has made invalid. Instances that are found
+        again with the same id and place count as the same.
         """
-        self.parts, self.mig = {}, None
+        self.instances, self.mig = {}, None
         self._generations.clear()
 
 
 def _instances(gpu: GpuDevice, attempts: int = _ATTEMPTS) -> dict[int, tuple[Device, InstanceInfo]]:
-    """A MIG device of each GPU instance, since its compute instances share its memory."""
+    """One MIG device of each GPU instance: compute instances share the memory of theirs."""
     found: dict[int, tuple[Device, InstanceInfo]] = {}
     try:
         for device in gpu.mig_devices():
@@ -95,7 +95,7 @@ def _instances(gpu: GpuDevice, attempts: int = _ATTEMPTS) -> dict[int, tuple[Dev
 
 
 def _profile_name(gpu: GpuDevice, device: Device, info: InstanceInfo) -> str:
-    """The name in the profile table, else the one in the MIG device's name."""
+    """The name in the profile table, else `3g.40gb` from a device name that ends `1c.3g.40gb`."""
     profile = gpu.profile(info.profile_id)
     if profile is not None:
         return profile.name

@@ -39,11 +39,11 @@ class NvmlReader:
     calls that were answered as if the handle were wrong.
     """
 
-    def __init__(self, device: Device, standing: LastingAnswers) -> None:
+    def __init__(self, device: Device, lasting: LastingAnswers) -> None:
         self.device = device
         self.problems: dict[Key, str] = {}
         self.doubted: set[Key] = set()
-        self._standing = standing
+        self._lasting = lasting
         self._answers: dict[Key, Any] = {}
         self._fields: dict[FieldId, Number] = {}
 
@@ -51,7 +51,7 @@ class NvmlReader:
         """The answer, None where there is none. `key` identifies the call."""
         if key in self._answers:
             return self._answers[key]
-        if key in self._standing.refused:
+        if key in self._lasting.refused:
             return None
         answer = None
         try:
@@ -65,7 +65,7 @@ class NvmlReader:
 
     def once(self, key: Key, function: Callable[[], Any]) -> Any:
         """Ask until there is an answer, which then does not change."""
-        known = self._standing.once
+        known = self._lasting.once
         if key not in known:
             answer = self.ask(key, function)
             if answer is None:
@@ -97,7 +97,7 @@ class NvmlReader:
 
     def _note(self, key: Key, error: DriverError) -> None:
         if error.code in ABSENT:
-            self._standing.refused.add(key)
+            self._lasting.refused.add(key)
         elif error.code in NOT_KNOWN:
             self.doubted.add(key)
         elif error.code != NO_DATA:
@@ -105,14 +105,14 @@ class NvmlReader:
 
     def resolve_doubts(self) -> None:
         """The handle was right, so it was the arguments: the GPU does not have that."""
-        self._standing.refused |= self.doubted
+        self._lasting.refused |= self.doubted
         self.doubted.clear()
 
     # --- field values -------------------------------------------------------------------------
 
     def read_fields(self, wanted: Iterable[FieldId]) -> None:
         """Read them in one call, those that the GPU has."""
-        refused = self._standing.refused
+        refused = self._lasting.refused
         left = [field_id for field_id in dict.fromkeys(wanted) if field_id not in refused]
         if not left or _FIELDS in refused:
             return

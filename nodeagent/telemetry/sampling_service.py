@@ -39,16 +39,16 @@ _Found = TypeVar("_Found")
 _CALM = 0.05  # seconds between a step and the round that looks at what came of it
 _BUSY_INTERVAL = 0.3  # seconds between looks for a moment at which a GPU that was changed is free
 _FIRST = 0.1  # seconds between looks whether the driver was started
-_PASSING = 3  # samples of what is read seldom, for which a reader may fail
+_TOLERATED_FAILURES = 3  # slow intervals for which a reader may fail before it is a problem
 _PROCESSES = 5.0  # seconds at least between two lists of processes
 # Shares of the time for which the agent waits for a processor.
 _SCARCE, _ENOUGH = 0.5, 0.25
-_SHOWN_FOR = 10  # windows with enough, since each change of the Node's status is a write
+_SHOWN_FOR = 10  # good windows before the problem ends: each change of it is written to the Node
 
 
 class SamplingService:
-    """Reads the GPUs while `run` runs. The reconciler opens the driver; nothing is read before
-    `begin` returns, which it does when that was tried.
+    """Reads the GPUs while `run` runs. The reconciler opens the driver: reading starts once that
+    has happened, or `begin` returns.
 
     It publishes `samples`, `processes`, NVML's `events`, whether these arrive (`listening`), and
     the `problems` of readers. `held` are UUIDs of GPUs that are not to be called.
@@ -76,14 +76,14 @@ class SamplingService:
         self.events: Signal[tuple[Event, ...]] = Signal(())
         self.listening: Signal[Answer] = Signal(Answer())
         self.problems: Signal[tuple[Problem, ...]] = Signal(())
-        self.sampler = self._make_sampler((), ())  # which reads just now
+        self.sampler = self._make_sampler((), ())  # `select` replaces it
         self._process_readers: dict[int, ProcessReader] = {}
         self._listener = EventListener(driver, Timing(deadline=settings.deadline))
         self._events_error: str | None = None  # why none arrive, as it was logged last
         self._problems: dict[str, tuple[str, ...]] = {}  # as they were logged last
         self._scarcity = Scarcity()
-        self._patience = _PASSING * settings.slow_interval
-        self._failing: dict[tuple[str, str], float] = {}  # since when
+        self._tolerated = _TOLERATED_FAILURES * settings.slow_interval  # seconds
+        self._failing: dict[tuple[str, str], float] = {}  # since when, by reader and GPU
         self._silent: set[str] = set()  # UUIDs of GPUs that do not answer at all
         self._due = asyncio.Event()
 
@@ -97,28 +97,29 @@ class SamplingService:
 
     @property
     def events_reader(self) -> ReaderState:
-        """The reader of events, which have no age."""
+        """Whether events can be read; without an age, since they come at no set time."""
         return ReaderState("events", succeeded=self._listener.failure is None)
 
     async def run(self) -> None:
-        await self._begun()
+        await self._driver_opened()
         unsubscribe = self._driver.applied.subscribe(lambda _: self._due.set())
         try:
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._sample(), name="sample")
                 parts.create_task(self._follow_processes(), name="list processes")
                 parts.create_task(
-                    self._listener.run(partial(_publish, self.events), self._waited), name="events"
+                    self._listener.run(partial(_publish, self.events), self._publish_listening),
+                    name="events",
                 )
         finally:
             unsubscribe()
             self.sampler.close()
 
-    async def _begun(self) -> None:
-        """The driver was started, or could not be."""
+    async def _driver_opened(self) -> None:
+        """Wait until the driver is open, or cannot be opened."""
         tried = asyncio.ensure_future(self._begin())
         try:
-            # The first round of all may take long, and the GPUs are there before it is over.
+            # `begin` awaits the reconciler's first round, long before whose end GPUs may be there.
             while not self._driver.pool.session and not tried.done():
                 await asyncio.wait([tried], timeout=_FIRST)
         finally:
@@ -144,7 +145,7 @@ class SamplingService:
                 await asyncio.sleep(_CALM)
 
     def _report(self, found: SampleBatch) -> None:
-        """Log what cannot be read, once; what is read seldom is not in every batch."""
+        """Log what cannot be read when it is new; a batch may lack what is read seldom."""
         for uuid, why in found.problems.items():
             if not set(why) <= set(self._problems.get(uuid, ())):
                 self._problems[uuid] = why
@@ -164,15 +165,16 @@ class SamplingService:
         now = asyncio.get_running_loop().time()
         for gpu in found.gpus:
             if gpu.answer is not None:
-                known = self._silent.discard if gpu.answer.silence is None else self._silent.add
-                known(gpu.uuid)
+                self._silent.discard(gpu.uuid)
+            if gpu.answer is not None and gpu.answer.silence is not None:
+                self._silent.add(gpu.uuid)
         failing = {
             (reader.name, reader.gpu): reader
             for reader in found.readers
             if not reader.succeeded and reader.at is not None and reader.uuid not in self._silent
         }
         self._failing = {name: self._failing.get(name, now) for name in failing}
-        lasting = (n for n, since in self._failing.items() if now - since >= self._patience)
+        lasting = (n for n, since in self._failing.items() if now - since >= self._tolerated)
         of_readers = dict.fromkeys(self._problem_of(failing[name]) for name in lasting)
         problems = (*filter(None, [self._scarcity.problem()]), *of_readers)
         if problems != self.problems.newest:
@@ -183,7 +185,7 @@ class SamplingService:
         what = f"GPU {reader.gpu}" if reader.gpu else "the driver"
         return Problem.of(Code.READER, "values", gpu=reader.uuid, what=what, why=why)
 
-    def _waited(self) -> None:
+    def _publish_listening(self) -> None:
         answer = self._listener.answer
         if answer is not None:
             _publish(self.listening, answer)
@@ -192,7 +194,7 @@ class SamplingService:
 
     async def _follow_processes(self) -> None:
         loop, between = asyncio.get_running_loop(), max(_PROCESSES, self._interval)
-        # Half way between two rounds of samples, which pass a GPU over that is busy.
+        # Half way between two rounds of samples, which leave out a GPU that is busy.
         due = loop.time() + self._interval / 2
         while True:
             await self.list_processes()
@@ -200,8 +202,8 @@ class SamplingService:
             await asyncio.sleep(due - loop.time())
 
     async def list_processes(self) -> None:
-        looks = await asyncio.gather(*map(self._processes_of, range(self._driver.pool.gpu_count)))
-        _publish(self.processes, tuple(look for look in looks if look is not None))
+        found = await asyncio.gather(*map(self._processes_of, range(self._driver.pool.gpu_count)))
+        _publish(self.processes, tuple(sample for sample in found if sample is not None))
 
     async def _processes_of(self, index: int) -> ProcessSample | None:
         if self._driver.pool.is_busy(index) or self._driver.pool[index].uuid in self._held():
@@ -216,7 +218,7 @@ class SamplingService:
                 gives_way=True,
             )
         except (DriverError, Postponed):
-            return None  # the samples show how this GPU fares
+            return None  # the samples report what is wrong with this GPU
 
 
 def _publish(signal: Signal[_Found], found: _Found) -> None:
@@ -227,18 +229,18 @@ def _publish(signal: Signal[_Found], found: _Found) -> None:
 
 
 class Scarcity:
-    """Judges whether the agent itself is short of processor time, by what the kernel counts, each
-    time that `window` seconds are over.
+    """Judges after each `window` of seconds whether the agent itself was short of processor time,
+    by the waits that the kernel counts.
     """
 
     def __init__(self, window: float = 30.0) -> None:
         self._window = window
         self._waits: ProcessorWaits | None = None
         self._since = 0.0  # in real time, as the kernel counts
-        self._shown_for = 0  # more such windows
+        self._shown_for = 0  # windows for which the problem stays
 
     def problem(self) -> Problem | None:
-        """Called again and again."""
+        """The problem while the agent is short; judges a window when called after its end."""
         now = time.perf_counter()
         if self._waits is None:
             self._waits, self._since = ProcessorWaits(), now

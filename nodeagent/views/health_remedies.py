@@ -11,8 +11,8 @@ from nodeagent.plan.remedies import end_commands
 from nodeagent.structs import Struct
 from nodeagent.views.text import users
 
-# Beside advice that is no command itself, because hands or people are needed.
-_SHOWS = {
+# Where the advice has no command, since it needs hands or people: one that shows the figures.
+_FIGURES = {
     Check.XID: "See `dmesg | grep -i xid`.",
     Check.ECC: "See `nvidia-smi -q -d ECC -i {gpu}`.",
     Check.ROW_REMAP: "See `nvidia-smi -q -d ROW_REMAPPER -i {gpu}`.",
@@ -26,13 +26,13 @@ _SHOWS = {
     "pcie.link.width.current --format=csv -i {gpu}`.",
     Check.MODES: "See who uses it: `nodeagent status --gpu {gpu}`.",
 }
-_SHOWS_ALL = "See `nvidia-smi -q -i {gpu}`."
+_ALL_FIGURES = "See `nvidia-smi -q -i {gpu}`."
 _BIND = "Run `echo {pci} > /sys/bus/pci/drivers/nvidia/bind` as root."
 
 
 class HealthRemedies(Struct, frozen=True):
     """What to do about a cause of ill health, in the commands of this node; in a cluster they are
-    kubectl's. `gpu` is an index, None where it is of no single GPU.
+    kubectl's. Methods take the index of the GPU, None where the cause is of no single one.
     """
 
     node: str
@@ -40,38 +40,38 @@ class HealthRemedies(Struct, frozen=True):
     observed: ObservedNode
 
     def of_finding(self, finding: Finding, gpu: int | None = None) -> str:
-        """Remedy of a finding; one of an application names the pods that it hit."""
+        """Remedy of a finding; that of an application's error names the pods that it hit."""
         return self.of(finding.cause, finding.action, gpu, finding.pods)
 
     def of(
         self, cause: str, action: Action, gpu: int | None = None, pods: Iterable[Pod] = ()
     ) -> str:
-        """The advice, with the command that shows the figures where there is none that mends."""
-        deleted = end_commands((0, pod.namespace, pod.name) for pod in pods)
+        """The advice; if it has no command, one is added that shows the figures."""
+        delete_pods = end_commands((0, pod.namespace, pod.name) for pod in pods)
         text = advice(
             cause,
             action,
             reboot=self._reboot(),
             reset=self._reset(gpu),
-            restart=f"{RESTART.removesuffix('.')}: {deleted}." if deleted else RESTART,
+            restart=f"{RESTART.removesuffix('.')}: {delete_pods}." if delete_pods else RESTART,
         )
         row = BY_CAUSE[cause]
         if text and "`" not in text:
-            shows = _BIND if cause == "gpuUnbound" else _SHOWS.get(row.check, _SHOWS_ALL)
+            shows = _BIND if cause == "gpuUnbound" else _FIGURES.get(row.check, _ALL_FIGURES)
             text = f"{text} {shows.format(gpu=_number(gpu), pci=self._address(gpu))}"
         unhealthy = action is Action.INSPECT_HARDWARE and row.severity is Severity.UNHEALTHY
-        if unhealthy and self.in_cluster:  # what runs on the others goes on
+        if unhealthy and self.in_cluster:  # pods on its other GPUs run on
             return f"Keep new pods away: `kubectl cordon {self.node}`. {text}"
         return text
 
     def _address(self, gpu: int | None) -> str:
-        """On the PCI bus, as the kernel writes it."""
+        """The PCI address of the GPU, as the kernel writes it."""
         found = (one.pci_bus_id for one in self.observed.gpus if one.index == gpu)
         return next(found, "").lower().removeprefix("0000") or "ADDRESS"
 
     def _reset(self, gpu: int | None) -> str:
-        """The driver resets no GPU that anything has open, this agent included, or a server of MPS,
-        which outlives the agent.
+        """How to reset the GPU. The driver resets none that a process has open, such as this agent,
+        or an MPS server, which outlives the agent.
         """
         which = "the GPU" if gpu is None else f"GPU {gpu}"
         reset = f"`nvidia-smi --gpu-reset -i {_number(gpu)}`"
@@ -79,7 +79,7 @@ class HealthRemedies(Struct, frozen=True):
         shared = any(device.mps for one in found for device in one.devices())
         if not self.in_cluster:
             stop, start = "`systemctl stop nodeagent`", "`systemctl start nodeagent`"
-            end = f"end its users{self._commands(gpu)}"
+            end = f"end its users{self._end_users(gpu)}"
             if shared:
                 stop = f"`nodeagent mps drain {gpu}`, {stop}"
                 start = f"{start}, `nodeagent mps restart {gpu}`"
@@ -96,15 +96,15 @@ class HealthRemedies(Struct, frozen=True):
         reboot = REBOOT_NODE.removesuffix(".")
         if not self.in_cluster:
             return (
-                f"{reboot}: end the users of its GPUs{self._commands()}, then `systemctl reboot`."
+                f"{reboot}: end the users of its GPUs{self._end_users()}, then `systemctl reboot`."
             )
         return (
             f"{reboot}: `{self._drain}`, then `systemctl reboot` on the node, then "
             f"`{self._uncordon}`."
         )
 
-    def _commands(self, gpu: int | None = None) -> str:
-        """What ends the users of this GPU, or of all, in brackets; no Node shows these pids."""
+    def _end_users(self, gpu: int | None = None) -> str:
+        """What ends the users of this GPU or of all, in brackets; a Node's status has no pids."""
         gpus = (one for one in self.observed.gpus if gpu in (None, one.index))
         found = (user for one in gpus for user in users(one))
         commands = end_commands((user.pid, user.namespace, user.pod) for user in found)

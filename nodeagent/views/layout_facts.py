@@ -16,7 +16,7 @@ from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.users import as_used
 from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.status_report import nvlink_shape
-from nodeagent.views.text import MODE_WORD, compact_json, shortened, that_fit
+from nodeagent.views.text import MODE_WORD, compact_json, fitting, shortened
 
 LAYOUT: Final = "nodeagent.io/layout"
 TOPOLOGY: Final = "nodeagent.io/topology"
@@ -37,7 +37,7 @@ def layout(observed: ObservedNode, daemons: Sequence[MpsDaemon] = ()) -> str:
 
 def _text(entries: Iterable[Json]) -> str:
     """The text of an annotation, with as many of the GPUs as fit, the first ones."""
-    gpus, left_out, _ = that_fit(entries, MAX_BYTES - _ENVELOPE)
+    gpus, left_out, _ = fitting(entries, MAX_BYTES - _ENVELOPE)
     more = {"more": {"gpus": left_out}} if left_out else {}
     return compact_json({"version": VERSION, "gpus": gpus, **more})
 
@@ -46,7 +46,7 @@ def layout_labels(observed: ObservedNode) -> Mapping[str, str]:
     """What the node's GPUs together have free: memory slices, and of each profile how many could
     be made (each profile taken alone). None of it on a node without MIG.
     """
-    divided = [gpu for gpu in observed.gpus if _is_divided(gpu)]
+    divided = [gpu for gpu in observed.gpus if _is_in_mig_mode(gpu)]
     if not divided:
         return {}
     counts: Counter[str] = Counter()
@@ -57,11 +57,11 @@ def layout_labels(observed: ObservedNode) -> Mapping[str, str]:
     return {FREE_SLOTS_LABEL: str(free), **dict(sorted(named.items()))}
 
 
-def label_changes(there: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
-    """The labels to want on a Node that has those of `there`: None for each of ours that is not
-    wanted any more. With nothing wanted, all of ours go.
+def label_changes(existing: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
+    """The labels to set on a Node that has the `existing` ones; None removes each of ours that is
+    not wanted any more. With nothing wanted, all of ours go.
     """
-    stale = (key for key in there if _is_ours(key) and key not in wanted)
+    stale = (key for key in existing if _is_ours(key) and key not in wanted)
     return {**dict.fromkeys(stale), **wanted}
 
 
@@ -88,17 +88,17 @@ def _gpu(gpu: Gpu, daemons: Sequence[MpsDaemon]) -> Json:
     if gpu.mig is not None:
         report["mig"] = MODE_WORD[gpu.mig.current]
         report["slots"] = {"total": Card.of(gpu).slots, "free": list(free_slots(gpu))}
-    if _is_divided(gpu):
+    if _is_in_mig_mode(gpu):
         report["creatable"] = creatable(gpu)
         report["instances"] = _instances(gpu)
-    there = {device.uuid for device in gpu.devices()}
-    shares = _shares(daemon for daemon in daemons if daemon.device in there)
+    devices = {device.uuid for device in gpu.devices()}
+    shares = _shares(daemon for daemon in daemons if daemon.device in devices)
     if shares:
         report["mps"] = shares
     return report
 
 
-def _is_divided(gpu: Gpu) -> bool:
+def _is_in_mig_mode(gpu: Gpu) -> bool:
     return gpu.access is Access.OK and gpu.in_mig_mode
 
 

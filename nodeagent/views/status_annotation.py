@@ -17,7 +17,7 @@ from nodeagent.strict_json import parse_json
 from nodeagent.views.devices import devices_by_uuid, mig_devices
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Headline, Json, MpsDaemon, Refused, as_json
-from nodeagent.views.text import MODE_WORD, compact_json, json_size, shortened, that_fit, time_json
+from nodeagent.views.text import MODE_WORD, compact_json, fitting, json_size, shortened, time_json
 
 STATUS: Final = "nodeagent.io/status"
 MAX_BYTES: Final = 32 << 10  # bytes, of the annotation's text
@@ -114,13 +114,13 @@ def _rejected(refusal: Refused) -> Json:
 def _lists(state: NodeState, room: int) -> Json:
     """What is wrong comes first, then the GPUs, then the daemons in what room is left."""
     shown = state.problems[:_MAX_PROBLEMS]
-    problems, cut, size = that_fit(map(_problem, shown), min(_PROBLEMS, room))
+    problems, cut, size = fitting(map(_problem, shown), min(_PROBLEMS, room))
     cut += len(state.problems) - len(shown)
-    gpus, gpus_cut, gpus_size = that_fit(map(_gpu, map(as_used, state.observed.gpus)), room - size)
+    gpus, gpus_cut, gpus_size = fitting(map(_gpu, map(as_used, state.observed.gpus)), room - size)
     daemons = (
         {"device": d.device, "state": d.state, "clients": len(d.clients)} for d in _in_order(state)
     )
-    mps, mps_cut, _ = that_fit(daemons, room - size - gpus_size)
+    mps, mps_cut, _ = fitting(daemons, room - size - gpus_size)
     content: Json = {"gpus": gpus, "mps": mps, "problems": problems}
     left_out = {"gpus": gpus_cut, "mps": mps_cut, "problems": cut}
     if any(left_out.values()):

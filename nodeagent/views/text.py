@@ -1,4 +1,4 @@
-"""Plain words for what is observed and done, and text for places that others read back."""
+"""Words for what is observed and done; text cut to a size, in one line or as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODE_WORD = {True: "enabled", False: "disabled"}  # of MIG
 
 
 def gpu_words(gpu: Gpu) -> str:
-    """`GPU 3`; the UUID stands beside it wherever it matters."""
+    """`GPU 3`; callers add the UUID where an index is not enough."""
     return f"GPU {gpu.index}"
 
 
@@ -52,7 +52,7 @@ def layout_words(gpu: Gpu) -> str:
     words = _mig_words(gpu)
     if gpu.mps is not None:
         words += ", with MPS"
-    if gpu.earlier_time_slice is not None and gpu.time_slice is not None:
+    if gpu.earlier_time_slice is not None and gpu.time_slice is not None:  # the agent set it
         words += f", time slice {gpu.time_slice.value}"
     return words
 
@@ -94,7 +94,7 @@ def users(gpu: Gpu, instance: int | None = None) -> tuple[User, ...]:
     found: dict[int | User, User] = {}
     for place in used:
         for user in users_of(place):
-            found.setdefault(user.pid or user, user)
+            found.setdefault(user.pid or user, user)  # a user without a pid stands for itself
     return tuple(found.values())
 
 
@@ -129,7 +129,7 @@ def json_size(value: object) -> int:
     return len(compact_json(value).encode())
 
 
-def that_fit(entries: Iterable[Any], room: int) -> tuple[list[Any], int, int]:
+def fitting(entries: Iterable[Any], room: int) -> tuple[list[Any], int, int]:
     """The first of the entries that fit a JSON list of so many bytes, how many are left out, and
     how many bytes the list takes.
     """

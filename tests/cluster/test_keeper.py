@@ -40,7 +40,7 @@ class Store:
             raise fault
         self.there[key] = part
 
-    async def look(self) -> None:
+    async def read_again(self) -> None:
         self.looks += 1
         self.failing.clear()
 

@@ -164,7 +164,7 @@ async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path)
         async with running(publisher.run()):
             async with server.refusing():
                 await until(lambda: publisher.state.newest.problem)
-            assert await publisher.published() == (offer,)
+            assert await publisher.earlier_offers() == (offer,)
             assert publisher.state.newest.problem is None
 
 
@@ -173,8 +173,8 @@ async def test_slices_of_a_node_that_is_made_anew(server: ApiServer, tmp_path: P
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of()])
         await until(lambda: published(server) == [offer_of()])
-        publisher.owned_by(NODE.uid)
-        publisher.owned_by("22222222-2222-3333-4444-555555555555")
+        publisher.set_owner(NODE.uid)
+        publisher.set_owner("22222222-2222-3333-4444-555555555555")
         await until(lambda: owners(server) == {"22222222-2222-3333-4444-555555555555"})
         assert writes(server) == ["POST", "POST", "PUT", "PUT"]
         assert published(server) == [offer_of()]
@@ -184,14 +184,14 @@ async def test_nothing_is_published_without_a_node(server: ApiServer, tmp_path: 
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of()])
         await until(lambda: published(server) == [offer_of()])
-        publisher.owned_by("")
+        publisher.set_owner("")
         for one in server.store.all(SLICES):
             server.store.delete(Key(SLICES, "", one["metadata"]["name"]))
         await asyncio.sleep(0.3)
         publisher.publish([offer_of("a30")])
         await asyncio.sleep(0.1)
         assert writes(server) == ["POST", "POST"]
-        publisher.owned_by(NODE.uid)
+        publisher.set_owner(NODE.uid)
         await until(lambda: published(server) == [offer_of("a30")])
 
 

@@ -14,12 +14,12 @@ from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase, not_ready, phase_of
 from nodeagent.views.text import (
     compact_json,
+    fitting,
     json_size,
     layout_words,
     one_line,
     shortened,
     step_words,
-    that_fit,
     user_words,
     users,
 )
@@ -179,7 +179,7 @@ def test_shortened_text_is_never_longer_than_allowed(text: str, most: int) -> No
 @given(st.lists(st.text()), st.integers(2, 200))
 def test_lists_are_cut_to_fit(entries: list[str], room: int) -> None:
     entries = [one_line(entry) for entry in entries]
-    kept, left_out, size = that_fit(entries, room)
+    kept, left_out, size = fitting(entries, room)
     assert size == json_size(kept) <= room
     assert kept == entries[: len(kept)]
     assert len(kept) + left_out == len(entries)

@@ -17,7 +17,7 @@ from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.drain.changes import cordoning
 from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
-from nodeagent.cluster.drain.node import DrainedNode, undone
+from nodeagent.cluster.drain.node import DrainedNode, api_problem
 from nodeagent.cluster.drain.restore import Restore
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.pacing import Backoff
@@ -134,8 +134,8 @@ class Evictor:
             self._report(problems, cordon=bool(self._terminating) or were_terminating)
             return self._until_next(found, were_terminating=were_terminating)
         except faults.ClusterFault as fault:
-            problem = undone("no pod is evicted, because the API server does not answer", fault)
-            self._report((problem,), cordon=self._restore.holds_cordon)
+            what = "no pod is evicted, because the API server does not answer"
+            self._report((api_problem(what, fault),), cordon=self._restore.holds_cordon)
             return self._backoff.next()
 
     def _is_blocking(self, pod: PodName, here: Mapping[PodName, str]) -> bool:

@@ -19,7 +19,7 @@ from nodeagent.cluster.drain.changes import leaving_pods, preparations
 from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
 from nodeagent.cluster.drain.evictor import Evictor
 from nodeagent.cluster.drain.finished_pods import FinishedPods
-from nodeagent.cluster.drain.node import DrainedNode, DrainIntervals, undone
+from nodeagent.cluster.drain.node import DrainedNode, DrainIntervals, api_problem
 from nodeagent.cluster.drain.owners import OtherManager
 from nodeagent.cluster.drain.pods import Pod, PodSelector
 from nodeagent.cluster.drain.restore import Restore
@@ -215,7 +215,7 @@ class Preparation:
             self.forget()
         if self._failure:
             return self._failure
-        async with self._restore.touching():
+        async with self._restore.changing_node():
             problems = await self._attempt()
         self.forget()
         self._desired = desired
@@ -254,7 +254,7 @@ class Preparation:
                 "the GPUs are not changed, because their other clients in the cluster cannot be "
                 "notified"
             )
-            return (undone(what, fault),)
+            return (api_problem(what, fault),)
         if self._node.settings.clients != "pauseLabels":
             return ()
         return await self._pods_gone(leaving_pods(node.labels))

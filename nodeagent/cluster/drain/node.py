@@ -238,7 +238,7 @@ class DrainedNode:
             self.report(EventType.UNCHECKED, message)
 
 
-def undone(what: str, fault: faults.ClusterFault) -> Problem:
-    """That something could not be done, because of the API server."""
+def api_problem(what: str, fault: faults.ClusterFault) -> Problem:
+    """The problem of something that could not be done because of the API server."""
     remedy = fault.remedy or "the agent retries"
     return Problem.of(Code.CLUSTER, "undone", what=what, why=fault.message, remedy=remedy)

@@ -1,7 +1,8 @@
-"""After a change: puts back what was done before it, and awaits what the node should offer.
+"""After a change of the GPUs: undoes the cordon, taint and paused labels that were set before it,
+restarts the device plugin where needed, and waits until the node offers the new devices.
 
-Runs beside the loop, but never while it works. The Node is not read where its last view shows that
-nothing is left to do.
+Runs beside the reconciler's loop, but never while that works. The Node is not read where its last
+view shows that nothing is left to do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nodeagent.cluster.drain.changes import (
     uncordoning,
 )
 from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
-from nodeagent.cluster.drain.node import DrainedNode, undone
+from nodeagent.cluster.drain.node import DrainedNode, api_problem
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.pacing import Backoff
 from nodeagent.plan.observed import ObservedNode
@@ -41,9 +42,9 @@ _PLUGIN_LABELS = "app=nvidia-device-plugin-daemonset"  # the GPU Operator's
 
 
 class Restore:
-    """Puts back while `run` runs, once a round has ended.
+    """Undoes what was done to the Node, after each round of the reconciler, while `run` runs.
 
-    `restored` publishes that all is put back. A cordon stays while `hold_cordon` says
+    `restored` publishes that all is undone. A cordon stays while `hold_cordon` says
     so, paused labels while another manager may have paused them.
     """
 
@@ -53,17 +54,17 @@ class Restore:
         self.restored: Signal[None] = Signal(None)
         here = f"--field-selector spec.nodeName={node.name}"
         labels = node.plugin_pods or (_PLUGIN_LABELS,)
-        self._offer = AwaitedAllocatable(
+        self._allocatable = AwaitedAllocatable(
             node.settings.allocatable_deadline,
             tuple(f"-A -l {one} {here}" for one in labels),
-            self._offer_changed,
+            self._allocatable_changed,
         )
         self._last_round: tuple[PlanEvaluation, ObservedNode] | None = None
-        self._working = False  # from the beginning of work to the end of its round
-        self._touched = False  # the view may be older than what was done to the Node
-        self._changed = False  # devices may have changed, and the node's offer with them
+        self._working = False  # from `begin_work` to `end_round`
+        self._node_changed = False  # since it was restored; its last view may not show it
+        self._devices_changed = False  # perhaps, and what the node offers with them
         self._configured = False  # the plugin's configuration was set since the last round
-        self._to_await: Mapping[str, int] | None = None  # once all is put back
+        self._expected: Mapping[str, int] | None = None  # to be awaited once all is undone
         self._failure: tuple[Problem, ...] = ()
         self._lock = asyncio.Lock()
         self._due = asyncio.Event()
@@ -72,7 +73,7 @@ class Restore:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Why something is not put back, and what the node offers wrongly."""
-        return (*self._failure, *self._offer.problems)
+        return (*self._failure, *self._allocatable.problems)
 
     @property
     def is_due(self) -> bool:
@@ -80,7 +81,7 @@ class Restore:
         back.
         """
         paused = restoring(self._node.known.labels)
-        return self._touched or (bool(paused) and not self._node.may_have_paused())
+        return self._node_changed or (bool(paused) and not self._node.may_have_paused())
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -88,14 +89,14 @@ class Restore:
         """Put nothing back from now on, until `end_round`."""
         self._working = True
         if changes_devices:
-            self._changed, self._to_await = True, None
-            self._offer.forget()
+            self._devices_changed, self._expected = True, None
+            self._allocatable.forget()
 
     @asynccontextmanager
-    async def touching(self) -> AsyncIterator[None]:
-        """What is done to the Node within is to be put back; waits for what is being put back."""
+    async def changing_node(self) -> AsyncIterator[None]:
+        """Wait for a restoration under way; what is done to the Node inside is restored later."""
         async with self._lock:
-            self._touched = True
+            self._node_changed = True
             yield
 
     def end_round(self, evaluation: PlanEvaluation, observed: ObservedNode) -> None:
@@ -105,16 +106,16 @@ class Restore:
         self._due.set()
 
     def observe(self, view: NodeView | None) -> None:
-        self._offer.observe(view.allocatable if view is not None else None)
+        self._allocatable.observe(view.allocatable if view is not None else None)
         self._due.set()
 
     def hold_cordon(self, needed: bool) -> None:
-        """Whether evictions need the cordon still."""
-        ends, self.holds_cordon = self.holds_cordon and not needed, needed
-        if ends:
+        """Keep the cordon while evictions need it."""
+        if self.holds_cordon and not needed:
             self._due.set()
+        self.holds_cordon = needed
 
-    # --- its life ---------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------
 
     async def run(self) -> NoReturn:
         backoff = Backoff(*self._node.intervals.restore)
@@ -123,7 +124,7 @@ class Restore:
                 await self._due.wait()
                 self._due.clear()
                 if self._working or self._last_round is None:
-                    continue  # the end of the round comes
+                    continue  # `end_round` sets the event
                 try:
                     await self._put_back()
                 except faults.ClusterFault as fault:
@@ -134,13 +135,13 @@ class Restore:
                     backoff.reset()
                     self._record(None)
         finally:
-            self._offer.forget()
+            self._allocatable.forget()
 
     async def shut_down(self, *, within: float) -> None:
         """Put back at once what can be in so many seconds; nothing is awaited any more."""
-        self._working = self._changed = self.holds_cordon = False
-        self._last_round = self._to_await = None
-        self._offer.forget()
+        self._working = self._devices_changed = self.holds_cordon = False
+        self._last_round = self._expected = None
+        self._allocatable.forget()
         try:
             async with asyncio.timeout(within):
                 await self._put_back()
@@ -153,35 +154,35 @@ class Restore:
             if self._working:
                 return
             before = self._last_round
-            await self._expect()
-            if self._touched or not self._is_restored():
+            await self._find_expected()
+            if self._node_changed or not self._is_restored():
                 await self._restore()
-                self._touched = False
-                self._configured = self._last_round is before
+                self._node_changed = False
+                self._configured = self._last_round is before  # False if another round ended
                 self.restored.publish(None)
 
     def _record(self, fault: faults.ClusterFault | None) -> None:
         before, self._failure = self._failure, ()
         if fault is not None:
-            self._failure = (undone("what was done around a change is not put back", fault),)
+            self._failure = (api_problem("what was done around a change is not put back", fault),)
         if self._failure != before:
             self._node.wake("what is known of putting back has changed")
 
     # --- what is left to do -----------------------------------------------------------------------
 
     async def _restore(self) -> None:
-        """Do what is left, up to where an offer has to be awaited.
+        """Do what is left; uncordon only when no offer is awaited.
 
         Raises `ClusterFault`; then some of it may be done, and the rest is still to do.
         """
-        deleted: set[str] = set()  # once is enough: what comes in their place stays
+        deleted: set[str] = set()  # selectors, each once: the pods that replace them stay
         for _ in range(_MAX_CONFLICTS):
             view = await self._node.read()
             try:
                 for change in self._changes(view):
                     await self._delete(change.delete, deleted)
                     view = await self._node.patch(view, change)
-                if not self._awaits_offer() and (uncordon := self._uncordoning(view)):
+                if not self._await_expected() and (uncordon := self._uncordoning(view)):
                     await self._node.patch(view, uncordon)
             except faults.WriteConflict:
                 continue
@@ -191,14 +192,14 @@ class Restore:
     def _is_restored(self) -> bool:
         """Whether the Node, as it was seen last, needs nothing done by now."""
         view = self._node.known
-        return not self._changes(view) and (self._awaits_offer() or not self._uncordoning(view))
+        return not self._changes(view) and (self._await_expected() or not self._uncordoning(view))
 
     def _changes(self, node: NodeView) -> tuple[NodeChange, ...]:
         return restorations(
             node,
             self._node.plugin_pods,
             plugin_config=self._configuration_due(),
-            stay_paused=not self._touched and self._node.may_have_paused(),
+            stay_paused=not self._node_changed and self._node.may_have_paused(),
         )
 
     def _uncordoning(self, node: NodeView) -> NodeChange | None:
@@ -222,9 +223,9 @@ class Restore:
             deleted.add(str(selector))
 
     def _configuration_due(self) -> str | None:
-        """The plugin's configuration goes with the layout that it was written for.
+        """The plugin configuration that the plan names, once the GPUs are as it says; else None.
 
-        Set once after a round: who else sets it is no partner for a race.
+        It is set once after a round, so that another program that sets it, too, has the last word.
         """
         if self._last_round is None or self._configured:
             return None
@@ -234,28 +235,28 @@ class Restore:
 
     # --- what the node offers ---------------------------------------------------------------------
 
-    async def _expect(self) -> None:
+    async def _find_expected(self) -> None:
         """Find out what the node should offer, if that may be something else than before."""
         if self._last_round is None:
             return
         labels, due = self._node.known.labels, self._configuration_due()
-        if not self._changed and (due is None or labels.get(PLUGIN_CONFIG) == due):
+        if not self._devices_changed and (due is None or labels.get(PLUGIN_CONFIG) == due):
             return
-        self._changed = False
+        self._devices_changed = False
         gpus = self._last_round[1].gpus
         expected = await self._plugin.expected(gpus, labels, wanted=due)
-        if not self._changed:  # no work began meanwhile
-            self._to_await = expected
+        if not self._devices_changed:  # no work began meanwhile
+            self._expected = expected
 
-    def _awaits_offer(self) -> bool:
-        """Whether an offer is awaited now; what was expected begins to be."""
-        if self._to_await is not None:
-            expected, self._to_await = self._to_await, None
-            self._offer.begin(expected)
-        return self._offer.expected is not None
+    def _await_expected(self) -> bool:
+        """Begin to wait for what is expected, if that is new; return whether it is awaited now."""
+        if self._expected is not None:
+            expected, self._expected = self._expected, None
+            self._allocatable.begin(expected)
+        return self._allocatable.expected is not None
 
-    def _offer_changed(self, reason: str) -> None:
-        for problem in self._offer.problems:
+    def _allocatable_changed(self, reason: str) -> None:
+        for problem in self._allocatable.problems:
             self._node.report(EventType.NOT_OFFERED, problem.message)
         self._due.set()
         self._node.wake(reason)

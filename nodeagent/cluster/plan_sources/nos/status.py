@@ -34,9 +34,9 @@ def status_annotations(
 ) -> Mapping[str, str | None]:
     """What is to be written to a Node with these annotations and labels; None takes a key away.
 
-    `offered` is what the state was made from, and `judged` whether that is what these annotations
-    and labels ask for. All of it belongs into one patch: nos takes the counts for those of the
-    plan that is acknowledged beside them. A key that is not named stays as it is. On a node that
+    `offered` is the plan that the state was made from; `judged`: these annotations and labels ask
+    for that plan. All of it belongs into one patch: nos takes the counts for those of the plan
+    that is acknowledged in it. A key that is not named stays as it is. On a node that
     nos does not divide nothing is written at all.
     """
     mode = grammar.partitioning_of(labels)
@@ -65,17 +65,15 @@ def withdrawn(annotations: Mapping[str, str]) -> Mapping[str, None]:
 
 
 def _answered(state: NodeState, offered: PlanUpdate | None, mode: PartitioningKind) -> bool:
-    """Whether all has been done for this plan that is to be done for now, well or not.
+    """Whether the agent is done with this plan for now: it is in place, failed, refused or blocked.
 
-    A plan that was refused, or is blocked, is answered too, as it is when the driver is
-    dead: unanswered, it would hold up the whole cluster.
+    Unanswered, a plan would hold up the whole cluster.
     """
     if offered is None:
         return False
     if isinstance(offered, NoPlan):
-        return (
-            mode is not PartitioningKind.MIG
-        )  # elsewhere the id is left over, and nothing comes of it
+        # Outside MIG the id is left from an earlier plan, and nothing is to be done for it.
+        return mode is not PartitioningKind.MIG
     if isinstance(offered, UnreadablePlan):
         return True
     digest = digest_of(offered.text)
@@ -117,9 +115,9 @@ def _counted(
 
 def _devices(gpu: Gpu, asked: Iterable[str], *, answers: bool) -> Iterator[StatusKey]:
     """One key for each MIG device."""
-    words = grammar.requested_names(gpu, asked)
+    asked_names = grammar.requested_names(gpu, asked)
     for _, device in gpu.mig_devices():
-        profile = words.get(device.profile) or grammar.nos_spelling(device.profile)
+        profile = asked_names.get(device.profile) or grammar.nos_spelling(device.profile)
         if profile is not None:
             used = not answers or device.usage.in_use
             yield StatusKey(gpu.index, profile, NosDeviceUse.USED if used else NosDeviceUse.FREE)
@@ -143,18 +141,18 @@ def _shares(
 ) -> Iterator[StatusKey]:
     """One key for each share, of those that nos knows how to name."""
     shares = [s for s in daemon.runs.sharing.shares if s.count and grammar.share_size(s.name)]
-    left = {share.name: share.count or 0 for share in shares}
+    counts = {share.name: share.count or 0 for share in shares}
     if answers and gpu.usage.known and daemon.clients.known:
         taken = _taken(_holders(gpu, reported), shares)
     else:
-        taken = Counter(left)
-    for name, count in left.items():
+        taken = Counter(counts)
+    for name, count in counts.items():
         yield from [StatusKey(gpu.index, name, NosDeviceUse.USED)] * min(count, taken[name])
         yield from [StatusKey(gpu.index, name, NosDeviceUse.FREE)] * max(0, count - taken[name])
 
 
 def _holders(gpu: Gpu, reported: shapes.MpsDaemon | None) -> list[_Holder]:
-    """The clients the daemon's supervisor knows, then those users whom only others saw.
+    """The clients that the daemon's supervisor knows, then users that only other sources report.
 
     A process that is neither a client nor an allocation of the kubelet's holds no share.
     """
