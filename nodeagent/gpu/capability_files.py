@@ -46,7 +46,7 @@ class CapabilityHolders(Struct, frozen=True):
 
     def users(self, device: MigDeviceRef) -> Usage:
         problem = self.problem
-        if device.minor is None and self.holders:
+        if device.minor is None and self.holders:  # any may hold its files
             problem = "the driver does not report which device file the GPU has"
         return Usage(self._holders_of(device), known=not problem, reason=problem)
 
@@ -65,10 +65,10 @@ class CapabilityHolders(Struct, frozen=True):
 
 
 def capabilities(proc_root: Path = Path("/proc")) -> Mapping[int, Instance]:
-    """The instance to which each file /dev/nvidia-caps/nvidia-capN gives access, by N, be it there
-    or not. Raises OSError; blocks.
+    """The instance to which each file /dev/nvidia-caps/nvidia-capN gives access, by N, even if
+    there is no such file. Raises OSError; blocks.
 
-    The file has some 4,000 lines, which are parsed again only when they are others.
+    The file has some 4,000 lines, which are parsed again only when they have changed.
     """
     return _parsed((proc_root / "driver/nvidia-caps/mig-minors").read_text())
 
@@ -93,18 +93,18 @@ class UsageProbe(Struct, frozen=True):
 
     def read(self) -> CapabilityHolders:
         """Look through all processes; some 10 µs a process and 2 µs an open file."""
-        names: Mapping[int, Instance] = {}
+        table: Mapping[int, Instance] = {}
         with suppress(OSError):
-            names = capabilities(self.proc_root)
+            table = capabilities(self.proc_root)
         try:
             major = driver_major(_DRIVER, self.proc_root)
             if major is None:  # no process can have one
-                why = f"{self.proc_root}/devices has no {_DRIVER}" if names else ""
+                why = f"{self.proc_root}/devices has no {_DRIVER}" if table else ""
                 return CapabilityHolders(problem=why)
             opened, unreadable = self._open_capabilities(major)
         except OSError as error:
             return CapabilityHolders(problem=f"{self.proc_root} cannot be looked through: {error}")
-        return CapabilityHolders(_holders(opened, names), self._problem(opened, names, unreadable))
+        return CapabilityHolders(_holders(opened, table), self._problem(opened, table, unreadable))
 
     def _open_capabilities(self, major: int) -> tuple[dict[int, set[int]], int]:
         """Capability numbers by process id, and how many processes may not be looked into."""
@@ -123,9 +123,9 @@ class UsageProbe(Struct, frozen=True):
         return opened, unreadable
 
     def _problem(
-        self, opened: Mapping[int, set[int]], names: Mapping[int, Instance], unreadable: int
+        self, opened: Mapping[int, set[int]], table: Mapping[int, Instance], unreadable: int
     ) -> str:
-        if opened and not names:
+        if opened and not table:
             return (
                 f"{self.proc_root}/driver/nvidia-caps/mig-minors is not readable, so open "
                 "capability files cannot be assigned to MIG devices"
@@ -146,7 +146,7 @@ class UsageProbe(Struct, frozen=True):
 
 
 def _holders(
-    opened: Mapping[int, set[int]], names: Mapping[int, Instance]
+    opened: Mapping[int, set[int]], table: Mapping[int, Instance]
 ) -> dict[Instance, tuple[User, ...]]:
     """Turn process -> files into instance -> processes.
 
@@ -155,7 +155,7 @@ def _holders(
     """
     holders: dict[Instance, list[User]] = {}
     for pid in sorted(opened):
-        instances = {names[number] for number in opened[pid] if number in names}
+        instances = {table[number] for number in opened[pid] if number in table}
         within = {
             (minor, instance) for minor, instance, compute in instances if compute is not None
         }
@@ -183,7 +183,7 @@ class CapabilityUsers(UsageSource):
     async def with_users(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
-        """Add their users to the GPUs; without MIG devices /proc is not searched."""
+        """Add their users, by what was `asked` before if given; no search without MIG devices."""
         if not any(gpu.access is Access.OK and gpu.instances for gpu in gpus):
             return list(gpus)
         reading = await (asked or self.ask())

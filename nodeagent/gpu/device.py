@@ -24,7 +24,7 @@ from nodeagent.structs import replace
 _RESETLESS_SINCE = (9, 0)  # compute capability; Hopper and later change MIG mode at once
 _VIRTUAL = "it is a virtual machine"
 
-# By what boards have alike, what one of them has read.
+# Figures that one GPU has read for all on the same kind of board, by what identifies the kind.
 Boards = dict[tuple[object, ...], dict[object, Any]]
 
 
@@ -37,13 +37,13 @@ class GpuDevice:
         self.index = index
         self._boards: Boards = {} if boards is None else boards
         self.worker = Worker(f"GPU {index}")
-        self.uuid = ""  # stays until another is read
-        self.no_reset = ""  # a reset has shown it, and NVML is started anew around each
-        self.gpm_samples: tuple[int, list[object]] = (-1, [])  # by session of NVML, for readers
+        self.uuid = ""  # kept until another GPU is found at this index
+        self.no_reset = ""  # why it cannot be reset, as a reset has shown; kept
+        self.gpm_samples: tuple[int, list[object]] = (-1, [])  # NVML session, and those allocated
         self.forget()
 
     def forget(self) -> None:
-        """Drop all figures: there may be another GPU or another driver now."""
+        """Forget what was read: there may be another GPU or another driver now."""
         self._handle: Device | None = None
         self._identity: Gpu | None = None
         self._common: dict[object, Any] | None = None
@@ -68,9 +68,9 @@ class GpuDevice:
         return self._handle
 
     def give_up_handle(self) -> None:
-        """The handle may be stale: the GPU was reset, NVML restarted, or a call refused it."""
+        """Drop a handle that may be stale: after a reset, a restart of NVML, or a refused call."""
         self._handle = None
-        self.recent.stale()
+        self.recent.forget()
 
     # --- identity -------------------------------------------------------------------------------
 
@@ -99,8 +99,8 @@ class GpuDevice:
 
     @property
     def board(self) -> dict[object, Any]:
-        """Figures that GPUs of the same board share, as far as one of them has read them. They are
-        read at the same time, and none waits for another.
+        """Figures that GPUs on the same kind of board share, as far as one has read them. GPUs are
+        read side by side: none waits for another that is about to read a figure.
         """
         if self._common is None:
             gpu = self.identity()
@@ -110,7 +110,8 @@ class GpuDevice:
         return self._common
 
     @property
-    def picture(self) -> Gpu:
+    def unchanging(self) -> Gpu:
+        """The GPU without its MIG mode, instances and users, as far as it was read."""
         if self._identity is None:
             return Gpu(index=self.index, uuid=self.uuid)
         offered = self.profiles
@@ -172,7 +173,7 @@ class GpuDevice:
     # --- profiles -------------------------------------------------------------------------------
 
     def profile(self, profile_id: int) -> GpuInstanceProfile | None:
-        """Look up a profile, None where there is none; read anew after another GPU's reset."""
+        """Look up a profile, None where there is none. Reads them if NVML was restarted since."""
         if not self.profiles.known and (mode := self.mode()):
             self.profiles.learn(mode, confirm=False)
         return next((p for p in self.profiles.known if p.id == profile_id), None)

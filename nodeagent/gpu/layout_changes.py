@@ -1,8 +1,7 @@
 """Reads what was made and destroyed on a GPU since it was observed, in a few driver calls.
 
-That the other GPU instances still are there, with their ids and places, is enough to know then:
-what is in them was known before. Where it is not as expected, all is to be read anew, which the
-caller does.
+All that has to be seen is that the other GPU instances still have their ids and places: what is in
+them was read before. Where that is not so, the caller reads the whole GPU again.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ def read_changes(
     *,
     users: bool = False,
 ) -> Gpu | None:
-    """`before` without the GPU instances of these ids, and with some at the places where they were
-    `made`, by the id of the profile, each with one MIG device that has all of it; None where more
-    than that may have changed. Raises DriverError.
+    """Return `before` without the GPU instances whose ids are `gone`, and with one at each place in
+    `made` (with the id of its profile), filled by a single MIG device; None where more than that
+    may have changed. Raises DriverError.
 
-    After steps only profiles are asked for of which there was or was made one: just before them all
-    were, and what another program makes meanwhile is seen when all are asked for again. The devices
-    of the others are as they were `before`, and so are their users unless `users` are read as well:
-    those that NVML knows. What is new has no users yet.
+    After steps only the profiles in use before or made are asked for: all were, just before, and
+    what another program makes meanwhile is seen when all are asked for again. Devices of other
+    instances are as `before`, and so are their users unless `users` says to read those that NVML
+    knows. New devices have no users yet.
     """
     if gpu.identity().uuid != before.uuid or not before.in_mig_mode:
         return None
-    # Who has just made or destroyed instances has seen that the mode is on.
+    # A step that made or destroyed instances has shown that MIG is on.
     if not (made or gone) and gpu.mode() != before.mig:
         return None
     kept = [instance for instance in before.instances if instance.id not in gone]
@@ -45,13 +44,14 @@ def read_changes(
     present = {i.profile_id for i in before.instances}.union(made.values())
     instances = find_instances(gpu, present if made or gone else None)
     found = {(f.info.id, f.profile.id, f.info.placement): f for f in instances}
-    new = {key[0]: found[key] for key in found.keys() - earlier}
+    new = {f.info.id: f for key, f in found.items() if key not in earlier}
     if earlier - found.keys() or {f.info.placement: f.profile.id for f in new.values()} != made:
         return None
     known = {device.uuid for instance in kept for device in instance.compute}
     described = list(kept)
-    # Drivers list devices by the ids of their GPU instances; if not, all indices are tried.
-    devices = gpu.mig_devices(sum(i.id < min(new, default=0) for i in kept))
+    # Drivers list devices by GPU instance id: behind those with lower ids first, then all others.
+    first = sum(instance.id < min(new, default=0) for instance in kept)
+    devices = gpu.mig_devices(first)
     while new and (device := next(devices, None)) is not None:
         if (uuid := nvml.uuid(device)) in known:
             continue
@@ -65,8 +65,8 @@ def read_changes(
         ids = KnownDevice(added.info.id, compute, slices, is_alone=slices == 1)
         gpu.recent.add(uuid, ids)
         info, name = added.info, added.profile.name
-        made_in = ComputeInstance(compute, name, slices, uuid, only_placement(gpu, added.profile))
-        described.append(GpuInstance(info.id, added.profile.id, name, info.placement, (made_in,)))
+        single = ComputeInstance(compute, name, slices, uuid, only_placement(gpu, added.profile))
+        described.append(GpuInstance(info.id, added.profile.id, name, info.placement, (single,)))
     if new:
         return None
     described.sort(key=lambda instance: (instance.placement, instance.id))

@@ -15,11 +15,11 @@ The route, for a GPU with MIG on (what does not change is in `device` and read o
 5. Details, where they are wanted: of devices that are new, or that were asked long ago, the memory
    of the GPU instance and the compute mode (with MIG off, that of the GPU); and how an instance of
    that profile could be divided. A compute mode matters only to MPS, so a failure of this call
-   alone leaves it unknown, and nothing else.
+   leaves only the mode unknown.
 
 A GPU instance whose MIG devices leave compute slices over is asked for its compute instances, so
-that none is overlooked and none is called half-made that is not. What changes between two of
-these calls makes them contradict each other or fail; then all is read again.
+that none is overlooked and none is called half-made that is not. When something changes
+between two of these calls, they contradict each other or fail; then all is read again.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def read_gpu(
 ) -> Gpu:
     """The GPU as it is now; raises DriverError when a query that matters fails.
 
-    `details` as in `Observer`; None: none is read, those known are used. `confirm`: ask again for
-    profiles that were denied once, and look for devices of instances that are not listed. `usage`
-    is what NVML knows; users that it does not see are added by the caller.
+    `details`: MIG devices, by UUID, whose details must be as of now; None: those known are used.
+    `confirm`: ask again for profiles that were denied once, and look for devices of instances that
+    are not listed. The users are those of NVML; the caller adds others.
     """
     try:
         return _read(gpu, details, confirm=confirm)
@@ -99,7 +99,7 @@ def read_gpu(
 
 
 def _read(gpu: GpuDevice, details: frozenset[str] | None, *, confirm: bool) -> Gpu:
-    gpu.identity()
+    gpu.identity()  # kept for `unchanging`, as are profiles and whether a reset is needed
     mode = gpu.mode()
     if mode is None:
         return _undivided(gpu, None)
@@ -108,12 +108,12 @@ def _read(gpu: GpuDevice, details: frozenset[str] | None, *, confirm: bool) -> G
     if not mode.current:
         return _undivided(gpu, mode)
     instances, usage = _read_instances(gpu, details, confirm=confirm)
-    return replace(gpu.picture, mig=mode, instances=instances, usage=usage)
+    return replace(gpu.unchanging, mig=mode, instances=instances, usage=usage)
 
 
 def _undivided(gpu: GpuDevice, mode: MigMode | None) -> Gpu:
     return replace(
-        gpu.picture,
+        gpu.unchanging,
         mig=mode,
         usage=ProcessLists(gpu.handle).on_all(),
         compute_mode=read_compute_mode(gpu.handle),
@@ -132,7 +132,7 @@ def _read_instances(
             _remember(gpu, found)
             return _describe(gpu, found, details)
         except _ChangedMeanwhile:
-            gpu.recent.stale()
+            gpu.recent.forget()
         except DriverError as error:
             if error.code not in NOT_KNOWN or attempt == _ATTEMPTS - 1:
                 raise
@@ -149,8 +149,8 @@ def _read_instances(
 
 
 def find_instances(gpu: GpuDevice, among: Collection[int] | None = None) -> list[_Instance]:
-    """The GPU instances, by placement, without their MIG devices; those of the profiles with these
-    ids, or of all.
+    """The GPU instances of all profiles, or of those with ids `among` these, in the order of their
+    places and without their MIG devices.
     """
     found: list[_Instance] = []
     occupied = 0
@@ -199,7 +199,7 @@ def _is_full(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> bool:
 
 def _add_device(gpu: GpuDevice, by_id: Mapping[int, _Instance], handle: Device) -> None:
     uuid = nvml.uuid(handle)
-    known = gpu.recent.ever.get(uuid)
+    known = gpu.recent.known.get(uuid)
     instance = by_id.get(known.gpu_instance if known else nvml.gpu_instance_id(handle))
     if instance is None:
         raise _ChangedMeanwhile
@@ -310,7 +310,7 @@ def _describe_devices(
             slices=device.slices,
             uuid=device.uuid,
             placement=device.placement,
-            # Without the GPU's own lists, those of the device itself.
+            # Where the GPU's own lists are refused, those of the device itself.
             usage=ProcessLists(device.handle).on_all()
             if lists.problem and device.handle is not None
             else lists.on_instance(instance.info.id, device.compute_id),
@@ -320,7 +320,7 @@ def _describe_devices(
 
 
 def _read_details(gpu: GpuDevice, instance: _Instance, details: frozenset[str] | None) -> None:
-    """Compute instances share the memory of their GPU instance, so one is asked."""
+    """Read what is due; one device is asked for the memory, which they share."""
     memory: Memory | None = None
     for device in instance.devices:
         if details is None or device.handle is None:

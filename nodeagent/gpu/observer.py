@@ -164,7 +164,7 @@ class Observer:
 
     def known(self, gpu: GpuDevice) -> Gpu:
         """The GPU as it was observed last; without UUID and address while it never gave them."""
-        return self._last.get(gpu.uuid, gpu.picture)
+        return self._last.get(gpu.uuid, gpu.unchanging)
 
     async def _observe_all(self, details: bool) -> tuple[list[Gpu], DriverError | None]:
         """All GPUs, and why the driver as a whole does not answer, if it does not."""

@@ -39,7 +39,7 @@ def open_minors(process: str, major: int) -> set[int]:
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         return minors
     try:
-        if status_of("", directory) is None:
+        if status_of("", directory) is None:  # then it would say nothing of the files
             raise OSError(f"the kernel does not say what {process} has open")
         with os.scandir(directory) as entries:  # one by one: a process may have millions
             for entry in entries:
@@ -84,7 +84,7 @@ def holders(minor: int, proc_root: Path) -> tuple[User, ...]:
 
 
 def commands_to_end(users: Iterable[User], proc_root: Path) -> str:
-    """Commands that end the users, services by systemd, which would restart killed ones. Blocks."""
+    """Commands that end the users; those of services stop these, or systemd would restart them."""
     services: set[str] = set()
     others = []
     for user in users:

@@ -20,7 +20,7 @@ from nodeagent.structs import Struct, field, replace
 # compute instance with a process on it.
 FRESH: Final = 5.0
 # More than a GPU has places for; some drivers give a device another UUID each time it is made.
-_MAX_EVER: Final = 256
+_MAX_KNOWN: Final = 256
 # How long memory and compute mode may be kept where no daemon depends on them.
 _DETAILS_KEPT: Final = 30.0
 
@@ -55,7 +55,7 @@ class DeviceDetails(Struct, frozen=True):
 class Recent(Struct):
     """The instances and devices observed last, by id and UUID, and those proven idle since.
 
-    `devices` are those of the last observation, `ever` those of all: a device's UUID follows from
+    `devices` are those of the last observation, `known` those of all: a device's UUID follows from
     the GPU instance's id (or is new with every creation), so that id holds; the compute instance's
     may not. `idle` was proven idle at one time, and is there still.
     """
@@ -63,7 +63,7 @@ class Recent(Struct):
     clock: Callable[[], float] = time.monotonic
     instances: dict[int, KnownInstance] = field(default_factory=dict)
     devices: dict[str, KnownDevice] = field(default_factory=dict)
-    ever: dict[str, KnownDevice] = field(default_factory=dict)
+    known: dict[str, KnownDevice] = field(default_factory=dict)
     details: dict[str, DeviceDetails] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     _observed_at: float = 0.0
@@ -74,7 +74,7 @@ class Recent(Struct):
         self._observed_at = self.clock()
         self._found_at = {}
         self.devices = devices
-        self.ever = {**(self.ever if len(self.ever) < _MAX_EVER else {}), **devices}
+        self.known = {**(self.known if len(self.known) < _MAX_KNOWN else {}), **devices}
         self.details = {uuid: d for uuid, d in self.details.items() if uuid in devices}
         self.idle = frozenset()  # a proof is for the steps before this observation
 
@@ -93,7 +93,7 @@ class Recent(Struct):
         self.instances.pop(number, None)
 
     def add(self, uuid: str, device: KnownDevice) -> None:
-        self.ever[uuid] = device
+        self.known[uuid] = device
         self.found(uuid, device)
 
     def found(self, uuid: str, device: KnownDevice) -> None:
@@ -112,9 +112,9 @@ class Recent(Struct):
         self.details.pop(uuid, None)
         self.idle -= {uuid}
 
-    def stale(self) -> None:
+    def forget(self) -> None:
         """Forget handles and ids, which may have become invalid."""
-        self.instances, self.devices, self.ever, self.idle = {}, {}, {}, frozenset()
+        self.instances, self.devices, self.known, self.idle = {}, {}, {}, frozenset()
 
     def proved_idle(self, uuids: Iterable[str]) -> None:
         self._idle_at = self.clock()

@@ -1,6 +1,6 @@
 """MPS processes: found by program name and pipe directory, waited for by pidfd.
 
-A pid alone proves nothing, since it is used again; with its start time it does.
+A pid alone proves nothing, since it is used again; a pid with its start time is one process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nodeagent.structs import Meta, Struct
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
-_PREFIX = "nvidia-cuda-mps"  # as much of both as the name of a process has room for
+_PREFIX = "nvidia-cuda-mps"  # of both, as the kernel keeps 15 letters of a name
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ _VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 class MpsProcess(Struct, frozen=True):
     """One process. `start_time` in the kernel's clock ticks since boot, `uid` the effective one,
     `program` its name (CONTROL or SERVER), `pipe_directory` as its environment has it; both are ""
-    where it is called like one of these, and its memory is locked up.
+    where its memory is locked, and it may be one of these.
     """
 
     pid: Annotated[int, Meta(ge=1)]
@@ -55,15 +55,15 @@ class MpsProcess(Struct, frozen=True):
 def mps_process(pid: int) -> MpsProcess | None:
     """The identity of a process; None if it is gone, a zombie, hidden from us, or none of MPS.
 
-    None also where its memory is locked up, and where its user ids differ: a daemon or server has
-    one user, while a setuid program under such a name has two. And None in a container of others:
-    its user may be the daemon's by number, and any directory can be had there.
+    None also where its memory is locked, and where its user ids differ: a daemon or server has one
+    user, while a setuid program under such a name has two. And None in a container other than the
+    agent's: there anybody may have the daemon's uid and make its directory.
     """
     return _reader.read((pid,)).get(pid)
 
 
 def _read_mps_process(pid: int) -> MpsProcess | None:
-    program = None if _is_elsewhere(pid) else _program(pid)
+    program = None if _is_in_other_container(pid) else _program(pid)
     if program is None:
         return None
     found = inspect(pid)
@@ -74,13 +74,13 @@ def _read_mps_process(pid: int) -> MpsProcess | None:
     if not _has_one_user(uids) or _program(pid) != program:
         return None
     if is_gone(identity):
-        return None  # the number may have been used again, and then this is of two processes
+        return None  # another may have its pid by now, and have given some of the answers
     directory = environment.get(_VARIABLE, "")
     return MpsProcess(pid, identity.create_time, uids.effective, program, directory)
 
 
 def processes_of(pipe_directory: str, program: str) -> tuple[MpsProcess, ...]:
-    """All control daemons, or all servers, of one pipe directory. Blocks as `mps_processes`."""
+    """All control daemons, or all servers, of one pipe directory. Blocks like `mps_processes`."""
     wanted = (program, pipe_directory)
     return tuple(one for one in mps_processes() if (one.program, one.pipe_directory) == wanted)
 
@@ -89,17 +89,17 @@ _MAX_LOCKED = 16  # threads that wait for the locked memory of one user's proces
 
 
 class MemoryReader(Generic[T]):
-    """Has `read` read processes' memory, one after the other.
+    """Calls `read` for processes in a thread, one after the other.
 
-    A process that hangs in a driver may have its memory locked up in the kernel, and any user can
-    bring that about: who reads its words waits for as long. One that takes longer than `seconds`
-    holds up no other, and is left alone until that thread has come back.
+    A process that hangs in a driver may have its memory locked in the kernel, and any user can
+    bring that about: a thread that reads its command line hangs as well. A read that takes longer
+    than `seconds` holds up no other, and that process is not read again before it has ended.
     """
 
     def __init__(self, read: Callable[[int], T], seconds: float) -> None:
         self._read = read
         self._seconds = seconds
-        # By pid, whose it is and what waits for its memory.
+        # Reads that hang, by pid, with the user of the process.
         self._locked: dict[int, tuple[int | None, Future[None]]] = {}
 
     def read(self, pids: Iterable[int]) -> dict[int, T]:
@@ -109,19 +109,20 @@ class MemoryReader(Generic[T]):
                 self._locked.pop(pid, None)
         found: dict[int, T] = {}
         wanted = tuple(pids)
-        while left := [p for p in wanted if p not in found and self._is_worth_reading(p)]:
-            reading, seen = OwnThread("mps processes").submit(self._read_into, found, left), -1
-            while not reading.done() and len(found) > seen:
-                seen = len(found)
+        while left := [p for p in wanted if p not in found and self._may_read(p)]:
+            reading = OwnThread("mps processes").submit(self._read_into, found, left)
+            before = -1
+            while not reading.done() and len(found) > before:  # as long as it gets on
+                before = len(found)
                 wait((reading,), timeout=self._seconds)
-            first = next((pid for pid in left if pid not in found), None)
-            if first is None or reading.done():
+            hanging = next((pid for pid in left if pid not in found), None)
+            if hanging is None or reading.done():
                 reading.result()
             else:
-                self._locked[first] = (_user_of(first), reading)
+                self._locked[hanging] = (_user_of(hanging), reading)
         return found
 
-    def _is_worth_reading(self, pid: int) -> bool:
+    def _may_read(self, pid: int) -> bool:
         if len(self._locked) < _MAX_LOCKED or pid in self._locked:
             return pid not in self._locked
         user = _user_of(pid)
@@ -133,8 +134,8 @@ class MemoryReader(Generic[T]):
 
 
 def mps_processes() -> tuple[MpsProcess, ...]:
-    """All of this machine, and those that may be: tens of milliseconds on a node with many
-    processes.
+    """All of this machine, and processes with locked memory that may be of MPS. Takes tens of
+    milliseconds on a node with many processes.
     """
     here = tuple(pids())
     found = _reader.read(here)
@@ -143,14 +144,14 @@ def mps_processes() -> tuple[MpsProcess, ...]:
 
 
 def _unread(pid: int) -> MpsProcess | None:
-    """One whose memory is locked up, if it may be of MPS by what is known without that: its
-    program, and its name where an interpreter runs that.
+    """A process whose memory is locked, if it may be of MPS by what is known without that: its
+    executable, and its own name where that is an interpreter.
     """
     with suppress(OSError):
         program = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - quick
         if _PREFIX not in Path(program).name and name_of(pid) != _PREFIX:
             return None
-    found = None if _is_elsewhere(pid) else inspect(pid)
+    found = None if _is_in_other_container(pid) else inspect(pid)
     if not isinstance(found, Process) or not _has_one_user(found.uids):
         return None
     return MpsProcess(pid, found.identity.create_time, found.uids.effective, "", "")
@@ -170,9 +171,9 @@ _reader = MemoryReader(_read_mps_process, 1.0)
 _Place = tuple[str, tuple[int, int]]  # the namespace of its pids; device and inode of its root
 
 
-def _is_elsewhere(pid: int) -> bool:
-    """Whether it is certainly in a container of others: daemons are children of the agent, or
-    services of the machine's systemd. Known without its memory, for which who reads may wait.
+def _is_in_other_container(pid: int) -> bool:
+    """Whether it is certainly in a container other than the agent's: daemons are children of the
+    agent, or services of the machine's systemd. Does not read its memory, which may be locked.
     """
     try:
         namespace, root = _place(pid)
@@ -183,7 +184,7 @@ def _is_elsewhere(pid: int) -> bool:
 
 @lru_cache(maxsize=1)
 def _own_places() -> tuple[_Place, ...]:
-    """This process' own, and the machine's, where that may be looked at."""
+    """That of this process and, if it may be read, that of the machine's init."""
     places = []
     for one in ("self", 1):
         with suppress(OSError):
@@ -197,15 +198,15 @@ def _place(pid: int | str) -> _Place:
 
 
 def may_serve(pid: int, uid: int) -> bool:
-    """Whether it can be a server of a daemon of this user. Whom a tenant's daemon names as such may
-    be any process, and would not count as a user of its GPU.
+    """Whether it can be a server of a daemon of this user. A tenant's daemon can name any process
+    as its server, and that would then not count as a user of the GPU.
     """
     found = inspect(pid)
     return uid == 0 or (isinstance(found, Process) and found.uids.effective == uid)
 
 
 def parent_of(pid: int) -> int | None:
-    """The pid of its parent, None where that is not known."""
+    """The pid of a process' parent, None where that is not known."""
     try:
         _, _, rest = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
         return int(rest.split()[1])
@@ -214,14 +215,14 @@ def parent_of(pid: int) -> int | None:
 
 
 def age_of(process: MpsProcess) -> float:
-    """Seconds since its start; 0 where its start time is not known."""
+    """Seconds since a process started; 0 where its start time is not known."""
     if process.start_time == 0:
         return 0.0
     return age(ProcessIdentity(process.pid, process.start_time))
 
 
 def _program(pid: int) -> str | None:
-    """The name of the program of MPS that runs, be it in an interpreter; None for any other.
+    """The name of the MPS program that the process runs, also by an interpreter; else None.
 
     A control program without a flag is no daemon but a front-end, which may have been left
     open, and which may outlive the daemon that it asked.
@@ -229,7 +230,7 @@ def _program(pid: int) -> str | None:
     words = command_of(pid)
     if not isinstance(words, tuple):
         return None
-    for word, following in itertools.pairwise((*words[:4], "")):
+    for word, following in itertools.pairwise((*words[:4], "")):  # an interpreter's come first
         name = Path(word).name
         if name == SERVER or (name == CONTROL and following.startswith("-")):
             return name

@@ -1,4 +1,4 @@
-"""One daemon for those outside: requests of people and plans, and what it looks like to them."""
+"""What people and plans ask of one daemon (stop, drain, restart), and how it is shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsServer
 from nodeagent.views.text import time_json
 
 _KILLS = 3  # repeated kills, after which its end is not waited for any longer
-_SLACK = 1.0  # seconds
+_SLACK = 1.0  # seconds by which a drain may end late
 
 
 class NotReady(NodeagentError):
@@ -27,7 +27,7 @@ class NotReady(NodeagentError):
 
 
 async def wait_until_ready(supervisor: Supervisor) -> None:
-    """Wait until it is Ready; raises NotReady."""
+    """Wait until the daemon is Ready; raises NotReady."""
 
     def is_ready() -> bool:
         state = supervisor.state
@@ -51,7 +51,7 @@ async def wait_until_ready(supervisor: Supervisor) -> None:
 
 
 async def stop(supervisor: Supervisor) -> None:
-    """Stop it and remove all it had; raises StillInUse and changes nothing while it has clients."""
+    """Stop a daemon and remove all it had. Raises StillInUse while it has clients, which run on."""
     wanted = supervisor.wanted
     supervisor.want(None)
     try:
@@ -63,16 +63,16 @@ async def stop(supervisor: Supervisor) -> None:
 
 
 async def end(supervisor: Supervisor) -> None:
-    """End it whatever its clients; for a device that is gone."""
+    """End a daemon whatever its clients; for a device that is gone."""
     supervisor.want(None)
     supervisor.handle(model.DrainRequested(0.0, force=True))
     await _remove(supervisor)
 
 
 async def drain(supervisor: Supervisor, *, seconds: float | None, force: bool) -> tuple[int, ...]:
-    """Wait until it is Down, or the time is over; return the pids of the clients left. Raises
-    StillInUse where it is not Down and those are not known; NodeagentError where something of it
-    is left.
+    """Wait until the daemon is Down, or the time is over; return the pids of the clients left.
+    Raises StillInUse if it is not Down and its clients are not known; NodeagentError if it is Down
+    and orphans of it cannot be ended.
     """
     supervisor.handle(model.DrainRequested(seconds, force=force))
     if supervisor.monitor is not None:
@@ -88,17 +88,17 @@ async def drain(supervisor: Supervisor, *, seconds: float | None, force: bool) -
         raise
     if supervisor.state.phase not in WITH_PROCESS:
         await supervisor.until(lambda: supervisor.is_idle)
-        if supervisor.sweep_failure:  # it may have passed, and nothing else would look again
+        if supervisor.sweep_failure:  # its cause may have passed, and nothing else would try again
             await _sweep(supervisor)
         return ()
     left = tuple(pid for _, pid in supervisor.clients)
-    if not left:  # must not pass for drained
+    if not left:  # not known, which must not pass for none
         raise _not_known(supervisor)
     return left
 
 
 async def restart(supervisor: Supervisor, *, force: bool) -> None:
-    """Replace its process, and wait until the new one is Ready."""
+    """Replace the daemon's process, and wait until the new one is Ready."""
     run = supervisor.state.run
     if supervisor.state.phase not in WITH_PROCESS:
         supervisor.handle(model.RetryRequested())
@@ -117,23 +117,23 @@ async def restart(supervisor: Supervisor, *, force: bool) -> None:
 
 
 def _has_failed(supervisor: Supervisor) -> bool:
-    """Down: its device went away while it was to be started anew."""
+    """Whether its start has failed; it is Down if its device went away during a restart."""
     return supervisor.state.phase in {DaemonPhase.BACKOFF, DaemonPhase.FAILED, DaemonPhase.DOWN}
 
 
 async def _wait_until_unused(supervisor: Supervisor) -> None:
-    """Wait until its end begins because it has no client; raises StillInUse."""
+    """Wait until the daemon begins to end, which it does without clients; raises StillInUse."""
     run, monitor = supervisor.state.run, supervisor.monitor
     polls = monitor.polls if monitor else 0
     if monitor:
         monitor.poll_soon()
 
-    def begun() -> bool:
+    def is_ending() -> bool:
         state = supervisor.state
         ends = state.ending is not Ending.NO or state.phase not in WITH_PROCESS
         return ends or state.run != run
 
-    def used() -> bool:
+    def has_clients() -> bool:
         now = supervisor.monitor
         if now is None or now.seen is None or not now.seen_hidden or not now.seen.clients:
             return False
@@ -141,12 +141,12 @@ async def _wait_until_unused(supervisor: Supervisor) -> None:
 
     try:
         async with asyncio.timeout(2 * supervisor.context.settings.answer_deadline):
-            await supervisor.until(lambda: begun() or used())
+            await supervisor.until(lambda: is_ending() or has_clients())
     except TimeoutError:
-        if begun():
+        if is_ending():
             return
         raise _not_known(supervisor) from None
-    if not begun():
+    if not is_ending():
         clients = ", ".join(_with_command(pid) for _, pid in supervisor.clients)
         raise StillInUse(
             f"the MPS daemon of {supervisor.device} has clients: {clients}",
@@ -168,7 +168,7 @@ def _not_known(supervisor: Supervisor) -> StillInUse:
 
 
 async def _remove(supervisor: Supervisor) -> None:
-    """Wait until it has ended, and remove what is left of it; raises NodeagentError."""
+    """Wait until the daemon has ended, and remove what is left of it; raises NodeagentError."""
     settings = supervisor.context.settings
     patience = settings.quit_deadline + _KILLS * settings.kill_deadline + settings.answer_deadline
     try:
@@ -187,7 +187,7 @@ async def _remove(supervisor: Supervisor) -> None:
 
 
 async def _sweep(supervisor: Supervisor) -> None:
-    """End what is left of it; raises NodeagentError for what remains."""
+    """End the daemon's orphans; raises NodeagentError for those that remain."""
     if supervisor.wanted is not None:
         await supervisor.sweep(supervisor.spec_of(supervisor.wanted))
     if supervisor.sweep_failure:
@@ -200,7 +200,7 @@ def _with_command(pid: int) -> str:
 
 
 def device_daemon(supervisor: Supervisor) -> DeviceDaemon | None:
-    """What the planner has to know of it; None when the device is to have none."""
+    """What the planner has to know of the daemon; None when the device is to have none."""
     if supervisor.wanted is None:
         return None
     state, seen = supervisor.state, supervisor.seen
@@ -225,11 +225,11 @@ def _usage(supervisor: Supervisor) -> Usage:
 
 
 def daemon_shape(supervisor: Supervisor) -> MpsDaemon:
-    """What answers show of it."""
+    """What the API shows of the daemon."""
     state, log = supervisor.state, supervisor.monitor.events if supervisor.monitor else None
     server, wanted = state.server, supervisor.wanted
-    useless = state.phase in {DaemonPhase.FAILED, DaemonPhase.BACKOFF}
-    closed = f"takes no new clients: {supervisor.cordoned}" if supervisor.cordoned else ""
+    has_failed = state.phase in {DaemonPhase.FAILED, DaemonPhase.BACKOFF}
+    cordon = f"takes no new clients: {supervisor.cordoned}" if supervisor.cordoned else ""
     return MpsDaemon(
         device=supervisor.device,
         state=state.phase,
@@ -244,6 +244,6 @@ def daemon_shape(supervisor: Supervisor) -> MpsDaemon:
         server=MpsServer(pid=server.pid, user=server.uid, status=server.status) if server else None,
         clients=tuple(MpsClient(pid=pid) for _, pid in supervisor.clients),
         waiting=log.blocked.waiting if log else (),
-        last_lines=supervisor.last_lines if useless else (),
-        trouble=closed or state.unreachable or (log.trouble if log else ""),
+        last_lines=supervisor.last_lines if has_failed else (),
+        trouble=cordon or state.unreachable or (log.trouble if log else ""),
     )

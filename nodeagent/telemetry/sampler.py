@@ -37,7 +37,7 @@ _ALL_TIERS = frozenset(_TIERS)
 
 class Intervals(Struct, frozen=True):
     """Seconds. `patience`: how long a round waits for its GPUs before it goes on without them;
-    `stagger`: how long for one before the next is begun. `deadline`: after it a call counts as
+    `stagger`: how long for one before it begins the next. `deadline`: after it a call counts as
     hanging, for the driver's steps too.
     """
 
@@ -49,7 +49,7 @@ class Intervals(Struct, frozen=True):
 
 class _GpuState(Struct):
     """One GPU. `changed`: ids of the instances destroyed since the last sample, if any; None: no
-    step was taken. `overdue_at`: from then on its reading gives way to no observation and no step.
+    step was taken. From `overdue_at` on its reading gives way to observations and steps no longer.
     """
 
     index: int
@@ -276,7 +276,7 @@ class Sampler:
             return
         batch.addresses = tuple(address for _, address in map(self._names, gpus) if address)
         listed = [self._names(gpu)[0] for gpu in self._gpus[: node.count]]
-        if len(listed) == node.count and all(listed):  # each GPU was asked
+        if len(listed) == node.count and all(listed):  # each GPU has told its UUID
             batch.known = frozenset(listed)
 
     @property

@@ -15,7 +15,7 @@ class GpuSample(Struct, frozen=True):
     """One sample of a GPU: its instances, values by tier, and health.
 
     `at` (monotonic) and `seconds` say when the reading ended and how long it took. `problems` are
-    calls that failed, which the GPU should have.
+    failures of calls that the GPU supports. `whole` is the GPU itself, `slices` its instances.
     """
 
     gpu: GpuIdentity
@@ -29,7 +29,7 @@ class GpuSample(Struct, frozen=True):
 
 
 class NodeSample(Struct, frozen=True):
-    """One sample of the node. `count` is that of the GPUs; the times are as of GPUs."""
+    """One sample of the node, with the `count` of its GPUs; the times are as in GpuSample."""
 
     at: float
     seconds: float
@@ -59,10 +59,10 @@ class ProcessSample(Struct, frozen=True):
 class SampleBatch(Struct):
     """Everything that came in since the last round.
 
-    `samples` by reader: those that are new; `gone` are readers whose values count no more.
+    `samples` are the new ones by reader; `gone` are readers whose values count no more.
     `problems` are calls that failed, by UUID, `gpus` health readings of the GPUs that were read.
-    `known`, `addresses` and `answer` are of the node, None where it was not read in this round.
-    `latest` is the last sample of each GPU that is not lost.
+    `known` and `addresses` are the UUIDs and PCI addresses of all GPUs, `answer` the driver's own;
+    None where the node was not read now. `latest` is the last sample of each GPU that is not lost.
     """
 
     samples: dict[str, SampleSet] = field(default_factory=dict)

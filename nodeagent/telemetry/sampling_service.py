@@ -163,11 +163,9 @@ class SamplingService:
     def _judge_readers(self, found: SampleBatch) -> None:
         """A reader that fails for long is a problem, unless its GPU does not answer at all."""
         now = asyncio.get_running_loop().time()
-        for gpu in found.gpus:
-            if gpu.answer is not None:
-                self._silent.discard(gpu.uuid)
-            if gpu.answer is not None and gpu.answer.silence is not None:
-                self._silent.add(gpu.uuid)
+        answers = {gpu.uuid: gpu.answer for gpu in found.gpus if gpu.answer is not None}
+        silent = {uuid for uuid, answer in answers.items() if answer.silence is not None}
+        self._silent = (self._silent - answers.keys()) | silent
         failing = {
             (reader.name, reader.gpu): reader
             for reader in found.readers

@@ -16,7 +16,7 @@ from nodeagent.claims.serving.toolkit import NoToolkitEdits, ToolkitEdits
 from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_endpoint, tls_context
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.documents.bounded_yaml import read_tree
-from nodeagent.mps.launch.service import state_shown
+from nodeagent.mps.launch.service import read_state
 from tests.fuzz.documents import both_ways
 from tests.fuzz.runs import Parser, Refused
 from tests.simulated_cluster.agent import kubeconfig
@@ -111,7 +111,7 @@ def _header(text: bytes, _: Path) -> None:
 
 
 def _unit(text: bytes, _: Path) -> None:
-    state_shown(text.decode("utf-8", "replace"))
+    read_state(text.decode("utf-8", "replace"))
 
 
 def parsers() -> tuple[Parser, ...]:

@@ -10,8 +10,8 @@ def test_devices_that_have_another_uuid_each_time_are_not_remembered_for_ever() 
     for number in range(1000):
         recent.add(f"MIG-{number}", KnownDevice(1, 0, 1))
         recent.observed({f"MIG-{number}": KnownDevice(1, 0, 1)})
-    assert len(recent.ever) <= 257
-    assert "MIG-999" in recent.ever
+    assert len(recent.known) <= 257
+    assert "MIG-999" in recent.known
 
 
 def test_a_look_proves_something_for_a_moment_only() -> None:

@@ -1,5 +1,4 @@
-"""After a change of the GPUs: undoes the cordon, taint and paused labels that were set before it,
-restarts the device plugin where needed, and waits until the node offers the new devices.
+"""After a change: lifts cordon, taint and pauses, restarts the device plugin, awaits its devices.
 
 Runs beside the reconciler's loop, but never while that works. The Node is not read where its last
 view shows that nothing is left to do.

@@ -221,7 +221,7 @@ def _known(change: Change, uuid: str) -> KnownDevice:
     known = recent.device(uuid)
     if known is None:
         device = mig_device(uuid)
-        known = recent.ever.get(uuid)
+        known = recent.known.get(uuid)
         if known is None or not known.is_alone:
             instance, compute = nvml.gpu_instance_id(device), nvml.compute_instance_id(device)
             known = KnownDevice(instance, compute, slices=0)

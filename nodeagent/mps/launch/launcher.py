@@ -29,7 +29,7 @@ class StartError(NodeagentError):
 
 
 class DaemonProcess:
-    """A running daemon, this process' child or not; made inside the event loop.
+    """A running daemon, a child of this process or not; made inside the event loop.
 
     `find_end` says in words how the process ended, once it has; None where nothing can tell.
     """
@@ -67,7 +67,7 @@ class DaemonProcess:
             return f"{UNKNOWN_END}, because an earlier agent started it"
         try:
             return await self._find_end()
-        except Exception:  # noqa: BLE001  # it has ended, and the next start waits for that alone
+        except Exception:  # noqa: BLE001  # the end counts, not how: a restart waits for it
             return UNKNOWN_END
 
 
@@ -95,7 +95,7 @@ async def adopt(identity: MpsProcess, spec: DaemonSpec) -> DaemonProcess | None:
 
 
 def exit_words(status: int) -> str:
-    """Word a process' status as `subprocess` gives it: below 0 for the signal that ended it."""
+    """A process' status, as `subprocess` gives it, in words: below 0 for a signal that ended it."""
     if status >= 0:
         return f"status {status}"
     try:
@@ -155,9 +155,9 @@ class Launcher(ABC):
 def has_private_shm(pid: int, spec: DaemonSpec) -> bool | None:
     """Whether the process has the device's own /dev/shm; None where that is not known."""
     try:
-        has = Path(f"/proc/{pid}/root{SHM}").stat()
-        own = Path(replace(spec, private_shm=True).shm)
-        return own.exists() and os.path.samestat(has, own.stat())
+        found = Path(f"/proc/{pid}/root{SHM}").stat()
+        private = Path(replace(spec, private_shm=True).shm)
+        return private.exists() and os.path.samestat(found, private.stat())
     except OSError:
         return None
 

@@ -41,7 +41,7 @@ class UnitState(Struct, frozen=True):
     loaded: bool
 
 
-def state_shown(text: str) -> UnitState:
+def read_state(text: str) -> UnitState:
     """Read what `systemctl show` prints; raises KeyError or ValueError for anything else."""
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     return UnitState(
@@ -62,12 +62,12 @@ def _first_line(text: str) -> str:
 SLICE = "nodeagent-mps.slice"
 _MAX_OPEN_FILES = 524_288  # systemd's own hard limit
 _PAUSE = 0.02  # seconds between two looks at a unit that is about to change
-_END_KNOWN = 5.0  # seconds for systemd to see an end, too, and to answer on a busy machine
+_END_KNOWN = 5.0  # seconds for systemd, on a busy machine, to notice an end and to answer
 # Nothing that systemd would read as its own: no blank, quote, %, $ or backslash. How these are
 # escaped differs between its versions and its settings.
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=.,:/~-]*")
-# What systemd gives every service of its own accord.
-_UNWANTED = (
+# Variables that systemd gives every service of its own accord.
+_UNSET = (
     "HOME LOGNAME USER SHELL LANG INVOCATION_ID JOURNAL_STREAM SYSTEMD_EXEC_PID "
     "MEMORY_PRESSURE_WATCH MEMORY_PRESSURE_WRITE"
 )
@@ -106,7 +106,7 @@ class ServiceLauncher(Launcher):
                     os.close(log)
                 return await self._started(unit, spec)
         except TimeoutError:
-            # It may still come, unknown to the agent.
+            # The unit may still start, unknown to the agent.
             await self._call("systemctl", "stop", "--no-block", unit)
             raise StartError(
                 f"systemd has not started {unit} within {self.deadline:g} s",
@@ -114,7 +114,7 @@ class ServiceLauncher(Launcher):
             ) from None
 
     async def _clear(self, unit: str) -> None:
-        """See that the name is free, also of what failed under it."""
+        """Wait until no unit has this name; forget a failed one. Raises StartError if one runs."""
         while True:
             state = await self._show(unit)
             match state.active:
@@ -177,8 +177,8 @@ class ServiceLauncher(Launcher):
             except ProcessLookupError:
                 break
             except (StartError, OSError, RuntimeError):
-                # Systemd, descriptors or threads may fail for a moment. The daemon runs, and it
-                # would keep out every later one if it were given up now; the deadline stops it.
+                # Systemd, descriptors or threads may fail for a moment. Given up now, the daemon
+                # would run on and keep out all later ones; when the time is over, it is stopped.
                 await asyncio.sleep(_PAUSE)
         raise StartError(
             f"{unit} ended at once: {await self._how_it_ended(unit)}",
@@ -186,14 +186,14 @@ class ServiceLauncher(Launcher):
         )
 
     async def _how_it_ended(self, unit: str) -> str:
-        """Ask systemd, the parent, which alone knows; and it forgets a unit that ended well."""
+        """Ask systemd: only the parent knows, and only while it has not forgotten the unit."""
         with suppress(TimeoutError, StartError):
             async with asyncio.timeout(_END_KNOWN):
                 while True:
                     state = await self._show(unit)
                     if state.main_pid == 0:
                         await self._forget(unit)
-                        return _in_words(state)
+                        return _end_words(state)
                     await asyncio.sleep(_PAUSE)
         return launcher.UNKNOWN_END
 
@@ -202,7 +202,7 @@ class ServiceLauncher(Launcher):
         wanted = "LoadState,ActiveState,MainPID,Result,ExecMainCode,ExecMainStatus"
         done = await self._call("systemctl", "show", f"-p{wanted}", unit)
         try:
-            return state_shown(done.stdout)
+            return read_state(done.stdout)
         except (KeyError, ValueError):
             raise StartError(
                 f"systemctl: "
@@ -211,14 +211,14 @@ class ServiceLauncher(Launcher):
             ) from None
 
     async def _forget(self, unit: str) -> None:
-        """Have systemd free the name of a unit that failed; there may be none with it."""
+        """Have systemd free the name of a unit that failed, if there is one."""
         await self._call("systemctl", "reset-failed", unit)
 
     async def _call(self, *command: str) -> ProgramOutput:
         """Run a program of systemd's. Raises StartError when it cannot be run."""
         if self.host:
             command = (*_TO_THE_HOST, *command)
-        # Programs are looked for here first, by this process and by systemd-run.
+        # Programs are looked for in `programs.path` first, by this process and by systemd-run.
         environment = {"PATH": f"{self.programs.path}:{_PROGRAMS}", "LC_ALL": "C"}
         try:
             return await run_program(command, environment)
@@ -230,21 +230,21 @@ class ServiceLauncher(Launcher):
 
 
 def unit_of(spec: DaemonSpec) -> str:
-    """The name of its unit."""
+    """The name of the daemon's systemd unit."""
     return f"nodeagent-mps-{spec.device}.service"
 
 
 def _properties(spec: DaemonSpec, log: int) -> list[str]:
-    # systemd opens it as root. By its name it would follow a symlink that the log directory's
-    # owner can make; this is the file itself that was looked at.
-    said, account = f"append:/proc/{os.getpid()}/fd/{log}", spec.account
+    # systemd opens the log as root. By its name it would follow a symlink that the log directory's
+    # owner can make; this is the file itself, which was checked.
+    output, account = f"append:/proc/{os.getpid()}/fd/{log}", spec.account
     return [
         f"User={account.uid}",
         f"Group={account.gid}",
         *([f"SupplementaryGroups={' '.join(map(str, account.groups))}"] if account.groups else []),
-        f"StandardOutput={said}",
+        f"StandardOutput={output}",
         "StandardError=inherit",
-        f"UnsetEnvironment={_UNWANTED}",
+        f"UnsetEnvironment={_UNSET}",
         "WorkingDirectory=/",
         f"UMask={launcher.UMASK:04o}",
         f"LimitNOFILE={launcher.OPEN_FILES}:{_MAX_OPEN_FILES}",
@@ -256,12 +256,12 @@ def _properties(spec: DaemonSpec, log: int) -> list[str]:
     ]
 
 
-def _in_words(state: UnitState) -> str:
+def _end_words(state: UnitState) -> str:
     if not state.loaded:
         return "in a way that systemd counts as clean"
     if state.code == 1:
         return launcher.exit_words(state.status)
+    if not state.status:
+        return f"result {state.result}"
     cause = "" if state.result in {"signal", "core-dump"} else f", {state.result}"
-    return (
-        f"{launcher.exit_words(-state.status)}{cause}" if state.status else f"result {state.result}"
-    )
+    return f"{launcher.exit_words(-state.status)}{cause}"
