@@ -10,7 +10,7 @@ _Result = TypeVar("_Result")
 
 
 async def uncancelled(work: Awaitable[_Result]) -> _Result:
-    """What it returns or raises; where the caller was cancelled meanwhile, that is lost."""
+    """What the work returns or raises; that is lost where the caller was cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     if await end_of(task):
         task.exception()  # retrieved, so that asyncio does not log it

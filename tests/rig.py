@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.pacing import Backoff
-from nodeagent.plan.desired import BesideClaims
+from nodeagent.plan.desired import KeepClaims
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.steps import DestroyGpuInstance, Step
@@ -82,7 +82,7 @@ class Rig:
         step_deadline: float = 5.0,
         driver: AbstractAsyncContextManager[NodeDriver] | None = None,
         hooks: ChangeHooks | None = None,
-        beside: BesideClaims = lambda goal, _: goal,
+        beside: KeepClaims = lambda goal, _: goal,
         on_state: Callable[[NodeState], None] = lambda _: None,
         on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
     ) -> None:

@@ -80,7 +80,7 @@ class Connection(web.RequestHandler):
     # --- deadlines of the client ------------------------------------------------------------------
 
     def stop_deadline(self) -> None:
-        """Stop it while the agent delays its answer; the connection still makes way for others."""
+        """Stop the deadline while the agent delays its answer; the connection still makes way."""
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None

@@ -19,8 +19,8 @@ from nodeagent.api.limits import LOOPBACK, Reason, peer_of
 from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse, UnknownDevice
 
 # The Server header would reveal the versions of Python and aiohttp, also in answers that aiohttp
-# makes by itself to what is no HTTP; there is no other place to say that it must not.
-web_response.SERVER_SOFTWARE = "nodeagent"  # type: ignore[attr-defined]  # it imports the name
+# makes by itself to what is no HTTP, which no middleware sees.
+web_response.SERVER_SOFTWARE = "nodeagent"  # type: ignore[attr-defined]  # an imported name
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(?:\[(?P<ip>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
@@ -40,7 +40,7 @@ def refuse_foreign_hosts(listen_host: str) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         own = request.transport.get_extra_info("sockname") if request.transport else None
-        if peer_of(own) == LOOPBACK:  # a Unix socket is guarded by itself
+        if peer_of(own) == LOOPBACK:  # a Unix socket is guarded by its mode
             hosts = request.headers.getall("Host", [])
             if len(hosts) > 1 or any(host_name(host) not in allowed for host in hosts):
                 count_refused(request, Reason.HOST)
@@ -69,11 +69,11 @@ def host_name(host: str) -> str:
 
 
 def only_over_unix_socket(handler: Handler) -> Handler:
-    """A handler that answers only over the agent's Unix socket, whose mode lets in its owner."""
+    """A handler that answers only over the agent's Unix socket, whose mode admits its owner."""
 
     async def guarded(request: web.Request) -> web.StreamResponse:
         own = request.transport.get_extra_info("socket") if request.transport else None
-        if own is None or own.family != socket.AF_UNIX:  # what is not known to be one is none
+        if own is None or own.family != socket.AF_UNIX:  # not known: refused
             raise web.HTTPForbidden(
                 text="changes are taken only over the agent's Unix socket (agent.sock in run.dir)"
             )

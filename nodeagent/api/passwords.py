@@ -102,7 +102,7 @@ class PasswordCheck:
         return right
 
     def _compared(self, hashed: bytes | None, password: bytes) -> tuple[bool, float]:
-        """Whether it is right, and the processor's seconds that the check took."""
+        """Whether the password is right, and the processor's seconds that the check took."""
         if len(password) > _MAX_LENGTH or b"\0" in password:
             return False, 0.0
         began = time.thread_time()

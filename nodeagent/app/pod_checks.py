@@ -19,7 +19,7 @@ _INTERVAL = 60.0  # seconds, for what could not be read
 
 
 class PodChecks:
-    """For all ready claims of the node, while `run` runs."""
+    """Checks the pods of all ready claims of the node, while `run` runs."""
 
     def __init__(self, claims: NodeClaims) -> None:
         self._claims = claims
@@ -29,7 +29,7 @@ class PodChecks:
         self.changed: Signal[None] = Signal(None)
 
     def wake(self) -> None:
-        """Claims or their pods may be others."""
+        """Check at once: claims or their pods may have changed."""
         self._woken.set()
 
     async def run(self) -> NoReturn:

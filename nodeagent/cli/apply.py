@@ -18,10 +18,10 @@ from nodeagent.cli.node import as_accepted, kept_claims, writing
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
 from nodeagent.cli.progress import ProgressLine, blocker_words, on_terminal, wait_for_blockers
-from nodeagent.cli.shared_node import changing
+from nodeagent.cli.shared_node import changing_node
 from nodeagent.errors import DocumentError
 from nodeagent.pacing import Backoff
-from nodeagent.plan.desired import BesideClaims, DesiredNode, PlanDocument, beside_all, unclaimed
+from nodeagent.plan.desired import DesiredNode, KeepClaims, PlanDocument, keep_claims, unclaimed
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import (
     GpuOutcome,
@@ -74,24 +74,24 @@ async def _apply(
     deadline = clock() + options.wait
     progress = on_terminal(clock)
     with _stopped_by_signals() as stop, writing(options, settings):
-        async with changing(options, settings, document) as (node, host), progress.drawn():
+        async with changing_node(options, settings, document) as (node, host), progress.drawn():
             observed, beside = await node.observe(), kept_claims(options, settings)
             named = as_accepted(options, settings, observed, document.digest)
             desired = resolve(document, unclaimed(named, beside), host)
             rounds = _Rounds(node, settings, desired, output, beside, progress, stop)
-            await rounds.take(observed)
+            await rounds.do_round(observed)
             while rounds.blocked:
                 progress.wait_for(blocker_words(rounds.rest), deadline)
                 if not await wait_for_blockers(rounds.rest, deadline, stop):
                     break
-                await rounds.take(await node.observe())
+                await rounds.do_round(await node.observe())
             rounds.add_unready()
             return rounds
 
 
 @dataclass
 class _Rounds:
-    """Planning and acting until nothing is blocked: one round, and one more for each wake-up.
+    """Planning and acting until nothing is blocked: a round, and one more for each end of a user.
 
     `outcome` is what was done, `rest` the plan for what was read back afterwards: in sync when all
     is done.
@@ -101,7 +101,7 @@ class _Rounds:
     settings: Settings
     desired: DesiredNode
     output: Output
-    beside: BesideClaims
+    beside: KeepClaims
     progress: ProgressLine
     stop: asyncio.Event
     rest: NodePlan = _IN_SYNC
@@ -116,17 +116,17 @@ class _Rounds:
         codes = (exit_codes.of_verdict(gpu.verdict, gpu.problems) for gpu in self.rest.gpus)
         return ExitCode.BLOCKED in codes
 
-    async def take(self, observed: ObservedNode) -> None:
+    async def do_round(self, observed: ObservedNode) -> None:
         """Do what can be done now; a GPU on which a step failed is left alone."""
         now = self._plan(observed)
-        open_gpus = tuple(gpu for gpu in now.gpus if self._may_try(gpu.before.key))
-        done = await self._carry_out(replace(now, gpus=open_gpus))
+        to_try = tuple(gpu for gpu in now.gpus if self._may_try(gpu.before.key))
+        done = await self._carry_out(replace(now, gpus=to_try))
         for gpu in done.gpus:
             earlier = self._gpus.get(gpu.plan.before.key)
             self._gpus[gpu.plan.before.key] = _joined(earlier, gpu) if earlier else gpu
         outcomes = tuple(self._gpus[gpu.before.key] for gpu in now.gpus)
-        whole = replace(now, gpus=tuple(gpu.plan for gpu in outcomes))
-        self.outcome = NodeOutcome(whole, outcomes)
+        joint = replace(now, gpus=tuple(gpu.plan for gpu in outcomes))
+        self.outcome = NodeOutcome(joint, outcomes)
         for gpu in done.gpus:
             self._note_refusal(gpu)
         self.rest = _refused(self._plan(_read_back(observed, outcomes)), self._gpus)
@@ -148,7 +148,7 @@ class _Rounds:
 
     def add_unready(self) -> None:
         """Report the daemons that no step is left for, and that are not Ready all the same."""
-        failed = {gpu.plan.before.key for gpu in self.outcome.gpus if gpu.failed}  # it is reported
+        failed = {gpu.plan.before.key for gpu in self.outcome.gpus if gpu.failed}  # reported
         rest = tuple(
             gpu if gpu.before.key in failed else with_unready(gpu) for gpu in self.rest.gpus
         )
@@ -161,7 +161,7 @@ class _Rounds:
         self.outcome = replace(self.outcome, gpus=gpus)
 
     def _plan(self, observed: ObservedNode) -> NodePlan:
-        desired = beside_all(self.desired, observed, self.beside)
+        desired = keep_claims(self.desired, observed, self.beside)
         return plan(desired, observed, self.settings.policy)
 
     async def _carry_out(self, now: NodePlan) -> NodeOutcome:

@@ -19,7 +19,7 @@ from nodeagent.settings import Settings
 from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
-    from nodeagent.plan.desired import BesideClaims
+    from nodeagent.plan.desired import KeepClaims
     from nodeagent.simulation import SimulatedNode
 
 _CLAIMS = "claims"  # the folder below state.dir in which claims have their records
@@ -161,7 +161,7 @@ def kept_file(options: Namespace, settings: Settings, name: str) -> Path:
     return settings.state.dir / name
 
 
-def kept_claims(options: Namespace, settings: Settings) -> BesideClaims:
+def kept_claims(options: Namespace, settings: Settings) -> KeepClaims:
     """A function that adds to a GPU's goal what claims hold there, by the records that an agent
     left when it stopped. Raises NodeagentError. Blocks for a moment.
     """

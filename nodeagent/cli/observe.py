@@ -9,7 +9,7 @@ from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import observed_node
 from nodeagent.cli.output import Output, complain
-from nodeagent.cli.shared_node import looking_at
+from nodeagent.cli.shared_node import reading_node
 from nodeagent.documents import writing
 from nodeagent.plan.layouts import creatable
 from nodeagent.plan.mig import unlisted
@@ -34,7 +34,7 @@ def run_export(options: Namespace, output: Output) -> ExitCode:
 
 
 async def _observed(options: Namespace) -> ObservedNode:
-    async with looking_at(options, command_settings(options), None) as (node, _):
+    async with reading_node(options, command_settings(options), None) as (node, _):
         return await node.observe()
 
 

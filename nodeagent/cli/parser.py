@@ -18,7 +18,7 @@ EXIT_CODES = (
 )
 
 
-# What nvidia-mig-parted has and nodeagent has not, by its spellings, with what does it here.
+# What does the same here, by the options and commands that only nvidia-mig-parted has.
 _MIG_PARTED = {
     "-s --skip-reset": "nothing is reset unless --reset whenIdle says so",
     "-m --mode-only": "write `mig: enabled` or `mig: disabled` in a plan",
@@ -37,8 +37,8 @@ _MIG_PARTED = {
 class Parser(argparse.ArgumentParser):
     """Reports bad usage as an error for the reader in place of a usage text.
 
-    A parser is made, and `fill` adds its options, when it is needed: one command of many is
-    parsed, and the parsers of all take a tenth of its time.
+    `fill` adds the options when they are needed: a command line uses one command of many, and the
+    options of all would take a tenth of the time that a command takes.
     """
 
     def __init__(self, *, command: Command, **details: Any) -> None:
@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def actions(self) -> list[argparse.Action]:
-        """What it takes; argparse has no other list of that."""
+        """The options and arguments of the parser; argparse has no public list of them."""
         self.fill()
         return self._actions
 
@@ -136,11 +136,11 @@ def _unrecognized(unknown: list[str], options: Namespace) -> UsageError:
 
 
 def _meant(word: str, known: Iterable[str], program: str) -> str:
-    """What was probably meant, and where to read more."""
+    """A remedy: what was probably meant, and where to read more."""
     from nodeagent.text import did_you_mean
 
-    here = next((said for names, said in _MIG_PARTED.items() if word in names.split()), "")
-    meant = f"{here};" if here else did_you_mean(word, known, cutoff=0.7)
+    same = next((does for names, does in _MIG_PARTED.items() if word in names.split()), "")
+    meant = f"{same};" if same else did_you_mean(word, known, cutoff=0.7)
     return f"{meant} see {program} --help".lstrip()
 
 

@@ -13,10 +13,10 @@ from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import as_accepted, as_judged, kept_claims
 from nodeagent.cli.output import Output, complain_about
-from nodeagent.cli.shared_node import looking_at
+from nodeagent.cli.shared_node import reading_node
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError, UsageError
-from nodeagent.plan.desired import PlanDocument, beside_all, unclaimed
+from nodeagent.plan.desired import PlanDocument, keep_claims, unclaimed
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve, verdict_of
@@ -59,7 +59,7 @@ def run_assert(options: Namespace, output: Output) -> ExitCode:
 
 async def planned(options: Namespace, settings: Settings, document: PlanDocument) -> NodePlan:
     """The plan for the node as it is now; for a rejected document one without GPUs."""
-    async with looking_at(options, settings, document) as (node, host):
+    async with reading_node(options, settings, document) as (node, host):
         observed = as_judged(options, settings, await node.observe())
     beside = kept_claims(options, settings)
     try:
@@ -67,7 +67,7 @@ async def planned(options: Namespace, settings: Settings, document: PlanDocument
         desired = resolve(document, unclaimed(named, beside), host)
     except DocumentError as error:
         return rejection(error, document)
-    found = plan(beside_all(desired, observed, beside), observed, settings.policy)
+    found = plan(keep_claims(desired, observed, beside), observed, settings.policy)
     return replace(found, gpus=tuple(map(with_unready, found.gpus)))
 
 

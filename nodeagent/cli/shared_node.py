@@ -1,7 +1,7 @@
 """The node with its MPS daemons and time slices, for commands that do one thing and end.
 
-What this needs takes long to import, so it is done only where MPS or time slices are concerned:
-by the document, or because an agent left daemons here.
+The modules of MPS take long to import, and are imported only where the document has MPS or time
+slices, or an agent left daemons here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from nodeagent.cli.node import is_throwaway, make_driver, simulation
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.original_settings import FILE_NAME as MEMORY_NAME
+from nodeagent.gpu.original_settings import FILE_NAME as ORIGINAL_SETTINGS
 from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.plan.desired import MigLayout, PlanDocument, PlanEntry
 from nodeagent.plan.shares import Host
@@ -33,7 +33,7 @@ _RECORDS = "mps"  # the folder below run.dir in which daemons have theirs
 
 
 @asynccontextmanager
-async def looking_at(
+async def reading_node(
     options: Namespace, settings: Settings, document: PlanDocument | None
 ) -> AsyncIterator[tuple[ReadableNode, Host]]:
     """The node, real or simulated, and what of the host bears on the document.
@@ -55,13 +55,13 @@ async def looking_at(
 
 
 @asynccontextmanager
-async def changing(
+async def changing_node(
     options: Namespace, settings: Settings, document: PlanDocument
 ) -> AsyncIterator[tuple[ChangeableNode, Host]]:
-    """The node as `looking_at` gives it, to be changed.
+    """The node as `reading_node` gives it, to be changed.
 
     MPS daemons that are started go on without a supervisor, until an agent takes them over. Those
-    that are there are given the time to be Ready, also where an earlier command was cut short.
+    that are there are given time to become Ready, also after a command that was cut short.
     """
     async with _opened(options, settings, document) as (driver, sharing):
         if sharing is None:
@@ -86,19 +86,19 @@ async def changing(
             changed=lambda: None,
         )
         publisher = Publisher(run_dir=places.run_dir, cdi_dir=places.cdi_dir)
-        whole = NodeController(driver, fleet, publisher, observation)
-        async with fleet, whole:
+        controller = NodeController(driver, fleet, publisher, observation)
+        async with fleet, controller:
             fleet.retry()
             await fleet.settled()
             try:
-                yield whole, sharing.host
+                yield controller, sharing.host
             finally:
                 if is_throwaway(options):
                     await fleet.keep_only(())
 
 
 class _Sharing(Struct, frozen=True):
-    """What MPS and time slices take."""
+    """What a node with MPS or time slices needs beside its driver."""
 
     places: MpsPlaces
     host: Host
@@ -113,10 +113,10 @@ async def _opened(
     *,
     read_only: bool = False,
 ) -> AsyncIterator[tuple[Driver, _Sharing | None]]:
-    """The driver, to be entered; and what else it takes, None where nothing is concerned."""
+    """The driver, not entered yet; and what MPS and time slices need, None where there are none."""
     entries = document.entries if document else ()
     time_slices = any(entry.time_slice for entry in entries)
-    # The stand-in for nvidia-smi, a process of its own, resets GPUs and sets time slices.
+    # Shared with the stand-in for nvidia-smi, a process that resets GPUs and sets time slices.
     shared = settings.reset != "never" or time_slices or options.state is not None
     with simulation(options, shared=shared) as simulated:
         directory = simulated.directory if simulated else None
@@ -131,7 +131,7 @@ async def _opened(
             yield driver, sharing
         else:
             driver = make_driver(options, settings)
-            if document is not None:  # without MPS, only parts of GPU instances need details
+            if document is not None:  # without MPS, these matter only to parts of GPU instances
                 driver.details = frozenset() if any(map(_divides, entries)) else None
             yield driver, None
 
@@ -143,8 +143,8 @@ def _make_sharing(
     *,
     read_only: bool,
 ) -> _Sharing:
-    """Looks up the users that the document names, which may block. `directory` is where a
-    simulated node's daemons have their things.
+    """Looks up the users that the document names, which may block. `directory` is that of
+    a simulated node's daemons.
     """
     from nodeagent.mps import setup as mps_setup
 
@@ -161,15 +161,15 @@ def _make_sharing(
 
 
 def _divides(entry: PlanEntry) -> bool:
-    """Whether it asks for parts of GPU instances, such as 1c.3g.40gb."""
+    """Whether the entry asks for parts of GPU instances, such as 1c.3g.40gb."""
     return isinstance(entry.mig, MigLayout) and any("c." in i.profile for i in entry.mig.instances)
 
 
 def _was_shared(settings: Settings, directory: Path | None) -> bool:
     """Whether an agent or an earlier command left daemons or changed devices here."""
     run_dirs = [settings.run.dir, *([directory / "run"] if directory else [])]
-    memory = (directory or settings.state.dir) / MEMORY_NAME
-    return memory.exists() or any(_has_files(run_dir / _RECORDS) for run_dir in run_dirs)
+    changed = (directory or settings.state.dir) / ORIGINAL_SETTINGS
+    return changed.exists() or any(_has_files(run_dir / _RECORDS) for run_dir in run_dirs)
 
 
 def _has_files(folder: Path) -> bool:

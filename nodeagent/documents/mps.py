@@ -25,7 +25,7 @@ from nodeagent.documents.grammar import (
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.text import quote
 
-MAX_CLIENTS = 128  # of one device; drivers serve 48, newer ones 60
+MAX_CLIENTS = 128  # of one device, more than any driver serves (48 or 60)
 MAX_ID = 2**32 - 2  # the number above means "no change" to the kernel
 
 _SHARE_NAME = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -105,7 +105,7 @@ def _share(place: DocumentValue, given: Given) -> ShareEntry:
 
 
 def _any_clients(place: DocumentValue, given: Given) -> Shares:
-    """One share for however many come."""
+    """One share for any number of clients."""
     share = _share(place, {"count": None, **given})
     return Shares((share,), share.path)
 

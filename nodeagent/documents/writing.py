@@ -54,13 +54,13 @@ def plan_document(observed: ObservedNode) -> str:
 
 
 def plan_data(observed: ObservedNode) -> _Data:
-    """The plan of `plan_document` as data. GPUs with the same picture share an entry."""
-    alike = _grouped((_picture(gpu), gpu.index) for gpu in _answering(observed))
-    entries = [{"devices": indices, **picture} for picture, indices in alike if picture]
+    """The plan of `plan_document` as data. GPUs that are split and shared alike have one entry."""
+    alike = _grouped((_content(gpu), gpu.index) for gpu in _answering(observed))
+    entries = [{"devices": indices, **content} for content, indices in alike if content]
     return {"version": "v1", "gpus": entries}
 
 
-def _picture(gpu: Gpu) -> _Data:
+def _content(gpu: Gpu) -> _Data:
     """How the GPU is split and shared; empty when it has no MIG and is not shared."""
     if gpu.in_mig_mode:
         return {"mig": _layout(gpu)}
@@ -69,7 +69,7 @@ def _picture(gpu: Gpu) -> _Data:
 
 
 def _layout(gpu: Gpu) -> list[_Data]:
-    """The long form: each profile with its start, equal ones (parts of one instance) counted."""
+    """Each MIG device by profile and start; equal parts of one GPU instance are counted."""
     devices = (
         ((device.profile, instance.placement.start, _device_mps(gpu, instance, device)), device)
         for instance in sorted(gpu.instances, key=lambda i: i.placement.start)
@@ -108,14 +108,14 @@ def _device_mps(gpu: Gpu, instance: GpuInstance, device: ComputeInstance) -> _Da
 def mps_data(wanted: WantedMps, memory: int) -> _Data:
     """The plan's `mps` that leads to `wanted` on a device with `memory` bytes.
 
-    Equal replicas are written as the share that they are: where the memory differs, the document
-    still asks for the same.
+    Equal replicas are written as a share with limits, so that the document asks for the same limits
+    on a device with other memory.
     """
     shares = wanted.sharing.shares
     data: _Data = {"user": _user(wanted.account)}
-    endless = next((s for s in shares if s.count is None), None)
-    if endless is not None:
-        data["clients"] = _limits(endless)
+    uncounted = next((s for s in shares if s.count is None), None)
+    if uncounted is not None:
+        data["clients"] = _limits(uncounted)
     else:
         data["shares"] = {s.name: {"count": s.count, **_limits(s)} for s in shares}
     if wanted.sharing.enforce != "report":
@@ -138,7 +138,7 @@ def _limits(share: Share) -> _Data:
 
 
 def _user(account: Account) -> int | str:
-    """Exactly this account: groups come with a user that is looked up, never with uid:gid."""
+    """Exactly this account: its groups are looked up for a uid alone, and not for uid:gid."""
     if account.any_user:
         return ANY_USER
     return account.uid if account.groups else f"{account.uid}:{account.gid}"
@@ -148,8 +148,8 @@ def _user(account: Account) -> int | str:
 
 
 def mig_parted_document(observed: ObservedNode, label: str = "current") -> str:
-    """A mig-parted file in YAML, as `nvidia-mig-parted export` writes it; it knows no places, and
-    nothing of MPS and time slices.
+    """A mig-parted file in YAML, as `nvidia-mig-parted export` writes it; the format has no
+    places, MPS or time slices.
     """
     notes = export_notes(observed, mig_parted=True)
     lines = [*_comments(notes), "version: v1", "mig-configs:", f"  {_scalar(label)}:"]
@@ -178,9 +178,9 @@ def mig_parted_data(observed: ObservedNode, label: str = "current") -> _Data:
         entry: _Data = {}
         if several:
             entry["device-filter"] = kinds[0] if len(kinds) == 1 else kinds
-        of_kinds = sum(_kind(gpu) in kinds for gpu in known)
-        whole = len(known) == len(observed.gpus) and len(gpus) == of_kinds
-        entry["devices"] = "all" if whole else [gpu.index for gpu in gpus]
+        of_same_kinds = sum(_kind(gpu) in kinds for gpu in known)
+        all_of_them = len(known) == len(observed.gpus) and len(gpus) == of_same_kinds
+        entry["devices"] = "all" if all_of_them else [gpu.index for gpu in gpus]
         entries.append({**entry, "mig-enabled": enabled, "mig-devices": counts})
     # The format wants an entry; this one matches nothing, which is what there is.
     nothing = {"devices": [], "mig-enabled": False, "mig-devices": {}}
@@ -188,7 +188,7 @@ def mig_parted_data(observed: ObservedNode, label: str = "current") -> _Data:
 
 
 def _kind(gpu: Gpu) -> str:
-    """The device filter that all cards of this type pass; sub-systems do not matter."""
+    """The device filter that all cards of this type pass, whatever their PCI sub-system ids."""
     return f"0x{gpu.pci_device_id:08X}"
 
 
@@ -231,16 +231,16 @@ def _notes(gpu: Gpu) -> Iterator[str]:
 
 def _sharing_notes(gpu: Gpu) -> Iterator[str]:
     end = "which a mig-parted file cannot express; --format plan has it"
-    picture = _picture(gpu)
-    layout = picture.get("mig")
+    content = _content(gpu)
+    layout = content.get("mig")
     items = layout if isinstance(layout, list) else []
     places = [f"{item['profile']} at {item['start']}" for item in items if "mps" in item]
-    if "mps" in picture:
+    if "mps" in content:
         yield f"GPU {gpu.index} has MPS, {end}"
     if places:
         yield f"GPU {gpu.index} has MPS on {', '.join(places)}, {end}"
-    if "timeSlice" in picture:
-        yield f"GPU {gpu.index} has the time slice {picture['timeSlice']}, {end}"
+    if "timeSlice" in content:
+        yield f"GPU {gpu.index} has the time slice {content['timeSlice']}, {end}"
 
 
 def _answering(observed: ObservedNode) -> list[Gpu]:

@@ -6,7 +6,7 @@
       - {xid: [13, 31], class: information}
       - {xid: 999, name: our own, class: nodeReboot}
 
-They are laid over the program's own, in order; the later one wins.
+They replace the program's own classes, in order: the last entry of an XID counts.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Recent(Struct):
         return uuid in self.idle and self.clock() - self._idle_at < FRESH
 
     def details_due(self, uuid: str, exact: Collection[str]) -> bool:
-        """Whether they are to be read: they are not known or too old, or have to be `exact`."""
+        """Whether details are to be read: unknown, too old, or of a device that must be `exact`."""
         known = self.details.get(uuid)
         return known is None or uuid in exact or self.clock() - known.read_at > _DETAILS_KEPT
 

@@ -127,7 +127,7 @@ class Worker:
 
     @property
     def in_call(self) -> bool:
-        """Whether its thread is at work, be it for a caller who has left."""
+        """Whether the thread is in a call, even one whose caller waits no longer."""
         return self._running() is not None
 
     @property

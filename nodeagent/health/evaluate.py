@@ -365,7 +365,7 @@ def end_of(finding: Finding, reading: NodeReading, now: Moment) -> End | None:
 
 
 def _instance_gone(place: Location, gpu: GpuReading | None, *, by_placement: bool) -> bool:
-    """Whether its GPU instance does not exist any more, or another one has its id."""
+    """Whether the GPU instance of a place is gone, or another one has its id."""
     if place.instance is None or gpu is None or gpu.instances is None:
         return False
     existing = next((i for i in gpu.instances if i.instance == place.instance), None)

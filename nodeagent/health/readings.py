@@ -152,7 +152,7 @@ class GpuReading(Struct, frozen=True):
 
     @property
     def silent(self) -> bool:
-        """Whether it was asked and does not answer."""
+        """Whether the GPU was asked and does not answer."""
         return self.answer is not None and self.answer.silence is not None
 
 

@@ -268,7 +268,7 @@ _XID_NEEDS = {
 
 
 def words_of(finding: Finding) -> str:
-    """The words of its cause. What an XID needs, the driver may know better than the table."""
+    """Words for a finding's cause. What an XID needs, the driver may know better than the table."""
     if finding.cause not in ("xidReset", "xidReboot"):
         return BY_CAUSE[finding.cause].words
     if finding.severity is Severity.HEALTHY:

@@ -137,7 +137,7 @@ class PlanEntry(Struct, frozen=True):
     share: SharedBy | None = None
 
     def mps_entries(self) -> tuple[MpsEntry, ...]:
-        """What it says of MPS, for GPUs as a whole and for single instances."""
+        """What the entry says of MPS, for GPUs as a whole and for single instances."""
         instances = self.mig.instances if isinstance(self.mig, MigLayout) else ()
         return tuple(mps for mps in (self.mps, *(i.mps for i in instances)) if mps is not None)
 
@@ -234,11 +234,11 @@ class DesiredNode(Struct, frozen=True):
 # is planned as if the rest were not there. So neither sees the other's instances, and neither can
 # take them away.
 
-BesideClaims = Callable[[DesiredGpu, Gpu], DesiredGpu]
-"""The goal of a GPU as it is beside what claims have there."""
+KeepClaims = Callable[[DesiredGpu, Gpu], DesiredGpu]
+"""Turns the goal of a GPU into one that leaves alone what claims have there."""
 
 
-def unclaimed(observed: ObservedNode, beside: BesideClaims) -> ObservedNode:
+def unclaimed(observed: ObservedNode, beside: KeepClaims) -> ObservedNode:
     """The node without the instances of claims, of which a document says nothing: what it wants of
     all MIG devices there are, it wants of the others.
     """
@@ -247,8 +247,8 @@ def unclaimed(observed: ObservedNode, beside: BesideClaims) -> ObservedNode:
     return replace(observed, gpus=gpus)
 
 
-def beside_all(desired: DesiredNode, observed: ObservedNode, beside: BesideClaims) -> DesiredNode:
-    """What is desired, beside what claims have now."""
+def keep_claims(desired: DesiredNode, observed: ObservedNode, beside: KeepClaims) -> DesiredNode:
+    """What is desired, changed to leave alone what claims have now."""
     here = {gpu.key: gpu for gpu in observed.gpus}
     gpus = {
         key: beside(goal, here[key]) if key in here else goal for key, goal in desired.gpus.items()

@@ -152,7 +152,7 @@ class GpuOutcome(Struct, frozen=True):
 
     @property
     def as_planned(self) -> bool:
-        """Whether it was read back as the plan says."""
+        """Whether the GPU was read back as the plan says."""
         return not (self.turned_back or self.problems)
 
     @property

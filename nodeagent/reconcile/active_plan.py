@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import StateFile
-from nodeagent.plan.desired import BesideClaims, DesiredNode, PlanDocument, beside_all, unclaimed
+from nodeagent.plan.desired import DesiredNode, KeepClaims, PlanDocument, keep_claims, unclaimed
 from nodeagent.plan.numbers import Numbers, numbered, numbers_of
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
@@ -82,7 +82,7 @@ class ActivePlan:
         self,
         control: LoopControl,
         host_for: HostFor = lambda _: Host(),
-        beside: BesideClaims = lambda goal, _: goal,
+        beside: KeepClaims = lambda goal, _: goal,
         file: StateFile[KeptPlan] | None = None,
     ) -> None:
         self._control = control
@@ -240,7 +240,7 @@ class ActivePlan:
                 return PlanEvaluation(refusal=refusal, observed=observed)
             impossible = error.problems
         # What was possible once goes on to hold for the GPUs that are still there.
-        desired = beside_all(self._desired, observed, self._beside)
+        desired = keep_claims(self._desired, observed, self._beside)
         node_plan = _without_the_impossible(plan(desired, observed, policy), impossible)
         return PlanEvaluation(
             node_plan, self._good.document, desired, refusal=refusal, observed=observed
@@ -264,7 +264,7 @@ class ActivePlan:
     ) -> tuple[DesiredNode, NodePlan]:
         """Resolve and plan the candidate. Raises DocumentError where it can never be."""
         resolved = self._resolved(candidate, observed, numbers)
-        desired = beside_all(resolved, observed, self._beside)
+        desired = keep_claims(resolved, observed, self._beside)
         made = plan(desired, observed, policy)
         if made.verdict in _NEVER:
             of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
@@ -298,7 +298,7 @@ class ActivePlan:
         except DocumentError as error:
             digest = found.document.digest
             return True, NodePlan(verdict_of(error), problems=error.problems, digest=digest)
-        return True, plan(beside_all(desired, observed, self._beside), observed, policy)
+        return True, plan(keep_claims(desired, observed, self._beside), observed, policy)
 
 
 def _without_the_impossible(made: NodePlan, problems: Sequence[Problem]) -> NodePlan:

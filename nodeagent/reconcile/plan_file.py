@@ -16,10 +16,10 @@ from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, Unread
 
 @dataclass(slots=True)
 class PlanFile:
-    """Watches one file and offers its content whenever that is another.
+    """Watches one file and offers its content whenever that has changed.
 
     The file may be missing, appear, vanish, be replaced, or lie behind links. It is read only
-    when its inode, size or times say that it changed.
+    when its inode, size or times say that it changed. `alive` is called after each look.
     """
 
     path: Path
@@ -39,13 +39,13 @@ class PlanFile:
     async def refresh(self) -> None:
         found = await asyncio.to_thread(signature, self.path)
         if isinstance(found, str) and isinstance(self._last, tuple):
-            # An editor may be between taking the old file away and putting the new one there.
+            # It was there and is not (text): an editor may be about to put a new one in its place.
             await asyncio.sleep(4 * self.quiet)
             found = await asyncio.to_thread(signature, self.path)
         if found == self._last:
             return
         update = await asyncio.to_thread(self._read)
-        # What cannot be read may be read another time, though nothing of it changes.
+        # What cannot be read now is tried again, even if its signature does not change.
         self._last = "" if isinstance(update, UnreadablePlan) else found
         self.offer(update)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_FILE = Path("/etc/nodeagent/settings.yaml")
 
 PREFIX = "NODEAGENT_"
-# Names with the prefix that are other programs' or commands' business.
+# Variables with the prefix that are no settings: other programs or commands read them.
 RESERVED = r"NODEAGENT_(SIMULATED_STATE|(TEST|BENCH)_.+)"
 # In a pod, Kubernetes describes each Service of the namespace; one may be called nodeagent.
 SERVICE_LINK = (
@@ -46,11 +46,11 @@ def load_settings(
     """
     values: Values = {}
     if name_of_node := environment.get("NODE_NAME"):
-        values = _each({"NODE_NAME": ("node_name", name_of_node)})
+        values = _read_source({"NODE_NAME": ("node_name", name_of_node)})
     values |= _from_file(path)
     values |= _from_environment(environment)
-    given = {f"command line: {name}": (name, value) for name, value in flags.items()}
-    values |= _each({origin: one for origin, one in given.items() if one[1] is not None})
+    given = {name: value for name, value in flags.items() if value is not None}
+    values |= _read_source({f"command line: {name}": (name, given[name]) for name in given})
     return _settings_of(values)
 
 
@@ -60,7 +60,7 @@ def setting_names() -> list[str]:
 
 
 def choices(name: str) -> tuple[str, ...]:
-    """The words that a setting can be, where it is one of some."""
+    """The words that a setting allows, for one that allows only certain words."""
     return tuple(schema_of(name)["enum"])
 
 
@@ -91,7 +91,7 @@ def value_of(settings: Settings, name: str) -> Any:
 
 
 def _form(group: Group, prefix: str = "") -> Rule[Values]:
-    """How a group is written in a file; what is read is by the full names of the settings."""
+    """The rule that reads a group from a file, into values by the full names of settings."""
     keys: list[Key] = []
     properties: JsonSchema = {}
     for name, kind in type(group).__annotations__.items():
@@ -106,7 +106,7 @@ def _form(group: Group, prefix: str = "") -> Rule[Values]:
                 properties[name]["default"] = rule.written(value)
         keys.append(Key(name, _or_nothing(rule), description))
 
-    def named(_: DocumentValue, given: Given) -> Values:
+    def by_full_name(_: DocumentValue, given: Given) -> Values:
         found: Values = {}
         for name, value in given.items():
             if isinstance(getattr(group, name), Group):
@@ -115,7 +115,7 @@ def _form(group: Group, prefix: str = "") -> Rule[Values]:
                 found[f"{prefix}{name}"] = value
         return found
 
-    read = form(*keys, build=named, hint=lambda name: _unflattened(f"{prefix}{name}")).read
+    read = form(*keys, build=by_full_name, hint=lambda name: _unflattened(f"{prefix}{name}")).read
     schema: JsonSchema = {
         "type": "object",
         "description": type(group).__doc__,
@@ -126,7 +126,7 @@ def _form(group: Group, prefix: str = "") -> Rule[Values]:
 
 
 def _or_nothing(rule: Rule[Any]) -> Rule[Any]:
-    """A key without a value says nothing."""
+    """The rule, but with None for a key without a value, which counts as not given."""
     return Rule(lambda place: None if place.value is None else rule.read(place), rule.schema)
 
 
@@ -191,11 +191,11 @@ def _from_environment(environment: Mapping[str, str]) -> Values:
             re.fullmatch(RESERVED, variable) or re.match(SERVICE_LINK, f"{variable}={value}")
         ):
             raise UsageError(f"{variable} is not a setting", remedy=_nearest_variable(variable))
-    return _each(given)
+    return _read_source(given)
 
 
 def _nearest_variable(variable: str) -> str:
-    """Compared by what follows the prefix, which all variables share."""
+    """A remedy for an unknown variable; names are compared without the prefix that all share."""
     rests = [variable_of(name).removeprefix(PREFIX) for name in setting_names()]
     likely = nearest(variable.removeprefix(PREFIX), rests)
     if likely:
@@ -206,8 +206,8 @@ def _nearest_variable(variable: str) -> str:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def _each(given: Mapping[str, tuple[str, object]]) -> Values:
-    """The settings of one source, by what each is called there, with their values."""
+def _read_source(given: Mapping[str, tuple[str, object]]) -> Values:
+    """Read one source: names and values of settings, by the place where each was given."""
     values: Values = {}
     faults: list[tuple[str, Problem]] = []
     for origin, (name, value) in given.items():
@@ -221,7 +221,7 @@ def _each(given: Mapping[str, tuple[str, object]]) -> Values:
 
 
 def _refused(faults: Sequence[tuple[str, Problem]]) -> UsageError:
-    """The first in full, each with where it was found; the others are counted."""
+    """The error with the first fault, where its value was given, and the number of the others."""
     (origin, first), *others = faults
     where = f"{origin}: {first.path}" if first.path else origin
     more = [f"{len(others)} more are wrong"] if others else []

@@ -156,7 +156,7 @@ def _address(value: object) -> Address | None:
 
 
 def _is_name(host: str) -> bool:
-    """Whether it can be looked up: no part of it is empty or too long."""
+    """Whether the name can be looked up: no part of it is empty or too long."""
     try:
         host.encode("idna")
     except UnicodeError:

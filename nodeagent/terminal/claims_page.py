@@ -102,7 +102,7 @@ def _phase(claim: Json) -> Span:
 
 
 def _device_words(device: Json) -> str:
-    """What it is called below its GPU, as in `nodeagent status`."""
+    """What a device is called below its GPU, as in `nodeagent status`."""
     if device.get("profile"):
         return f"{device['profile']} at {device.get('start')}"
     if share := device.get("share"):

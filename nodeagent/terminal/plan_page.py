@@ -62,21 +62,21 @@ def _gpu_body(plan: GpuPlan, width: int, policy: Policy) -> tuple[Line, ...]:
 
 
 def picture(plan: GpuPlan, width: int, policy: Policy) -> tuple[Line, ...]:
-    """The GPU before and after, or only as it is when nothing would change. Of a blocked one it is
-    shown what is in the way, and what is wanted.
+    """The GPU before and after its steps, or as it is when nothing would change. A blocked one is
+    shown as it is, and as it would be once its users have gone.
     """
     if plan.before.mig is None:
         return ()
-    now, then, shown = "before", "after", plan
+    first, second, shown = "before", "after", plan
     if not plan.steps:
         free = once_free(plan, policy)
         if free is None:
             return drawing([("now", cells_now(plan.before))], slots_of(plan.before), width)
-        now, then, shown = "now", "wanted", free
+        first, second, shown = "now", "wanted", free
     slots = max(slots_of(plan.before), slots_of(shown.after))
     before = cells_before(plan.before, shown.steps)
     after = cells_after(shown.after, plan.before, shown.steps)
-    return drawing([(now, before), (then, after)], slots, width)
+    return drawing([(first, before), (second, after)], slots, width)
 
 
 def numbered_steps(plan: GpuPlan) -> tuple[Line, ...]:
@@ -107,7 +107,7 @@ def summary(plan: NodePlan) -> Line:
 
 
 def assert_page(plan: NodePlan) -> tuple[Line, ...]:
-    """Equal differences are shown once."""
+    """Whether the node is as the document says; GPUs with equal differences share a line."""
     different = [gpu for gpu in plan.gpus if gpu.verdict is not Verdict.IN_SYNC or gpu.problems]
     if plan.verdict is Verdict.IN_SYNC and not different:
         checked = quantity(len(plan.gpus), "GPU")
@@ -181,7 +181,7 @@ def step_line(index: int, report: StepReport) -> Line:
 def outcome_page(
     outcome: NodeOutcome, rest: NodePlan, width: int, *, stopped: bool
 ) -> tuple[Line, ...]:
-    """The GPUs as they are now, alike ones together; what is still to be done; the last word.
+    """The GPUs as they are now, alike ones together; what is still to be done; a summary.
 
     `rest` is the plan for what was read back.
     """
@@ -194,7 +194,7 @@ def outcome_page(
     return (
         *([BLANK, *gpu_blocks(bodies)] if bodies else []),
         *problem_lines(rest.problems, Tone.BAD),
-        _last_word(outcome, rest, stopped=stopped),
+        _outcome_summary(outcome, rest, stopped=stopped),
     )
 
 
@@ -203,18 +203,18 @@ def _outcome_body(
 ) -> tuple[Line, ...]:
     after = outcome.after
     restored = [step_line(after.index, report) for report in outcome.restored]
-    drawn = after.mig is not None or after.instances
-    well = verdict is Verdict.IN_SYNC and not outcome.failed and not left
+    has_layout = after.mig is not None or after.instances
+    is_done = verdict is Verdict.IN_SYNC and not outcome.failed and not left
     # A failure that was reported explains why a step is left; nothing is said twice.
-    problems = () if well else dict.fromkeys((*outcome.problems, *left))
+    problems = () if is_done else dict.fromkeys((*outcome.problems, *left))
     return (
-        *(drawing([("now", cells_now(after))], slots_of(after), width - 2) if drawn else ()),
+        *(drawing([("now", cells_now(after))], slots_of(after), width - 2) if has_layout else ()),
         *([line("to restore the earlier layout:"), *indent(restored, 2)] if restored else []),
         *problem_lines(problems, Tone.WARNING),
     )
 
 
-def _last_word(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
+def _outcome_summary(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
     done = sum(1 for gpu in outcome.gpus for step in gpu.steps if step.result is StepResult.DONE)
     if rest.verdict is Verdict.IN_SYNC:
         if any(gpu.failed for gpu in outcome.gpus) or any(gpu.problems for gpu in rest.gpus):
@@ -234,6 +234,7 @@ def _last_word(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
         return line(Span("Stopped", Tone.WARNING), f": {quantity(done, 'step')} done, {left} left.")
     if rest.verdict is Verdict.APPLICABLE:
         return line(Span("Failed", Tone.BAD), f": {quantity(done, 'step')} done, {left} left.")
+    # Every GPU that is not in sync had all its steps done, and could not be read back.
     unread = [gpu for gpu in outcome.gpus if gpu.after.access is not Access.OK]
     open_gpus = {gpu.before.key for gpu in rest.gpus if gpu.verdict is not Verdict.IN_SYNC}
     if open_gpus == {g.after.key for g in unread} and not any(map(_has_open_steps, unread)):

@@ -60,7 +60,7 @@ class ClaimDevice(Shape, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a GPU as a whole; no MIG device, and no share of a GPU."""
+        """Whether the device is a GPU as a whole; no MIG device, and no share of a GPU."""
         return self.device == "gpu" and self.share is None
 
 

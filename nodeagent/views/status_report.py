@@ -71,7 +71,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
 
 
 def _concerns(claim: Claim, gpu: str | None) -> bool:
-    """Whether it has something of the GPU, or nothing yet of any."""
+    """Whether the claim has a device of the GPU, or none yet of any."""
     return gpu is None or not claim.devices or any(one.gpu == gpu for one in claim.devices)
 
 

@@ -82,7 +82,7 @@ def _is_shown(name: str) -> bool:
 
 
 def _is_closed(schema: object) -> bool:
-    """Whether it takes a number, a switch or one of some words, and no other text."""
+    """Whether a setting takes a number, a switch or one of some words, and no other text."""
     match schema:
         case {"enum": _} | {"type": "boolean" | "integer" | "number"}:
             return True

@@ -25,7 +25,7 @@ _SMI_TIMEOUT = 10.0  # seconds for nvidia-smi
 
 
 def driver_findings(observed: ObservedNode | DriverError) -> Iterator[PreflightFinding]:
-    """Whether the driver answers, and its GPUs; `observed` is the error where it does not."""
+    """Whether the driver and each GPU answer; `observed` is the error where the driver does not."""
     if isinstance(observed, DriverError):
         yield error("driver", observed.message, observed.remedy)
         return
@@ -181,7 +181,7 @@ def is_visible(path: Path) -> bool:
 
 
 def directory_finding(name: str, path: Path, *, as_agent: bool = True) -> PreflightFinding:
-    """Whether the agent can write there, or make it; `as_agent`: the agent may be this user."""
+    """Whether the agent can write the directory, or make it; `as_agent`: it may be this user."""
     nearest = next(p for p in (path, *path.parents) if is_visible(p))
     message = f"{path} cannot be written"
     if not nearest.is_dir():
@@ -192,7 +192,7 @@ def directory_finding(name: str, path: Path, *, as_agent: bool = True) -> Prefli
         remedy = "mount its file system writable"
     elif as_agent:
         remedy = f"run `install -d -o {os.geteuid()} {path}` as root"
-    else:  # this user must not own what root's agent keeps there
+    else:  # root's agent must not keep files in a directory of this user
         remedy = "run this as root"
     return error(name, message, f"{remedy}, or set {name} to another place")
 
@@ -218,8 +218,8 @@ def kubelet_findings(
     settings: KubeletSettings, *, in_cluster: bool, simulated: bool
 ) -> Iterator[PreflightFinding]:
     """Whether the kubelet reports who holds devices; nothing where the agent would not ask it."""
-    unasked = simulated or not (in_cluster or is_visible(settings.socket.parent))
-    if settings.use == "never" or (settings.use == "auto" and unasked):
+    needless = simulated or not (in_cluster or is_visible(settings.socket.parent))
+    if settings.use == "never" or (settings.use == "auto" and needless):
         return
     from nodeagent.cluster.kubelet.pod_resources import KubeletError, PodResourcesClient
 

@@ -74,7 +74,7 @@ def run_client(options: Namespace, output: Output) -> None:
 def _accepted(
     client: SimulatedClient, until: float, who: str, output: Output
 ) -> dict[str, float] | None:
-    """What it may use; None when its time was over before a server took it."""
+    """What the client may use; None when its time was over before a server took it."""
     reported = False
     while time.monotonic() < until:
         try:
@@ -104,14 +104,14 @@ def _allocated(client: SimulatedClient, size: int | None, output: Output) -> int
 
 
 def _stay(client: SimulatedClient, until: float) -> None:
-    """Wait until its time is over; raises ClientError when the server or the agent ends it."""
+    """Wait until the client's time is over; raises ClientError when server or agent end it."""
     while (left := until - time.monotonic()) > 0:
         with suppress(TimeoutError):
             client.next_answer(min(left, _CHECK_INTERVAL))
 
 
 def _place(options: Namespace) -> tuple[str, Path, dict[str, str]]:
-    """The UUID of its device, the pipe directory, and the environment that it starts with."""
+    """The UUID of the client's device, the pipe directory, and the client's environment."""
     if options.on_device is not None:
         device = device_named(options.on_device, options)
         return device, pipes_of(device, options), {}

@@ -30,7 +30,7 @@ def _optional(name: str, meaning: str, **details: Any) -> Option:
     return option(name, nargs="?", metavar=name.upper(), help=meaning, **details)
 
 
-_OF_THE_AGENT = (
+_AGENT_PLACES = (
     path("--settings", "the agent's settings"),
     path(
         "--run-dir",
@@ -81,7 +81,7 @@ _CLIENT = (
     option("--allocate", metavar="SIZE", type=size, help="how much memory it takes, such as 2Gi"),
     option("--uid", metavar="N", type=index, help="as this user (default: the daemon's)"),
     duration("--seconds", "how long it stays (default: until Ctrl-C)", metavar="N"),
-    *_OF_THE_AGENT,
+    *_AGENT_PLACES,
 )
 
 _MPS = (
@@ -91,7 +91,7 @@ _MPS = (
         "--device", metavar="DEVICE", dest="on_device", help="only of this device (default: all)"
     ),
     flag("--clear", "turn this knob back, or without one, all"),
-    *_OF_THE_AGENT,
+    *_AGENT_PLACES,
 )
 
 _FAULT = (

@@ -139,8 +139,8 @@ class Evictor:
             return self._backoff.next()
 
     def _is_blocking(self, pod: PodName, here: Mapping[PodName, str]) -> bool:
-        """Whether it is here and not evicted yet. One that came under its name since the GPUs were
-        observed (a StatefulSet's, say) may have been given nothing.
+        """Whether the pod is here and not evicted yet. One that came under its name since the GPUs
+        were observed (a StatefulSet's, say) may have been given nothing.
         """
         uid = here.get(pod)
         if uid is None or self._blocking.setdefault(pod, uid) != uid:

@@ -98,7 +98,7 @@ class ProcessPods:
         return self._own_pids or sees_all_processes(self._proc)
 
     def cgroup(self, pid: int) -> str | None:
-        """The text of its cgroup file; None where it cannot be read."""
+        """The text of the process' cgroup file; None where it cannot be read."""
         try:
             return (self._proc / str(pid) / "cgroup").read_bytes().decode(errors="replace")
         except OSError:

@@ -1,9 +1,9 @@
 """Sockets of gRPC servers in the kubelet's folders.
 
-A socket is bound under a hidden name, which the kubelet passes over, and gets its own name when it
-is served and only root can use it; so it takes the place of one that an earlier agent left in one
-step. Everything is done in the opened directory, so no symlink can lead it elsewhere. A socket that
-is deleted, as when the kubelet's folders are cleared, is made again.
+A socket is bound under a hidden name, which the kubelet passes over. Once it is served and only
+root can use it, it is renamed, and so replaces one of an earlier agent in one step. Everything is
+done in the opened directory, so no symlink can lead it elsewhere. A socket that is deleted, as when
+the kubelet's folders are cleared, is made again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def serve(
     first, then calls under way are cancelled.
 
     Its directory is the kubelet's, or with `own_directory` one in it that is made here. Raises
-    PathRefused when it cannot be had.
+    PathRefused when the socket cannot be made there.
     """
     kept = _KeptSocket(socket, handlers, own_directory=own_directory)
     await kept.bind()
@@ -119,13 +119,13 @@ class _KeptSocket:
 
 @asynccontextmanager
 async def _bound(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> AsyncIterator[None]:
-    """Serve at this path as long as this lasts."""
+    """Serve at this path inside the context."""
     with _opened(socket.parent) as directory:
         server = grpc.aio.server(
             handlers=handlers, options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
         )
         try:
-            _bind(server, directory, socket)
+            _bind_hidden(server, directory, socket)
             await server.start()
             made = _publish(directory, socket)
             try:
@@ -137,11 +137,11 @@ async def _bound(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> As
 
 
 def make_directory(path: Path) -> None:
-    """Make it where it is missing, with mode 0750. Raises PathRefused. Blocks on the disk."""
+    """Make a missing directory, with mode 0750. Raises PathRefused. Blocks on the disk."""
     with refusing("made", path, _REMEDIES):
         try:
             path.mkdir(mode=0o750)
-        except OSError:  # not only FileExistsError: of one that is there on a read-only file system
+        except OSError:  # not only FileExistsError, if it is there on a read-only file system
             if not path.is_dir():
                 raise
         with _opened(path) as directory:
@@ -170,7 +170,7 @@ def _opened(path: Path) -> Iterator[int]:
         yield directory.descriptor
 
 
-def _bind(server: grpc.aio.Server, directory: int, socket: Path) -> None:
+def _bind_hidden(server: grpc.aio.Server, directory: int, socket: Path) -> None:
     try:
         server.add_insecure_port(f"unix:/proc/self/fd/{directory}/{_HIDDEN}")
     except RuntimeError as error:  # which does not say why
@@ -181,7 +181,7 @@ def _bind(server: grpc.aio.Server, directory: int, socket: Path) -> None:
 
 
 def _publish(directory: int, socket: Path) -> os.stat_result:
-    """Give the bound socket its name, in place of one that was left; returns which file it is."""
+    """Give the bound socket its name, in place of one that was left; returns its status."""
     with refusing("made", socket, _REMEDIES):
         os.chmod(_HIDDEN, 0o600, dir_fd=directory)
         made = os.lstat(_HIDDEN, dir_fd=directory)
