@@ -143,9 +143,7 @@ class Transition(Struct):
             pid=None,
             failures=before.failures + 1 if quick else 0,
             ending=Ending.NO,
-            drain=model.Drain(),
             server=None,
-            deadline=None,
             why=report.message,
         )
         if not quick and before.wanted is not None:
@@ -286,7 +284,7 @@ def _act_by_phase(life: Transition) -> None:
         case DaemonPhase.DRAINING:
             _drain_deadline_passed(life)
         case DaemonPhase.DOWN | DaemonPhase.FAULT:
-            life.state = replace(state, deadline=None)
+            pass  # these have none
         case _ as never:
             assert_never(never)
 

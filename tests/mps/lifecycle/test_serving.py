@@ -76,7 +76,9 @@ def test_a_new_server_is_asked_for_its_limits(ready: Life) -> None:
     assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == (ReadBack(1, SPEC, 1),)
     assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == ()
     assert ready.phase() is DaemonPhase.READY
-    assert ready.tell(ServerGone(1, 50)) == ()
+    assert ready.tell(seen(ready, ServerStatus.ACTIVE, pid=51)) == (ReadBack(1, SPEC, 1),)
+    assert ready.tell(ServerGone(1, 51)) == ()
+    assert ready.tell(seen(ready, ServerStatus.ACTIVE, pid=51)) == (ReadBack(1, SPEC, 1),)
 
 
 def test_a_server_that_initializes_too_long(ready: Life) -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from nodeagent.mps.lifecycle.model import (
     ClientsGone,
     DaemonPhase,
     DeadlinePassed,
+    Drain,
     DrainGivenUp,
     DrainRequested,
     Ending,
@@ -54,6 +56,7 @@ SEEN = ServerStatus.INITIALIZING, ServerStatus.ACTIVE, ServerStatus.ACTIVE
 EVENTS: dict[str, Callable[[State, int, Draw], Event]] = {  # by the state, the run, and the draw
     "started": lambda _, run, __: Started(run, 100 + run),
     "startFailed": lambda _, run, __: StartFailed(run, "reason"),
+    "shortage": lambda _, run, __: StartFailed(run, "no room", is_shortage=True),
     "exited": lambda _, run, draw: Exited(run, "signal 9", draw[3]),
     "answered": lambda _, run, __: Answered(run),
     "silent": lambda _, run, __: Timeout(run),
@@ -108,6 +111,7 @@ class Observer:
     timeouts: int = 0
     unreachable: bool = False  # since its deadline began
     failures: int = 0
+    shortages: int = 0  # starts in a row for which the machine lacked something
     earliest: float | None = None  # the next start that the backoff allows
     ran: list[str] = field(default_factory=list)
 
@@ -135,6 +139,8 @@ class Observer:
         self, before: State, event: ProcessEvent, actions: tuple[Action, ...], life: Life
     ) -> None:
         match event:
+            case Started():
+                self.shortages = 0
             case Answered():
                 self.answered, self.timeouts, self.unreachable = True, 0, False
             case Unreachable():
@@ -143,6 +149,8 @@ class Observer:
                 self.timeouts += 1
             case LimitsReadBack() if event.limits_version == self.reading:
                 self.proven = None if event.differences else self.limits
+            case StartFailed(is_shortage=True) if before.phase is not DaemonPhase.DRAINING:
+                self.lack(before, actions, life)
             case StartFailed():
                 self.end(before, actions, life, quick=True)
             case Exited():
@@ -152,9 +160,10 @@ class Observer:
     def end(self, before: State, actions: tuple[Action, ...], life: Life, *, quick: bool) -> None:
         assert before.running is not None
         assert SweepOrphans(before.running) in actions, "an orphan is left"
+        assert life.state.server is None
         self.alive = None
         if before.phase is DaemonPhase.DRAINING:
-            self.failures, self.earliest = 0, life.now
+            self.failures, self.shortages, self.earliest = 0, 0, life.now
             return
         self.failures = self.failures + 1 if quick else 0
         if not self.failures:
@@ -164,6 +173,18 @@ class Observer:
         if self.failures >= POLICY.most_failures:
             delay = POLICY.longest_delay
         self.earliest = life.now + 0.75 * delay
+
+    def lack(self, before: State, actions: tuple[Action, ...], life: Life) -> None:
+        """No failure of the daemon's, so that it is tried again soon."""
+        assert before.running is not None
+        assert SweepOrphans(before.running) in actions, "an orphan is left"
+        assert life.state.failures == before.failures, "a shortage counts as a failure"
+        self.alive, self.shortages = None, self.shortages + 1
+        delay = min(POLICY.first_delay * 2 ** (self.shortages - 1), POLICY.longest_delay)
+        self.earliest = life.now + min(0.75 * delay, POLICY.start_deadline)
+        latest = life.now + min(delay, POLICY.start_deadline)
+        assert life.state.deadline is not None
+        assert self.earliest <= life.state.deadline <= latest
 
     def do(self, before: State, event: Event, action: Action, now: float) -> None:
         match action:
@@ -215,6 +236,7 @@ class Observer:
         if state.phase is DaemonPhase.READY:
             assert self.answered
             assert self.proven == state.running == state.wanted, "Ready without proof"
+            assert not state.server or state.server.status is not ServerStatus.FAULT
             self.had_clients = True
         proven = before.phase is DaemonPhase.LIMITING and isinstance(event, LimitsReadBack)
         if proven and state.phase is DaemonPhase.FAULT and state.ending is Ending.NO:
@@ -225,6 +247,10 @@ class Observer:
             self.unreachable = False  # another deadline has begun
         if before.phase is DaemonPhase.FAILED and state.phase is not DaemonPhase.FAILED:
             assert isinstance(event, NewPlan | RetryRequested | DrainRequested | DeadlinePassed)
+        self.judge_waiting(before, actions, life)
+
+    def judge_waiting(self, before: State, actions: tuple[Action, ...], life: Life) -> None:
+        state = life.state
         waits = {
             DaemonPhase.STARTING,
             DaemonPhase.LIMITING,
@@ -233,6 +259,10 @@ class Observer:
         }
         if state.phase in waits or state.ending is not Ending.NO:
             assert state.deadline is not None, "it could wait for ever"
+        elif state.phase in {DaemonPhase.DOWN, DaemonPhase.FAULT}:
+            assert state.deadline is None, "it waits for nothing"
+        if state.phase is not DaemonPhase.DRAINING:
+            assert state.drain == Drain()
         if state.deadline is not None and state.deadline != before.deadline:
             left = state.deadline - life.now
             scheduled = [action.seconds for action in actions if isinstance(action, Schedule)]
@@ -281,6 +311,15 @@ def test_no_sequence_breaks_a_rule(draws: list[Draw]) -> None:
     no orphan, no killed clients, nothing that waits without a clock; and no event without answer.
     """
     live(draws)
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(EVENTS.keys() - {"plan", "otherLimits", "otherUser", "adopt"})
+)
+def test_one_that_nobody_wants_stays_as_it_is(kind: str) -> None:
+    life = Life()
+    assert life.tell(EVENTS[kind](life.state, life.state.run, (kind, 0, False, 1.0))) == ()
+    assert life.state == State()
 
 
 @settings(max_examples=draws(300))
