@@ -44,6 +44,7 @@ _NOT_PUBLISHED: Final = frozenset(
         EventType.CLAIM_NOT_RELEASED,
         EventType.CLAIM_UNHEALTHY,
         EventType.CLAIM_HEALTHY,
+        EventType.CLAIM_MISMATCH,
         EventType.LESS_OFFERED,
         EventType.PLAN_SOURCE,
         EventType.SETTINGS_KEPT,
