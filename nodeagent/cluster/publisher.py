@@ -292,9 +292,8 @@ class NodePublisher:
             status.taints,
         )
         before, self._left_out = self._left_out, self._kept.want(wanted)
-        for key, size in self._left_out.items():  # the rest is written all the same
-            if before.get(key) != size:
-                log.error("too large for the Node", key=key, bytes=size)
+        for key, size in self._left_out.items() - before.items():  # the rest is written
+            log.error("too large for the Node", key=key, bytes=size)
 
     def _for_source(self, state: NodeState) -> NodeState:
         """Publishes success last, as mig-manager does: the GPU Operator's validator, for one, then

@@ -78,6 +78,26 @@ async def test_a_fault_is_reported_when_it_begins_and_when_it_ends() -> None:
         assert store.keeper.fault is None
 
 
+async def test_a_fault_ends_when_another_program_did_what_failed() -> None:
+    """And does not last until all else is written."""
+    async with kept(interval=100.0, burst=1, denied=(50.0, 50.0)) as store:
+        store.failing["a"] = faults.NotAllowed("no")
+        for value in (1, 2):
+            store.keeper.want("a", 1)
+            store.keeper.want("b", value)  # the second has to wait for its turn
+            await asyncio.sleep(0.01)
+        store.failing["c"] = faults.RequestRefused("no")
+        store.keeper.want("c", 1)
+        await asyncio.sleep(0.01)
+        store.keeper.forget("c")
+        await asyncio.sleep(0.01)
+        assert isinstance(store.keeper.fault, faults.NotAllowed)  # which lasts
+        store.there["a"] = 1
+        store.keeper.changed()
+        await asyncio.sleep(0.01)
+        assert store.faults == [faults.NotAllowed, faults.RequestRefused, type(None)]
+
+
 @pytest.mark.parametrize(
     ("fault", "another", "pauses"),
     [
@@ -111,23 +131,18 @@ async def test_another_value_is_not_refused() -> None:
         assert store.there == {"a": 2}
 
 
-async def test_another_value_is_held_back_only_at_first() -> None:
+@pytest.mark.parametrize(("denials", "held"), [(1, True), (3, True), (4, False), (5, False)])
+async def test_another_value_is_held_back_only_at_first(denials: int, held: bool) -> None:
     """A server that starts forbids everything; one that goes on forbidding may mean the content."""
-    async with kept(interval=0.0, denied=(0.5, 300.0)) as store:
+    async with kept(interval=0.0, denied=(1.0, 300.0)) as store:
         store.failing["a"] = faults.NotAllowed("no")
-        for value in (1, 2):
-            store.keeper.want("a", value)
-            await asyncio.sleep(0.01)
-        assert len(store.sent) == 1
-        await asyncio.sleep(100.0)
-        denied = len(store.sent)
-        store.keeper.want("a", 3)
-        await asyncio.sleep(20.0)
-        assert [value for _, _, value in store.sent[denied:]] == [3]
+        store.keeper.want("a", 1)
+        await asyncio.sleep(2 ** (denials - 1) - 0.5)  # after 0, 1, 3, 7 and 15 seconds
+        assert len(store.sent) == denials
         store.failing.clear()
-        store.keeper.want("a", 4)
+        store.keeper.want("a", 2)
         await asyncio.sleep(0.01)
-        assert store.there == {"a": 4}
+        assert store.there == ({} if held else {"a": 2})
 
 
 async def test_after_a_conflict_it_is_looked() -> None:
@@ -191,7 +206,10 @@ async def test_a_value_that_is_undone_is_written_ever_more_seldom() -> None:
         assert times == pytest.approx([0.0, 1.0, 2.0, 4.0, 8.0, 16.0], abs=0.01)
         assert contests == [1]
         assert store.keeper.overwritten == (1,)
-        await asyncio.sleep(16.0)
+        await asyncio.sleep(19.9)  # it was undone once more, and written 4 seconds later
+        assert store.keeper.overwritten == (1,)
+        await asyncio.sleep(0.2)  # twice the longest wait since then
+        assert not store.keeper.overwritten
         for _ in range(5):
             store.there.clear()
             store.keeper.changed(forget_sent=True)

@@ -13,6 +13,7 @@ from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import event_of
 from nodeagent.structs import replace
+from nodeagent.views.layout_facts import LAYOUT, TOPOLOGY
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.status_annotation import StatusAnnotation
 from tests.views.example_node import IN_SYNC, OBSERVED
@@ -63,6 +64,13 @@ def test_labels_that_are_not_wanted_any_more_go() -> None:
     mine = {key: text for key, text in labels({}, wanted=True).items() if text}
     assert mine
     assert labels(mine, wanted=False) == dict.fromkeys(mine)
+
+
+def test_of_gpus_that_were_never_observed_the_facts_that_are_there_stay() -> None:
+    facts = {LAYOUT, TOPOLOGY}
+    assert facts <= shown(IN_SYNC, NodeView()).annotations.keys()
+    unseen = replace(IN_SYNC, observed=ObservedNode(), observed_at=None)
+    assert not facts & shown(unseen, NodeView()).annotations.keys()
 
 
 def test_nothing_is_shown_before_anything_is_known() -> None:

@@ -36,10 +36,16 @@ class Labelling(NodeSource):
         super().__init__(self.offers.append, rounds=lambda: 0)
         self.label = label
         self.annotation = annotation
-        self.labels: Mapping[str, str] = {}  # of the Node as it was seen last
+        self.views: list[NodeView | None] = []
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Those of the Node as it was seen last."""
+        view = self.views[-1] if self.views else None
+        return view.labels if view else {}
 
     def observe(self, view: NodeView | None) -> None:
-        self.labels = view.labels if view else {}
+        self.views.append(view)
 
     def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         said = {"nos.nebuly.com/said": self.annotation} if self.annotation else {}
@@ -50,9 +56,10 @@ class Labelling(NodeSource):
 
 
 class CountingHooks(ClusterHooks):
-    """Counts how often the server answered again."""
+    """Counts how often the server answered again; what is to be put back is set."""
 
     outages = 0
+    is_unfinished = False
 
     def server_answers(self) -> None:
         self.outages += 1
@@ -123,11 +130,26 @@ async def test_a_quick_change_is_one_write(member: PublishedNode) -> None:
 async def test_work_that_lasts_is_published(member: PublishedNode) -> None:
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
-    member.publish(Phase.WORKING)
-    member.publish(Phase.WORKING, note="further")
-    await member.until("Working")
+    for _ in range(2):
+        member.publish(Phase.WORKING)
+        member.publish(Phase.WORKING, note="further")
+        await member.until("Working")
+        member.publish(Phase.IN_SYNC)
+        await member.until("InSync")
+
+
+async def test_the_source_says_success_when_all_is_put_back(member: PublishedNode) -> None:
+    member.publisher.use(Labelling("nvidia.com/first"))
+    member.hooks.is_unfinished = True
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
+    assert member.labels["nvidia.com/first"] == "Working"
+    member.hooks.is_unfinished = False
+    member.hooks.restored.publish(None)
+    await until(lambda: member.labels["nvidia.com/first"] == "InSync")
+    member.hooks.is_unfinished = True
+    member.publish(Phase.FAILED)
+    await until(lambda: member.labels["nvidia.com/first"] == "Failed")
 
 
 async def test_the_same_twice_is_not_written(member: PublishedNode) -> None:
@@ -159,9 +181,11 @@ async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None
     theirs = {"nvidia.com/first": "another-programs"}
     member.server.patch_node("n", {"metadata": {"labels": theirs}})
     await until(lambda: "nvidia.com/first" in second.labels)
+    member.publisher.use(None)
     member.publish(Phase.BLOCKED)
     await member.until("Blocked")
     assert member.labels["nvidia.com/first"] == "another-programs"
+    await until(lambda: "nvidia.com/second" not in member.labels)
 
 
 async def test_what_is_too_large_keeps_nothing_else_back(member: PublishedNode) -> None:
@@ -181,6 +205,7 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
             await stack.enter_async_context(running(lonely.publisher.run()))
             await until(lambda: source.offers and lonely.publisher.state.problem)
             assert not lonely.publisher.state.reachable
+            assert source.views == []  # that there is no Node is not known
         await until(lambda: lonely.publisher.state.reachable)
         assert lonely.publisher.state.registered
         reported = len(source.offers)
@@ -237,6 +262,8 @@ async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
     await member.server.start()
     await until(lambda: member.hooks.outages)
     assert member.hooks.outages == 1
+    kinds = {event.type for event in member.events.events}
+    assert kinds == {EventType.CLUSTER_FAULT, EventType.CLUSTER_RETURNED}
 
 
 async def test_events_reach_the_node(member: PublishedNode) -> None:
@@ -250,6 +277,7 @@ async def test_the_last_state_is_written_at_the_end(member: PublishedNode) -> No
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
     member.publish(Phase.WORKING)
+    member.events.close()
     await member.publisher.flush(within=SOON)
     assert member.phase == "Working"
 

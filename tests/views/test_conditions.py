@@ -71,7 +71,9 @@ def test_every_other_phase_is_the_reason(phase: Phase) -> None:
 
 
 def test_work_names_the_plan() -> None:
-    assert ready(replace(IN_SYNC, phase=Phase.WORKING)).message == f"working on plan {DIGEST}"
+    working = replace(IN_SYNC, phase=Phase.WORKING)
+    assert ready(working).message == f"working on plan {DIGEST}"
+    assert ready(replace(working, digest="")).message == "working"
 
 
 def test_without_a_plan_a_node_may_be_for_claims() -> None:
@@ -156,6 +158,7 @@ def test_a_gpu_that_no_check_has_read_yet_is_not_called_healthy() -> None:
     assert healthy(silent).reason == "GpuUnknown"
     none = replace(IN_SYNC, observed=ObservedNode(), health=fresh)
     assert healthy(none).reason == "NoGpus"
+    assert healthy(replace(IN_SYNC, health=HealthState())) == healthy(IN_SYNC)  # no check has run
 
 
 def test_the_worse_of_checks_and_driver_counts() -> None:

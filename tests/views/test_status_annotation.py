@@ -17,11 +17,11 @@ from nodeagent.plan.observed import (
     Placement,
 )
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
 from nodeagent.views.status_annotation import (
-    MAX_BYTES,
     StatusAnnotation,
     has_looked,
     status_text,
@@ -40,6 +40,7 @@ from tests.views.example_node import (
 )
 
 LATER = AT + timedelta(hours=1)
+MAX_BYTES = 32 * 1024  # of the 256 KiB that a Node's annotations share
 
 
 # --- what it says ---------------------------------------------------------------------------------
@@ -54,6 +55,17 @@ def test_a_gpu_that_does_not_answer_counts_as_used() -> None:
     assert gpu["access"] == "lost"
     assert all(instance["used"] for instance in gpu["instances"])
     assert gpu["instances"][2] == {"profile": "1g.10gb", "start": 2, "used": True}
+    answers = replace(lost, access=Access.OK)
+    gpu = content_of(replace(IN_SYNC, observed=ObservedNode((answers,))))["gpus"][0]
+    assert {i["start"]: i["used"] for i in gpu["instances"]} == {
+        0: False,
+        1: False,
+        2: False,
+        4: True,
+    }
+    whole = replace(OBSERVED.gpus[1], access=Access.LOST, usage=Usage())
+    gpu = content_of(replace(IN_SYNC, observed=ObservedNode((whole,))))["gpus"][0]
+    assert (gpu["used"], gpu["instances"]) == (True, [])
 
 
 def test_a_mode_that_waits_for_a_reset_is_reported() -> None:

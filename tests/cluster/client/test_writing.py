@@ -176,6 +176,19 @@ async def test_what_was_edited_by_hand_is_restored(
     assert made.overwritten == []
 
 
+async def test_what_another_program_keeps_undoing_is_named(
+    server: ApiServer, access: ClusterAccess
+) -> None:
+    made = Follower(access)
+    async with made.running() as writer:
+        writer.want(wanted("true"))
+        for number in range(4):
+            await settled(server, writer, "true")
+            server.annotate("n", **{STATUS: f"edited {number}"})
+        await until(lambda: made.overwritten)
+        assert made.overwritten == [(STATUS,)] == [writer.overwritten]
+
+
 async def test_a_node_made_anew_gets_everything_again(
     server: ApiServer, access: ClusterAccess
 ) -> None:
