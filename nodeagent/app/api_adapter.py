@@ -78,7 +78,7 @@ class ApiAdapter:
             log.info("the page is served", url=f"http://{shown}:{port}/")
             await self._settled_within(_READY_TIMEOUT)
             ready()
-            # What is there now stays: to look through it for garbage every minute or so would take
+            # Objects of now stay: to search them for garbage every minute or so would take
             # 50 ms, in which no request is answered.
             gc.freeze()
             await self.metrics.listen(self, tcp)

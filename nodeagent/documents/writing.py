@@ -182,7 +182,7 @@ def mig_parted_data(observed: ObservedNode, label: str = "current") -> _Data:
         all_of_them = len(known) == len(observed.gpus) and len(gpus) == of_same_kinds
         entry["devices"] = "all" if all_of_them else [gpu.index for gpu in gpus]
         entries.append({**entry, "mig-enabled": enabled, "mig-devices": counts})
-    # The format wants an entry; this one matches nothing, which is what there is.
+    # The format wants an entry: without a GPU that answers, one that matches nothing.
     nothing = {"devices": [], "mig-enabled": False, "mig-devices": {}}
     return {"version": "v1", "mig-configs": {label: entries or [nothing]}}
 

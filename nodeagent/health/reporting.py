@@ -133,7 +133,7 @@ def events(
         message = f"{sentence(ended.finding, gpus)}: {verb}, {ended.end.value}"
         found.append(HealthEvent("GpuRecovered", message, ended.finding.place.gpu))
     with_finding = {(f.place.gpu, f.code) for f in evaluation.state.findings if f.check == "xid"}
-    with_finding |= {(e.finding.place.gpu, e.finding.code) for e in evaluation.ended}
+    with_finding |= {(e.finding.place.gpu, e.finding.code) for e in evaluation.ended}  # told above
     for event in evaluation.xids:
         if (event.gpu, event.xid) not in with_finding:
             index = f"GPU {gpus[event.gpu].index}" if event.gpu in gpus else "node"

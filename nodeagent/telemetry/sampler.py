@@ -261,8 +261,8 @@ class Sampler:
             self._node_task = None
 
     def _add_node(self, batch: SampleBatch) -> None:
-        """Add UUIDs and addresses of the GPUs that NVML lists, where the node was read. A GPU that
-        hangs and was never named is reported as the node's failure.
+        """Add UUIDs and addresses of the GPUs that NVML lists, if the node was read just now. A GPU
+        that hangs and has never told its UUID is reported as the node's failure.
         """
         gpus = self._gpus[: self._driver.pool.gpu_count]
         failed = batch.answer is not None and batch.answer.silence is not None

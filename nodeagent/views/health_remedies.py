@@ -47,7 +47,7 @@ class HealthRemedies(Struct, frozen=True):
         self, cause: str, action: Action, gpu: int | None = None, pods: Iterable[Pod] = ()
     ) -> str:
         """The advice; if it has no command, one is added that shows the figures."""
-        delete_pods = end_commands((0, pod.namespace, pod.name) for pod in pods)
+        delete_pods = end_commands((0, pod.namespace, pod.name) for pod in pods)  # no pids
         text = advice(
             cause,
             action,
