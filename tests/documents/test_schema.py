@@ -15,11 +15,12 @@ VALIDATOR = Draft202012Validator(plan_schema())
 
 
 def _keys_of(schema: object) -> Iterator[tuple[str, Any]]:
-    """The keys of a document, however deep, with their own schemas."""
+    """The keys of a document, however deep, with their own schemas; not what it refuses of them."""
     if isinstance(schema, dict):
         yield from schema.get("properties", {}).items()
-        for value in schema.values():
-            yield from _keys_of(value)
+        for word, value in schema.items():
+            if word != "not":
+                yield from _keys_of(value)
     elif isinstance(schema, list):
         for value in schema:
             yield from _keys_of(value)
@@ -47,9 +48,8 @@ def test_is_a_schema() -> None:
 
 
 def test_every_key_is_described() -> None:
-    described = dict(_keys_of(PLAN.schema))
-    assert {"version", "gpus", "start", "memory", "threads"} <= set(described)
-    assert all(schema.get("description") for schema in described.values())
+    assert {"version", "gpus", "start", "memory", "threads"} <= set(KEYS)
+    assert [key for key, schema in _keys_of(PLAN.schema) if not schema.get("description")] == []
 
 
 GOOD = [
