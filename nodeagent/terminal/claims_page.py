@@ -111,9 +111,11 @@ def _device_words(device: Json) -> str:
 
 
 def _share_words(share: Json) -> str:
-    """`8 GiB, 17.78%`; with what is used of it where that is known."""
+    """`8 GiB, 17.78%`; with what is used of it where that is known. Where claims take turns,
+    nothing holds them to their memory.
+    """
     used = f"{gibibytes(share['used'])} of " if "used" in share else ""
-    threads = f", {share['threads']:g}%" if "threads" in share else ""
+    threads = f", {share['threads']:g}%" if "threads" in share else ", not enforced"
     return f"{used}{gibibytes(share['memory'])}{threads}"
 
 

@@ -146,7 +146,7 @@ def test_a_share_of_a_gpu() -> None:
     assert "  1.5 GiB of 8 GiB, 17.78%  GPU-1  " in row
     first, second = text(claim_lines([claim], "GPU-1")).splitlines()
     assert first.startswith("share of 1.5 GiB of 8 GiB, 17.78%: claim team/trainer Ready")
-    assert second.startswith("share of 4 GiB: claim team/trainer")
+    assert second.startswith("share of 4 GiB, not enforced: claim team/trainer")
     free = {"slots": [], "creatable": {}, "share": {"memory": 30 << 30, "threads": 40}}
     [room] = text(room_lines({"free": free})).splitlines()
     assert room == "room for claims with 30 GiB and 40% of the threads"

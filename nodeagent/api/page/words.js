@@ -55,7 +55,7 @@ function shareWords(used, total) {
 /* "1.2 of 8.0 GiB, 25 %": what a claim uses, and may use, of a GPU that it has beside others. */
 function claimShareWords({ memory, used, threads }) {
   const words = used === undefined ? gibibytes(memory) : shareWords(used, memory);
-  return threads === undefined ? words : words + ", " + threads + " %";
+  return words + (threads === undefined ? ", not enforced" : ", " + threads + " %");
 }
 
 function plural(count, word) {
