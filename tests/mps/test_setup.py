@@ -52,10 +52,18 @@ def test_a_way_to_start_that_is_set_is_taken(launch: str) -> None:
     assert launch_of(settings, simulated=False) == launch
 
 
+@pytest.mark.parametrize(("shm", "private"), [("device", True), ("host", False)])
+def test_a_shm_that_is_set_is_taken(shm: str, private: bool) -> None:
+    settings = load_settings(None, {"NODEAGENT_MPS_SHM": shm}, {}).mps
+    assert has_private_shm(settings, simulated=False) is private
+
+
 def test_the_way_to_start_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(None, {}, {}).mps
     monkeypatch.delenv(POD, raising=False)
     assert launch_of(settings, simulated=True) == "child"
+    booted = Path("/run/systemd/system").is_dir()
+    assert launch_of(settings, simulated=False) == ("systemd" if booted else "child")
     assert not has_private_shm(settings, simulated=False)
     monkeypatch.setenv(POD, "10.0.0.1")
     assert launch_of(settings, simulated=False) == "child"
@@ -128,7 +136,9 @@ def test_a_uid_without_an_entry() -> None:
 
 
 def test_a_uid_with_an_entry() -> None:
-    entry = pwd.getpwall()[0]
+    entry = next(entry for entry in pwd.getpwall() if entry.pw_uid != entry.pw_gid)
+    with_group = f"{entry.pw_uid}:{UNKNOWN_UID}"
+    assert accounts_for(document(), with_group)[with_group] == Account(entry.pw_uid, UNKNOWN_UID)
     found = accounts_for(document(), str(entry.pw_uid))[str(entry.pw_uid)]
     groups = {g.gr_gid for g in grp.getgrall() if entry.pw_name in g.gr_mem}
     assert (found.uid, found.gid) == (entry.pw_uid, entry.pw_gid)

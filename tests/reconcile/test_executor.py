@@ -120,7 +120,7 @@ async def test_what_cannot_be_restored_is_said_as_it_is() -> None:
             node.inject(CREATE, error="UNKNOWN", times=None)
             outcome = (await apply(driver, "{1g.10gb: 7}")).gpus[0]
             assert codes(outcome) == [Code.STEP_FAILED, Code.NOT_RESTORED]
-            assert "it now has no instances" in outcome.problems[1].message
+            assert "no instances; GPU 0: could not create 3g" in outcome.problems[1].message
             assert layout_words(outcome.after) == "no instances"
             assert results(outcome)[:3] == [DONE, DONE, FAILED]
 

@@ -150,6 +150,15 @@ async def test_a_client_keeps_its_daemon(rig: NodeRig, agent: Agent) -> None:
         client.allocate(1 << 20)
 
 
+async def test_who_uses_another_device_keeps_no_daemon(node: SimulatedNode, agent: Agent) -> None:
+    await agent.made(TWO)
+    gpu = await agent.gpu()
+    first, second = mig_devices(gpu)
+    node.occupy(second.uuid)
+    await agent.node.apply(StopMps(gpu.uuid, first.uuid, "a test's"))
+    assert [state.device for state in agent.fleet.statuses()] == [second.uuid]
+
+
 @pytest.mark.parametrize("lost", [False, True])
 async def test_a_gpu_that_does_not_answer_any_more_keeps_its_daemon(
     rig: NodeRig, node: SimulatedNode, agent: Agent, lost: bool

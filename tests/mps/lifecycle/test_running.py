@@ -9,6 +9,7 @@ from nodeagent.mps.lifecycle.model import (
     DrainRequested,
     Event,
     Exited,
+    ImpostorFound,
     Kill,
     NewPlan,
     ReadBack,
@@ -243,6 +244,13 @@ def test_ready_to_fault_when_it_answers_nothing(ready: Life) -> None:
     assert (subjects(actions), Kill(1) in actions) == ([ReportSubject.SILENT], True)
     assert ready.phase() is DaemonPhase.FAULT
     assert Spawn(2, SPEC) in ready.tell(Exited(1, "signal 9", 3600.0))
+
+
+def test_ready_to_fault_when_another_listens_in_its_place(ready: Life) -> None:
+    found = ImpostorFound(1, "pid 9 listens there")
+    actions = ready.tell(found)
+    assert (subjects(actions), Kill(1) in actions) == ([ReportSubject.REPLACED], True)
+    assert ready.tell(found) == ()  # it ends already
 
 
 def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:

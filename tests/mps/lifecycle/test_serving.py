@@ -146,6 +146,7 @@ def test_ready_to_draining_to_down(ready: Life) -> None:
 def test_a_daemon_that_does_not_quit(ready: Life) -> None:
     ready.tell(NewPlan(None))
     ready.tell(ClientsGone(1))
+    assert ready.tell(ClientsGone(1)) == ()  # it was asked already
     actions = ready.tell(DeadlinePassed(), after=10.0)
     assert (subjects(actions), Kill(1) in actions) == ([ReportSubject.SILENT], True)
     assert (ready.phase(), ready.state.ending) == (DaemonPhase.DRAINING, Ending.KILLING)
@@ -193,6 +194,15 @@ def test_a_drain_that_is_given_up(ready: Life) -> None:
     assert ready.phase() is DaemonPhase.DRAINING
     ready.tell(ClientsGone(1))
     assert ready.tell(DrainGivenUp()) == ()
+
+
+def test_a_drain_that_is_given_up_before_it_ever_answered() -> None:
+    life = Life()
+    life.start()
+    life.tell(DrainRequested(None))
+    assert life.state.deadline is None
+    assert life.tell(DrainGivenUp()) == (Schedule(5.0),)
+    assert life.phase() is DaemonPhase.STARTING
 
 
 def test_a_restart_on_request(ready: Life) -> None:

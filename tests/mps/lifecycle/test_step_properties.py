@@ -178,6 +178,7 @@ class Observer:
         """No failure of the daemon's, so that it is tried again soon."""
         assert before.running is not None
         assert SweepOrphans(before.running) in actions, "an orphan is left"
+        assert life.state.why == "no room"
         assert life.state.failures == before.failures, "a shortage counts as a failure"
         self.alive, self.shortages = None, self.shortages + 1
         delay = min(POLICY.first_delay * 2 ** (self.shortages - 1), POLICY.longest_delay)
