@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
 from nodeagent.claims.model import RecordPhase
 from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.node_claims import NodeClaims
@@ -33,8 +34,11 @@ from tests.claims.test_mps_claims import LIMITS, agent
 from tests.machine_load import stretched
 from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, NodeRig, modes
 from tests.rig import SOON, Rig
+from tests.simulated_cluster.allocator import Allocated
 
-OWN = UIDS[0]
+OWN, BESIDE = UIDS[:2]
+SLICE, WHOLE = Allocated("", "mig-1g-10gb-2"), Allocated("", "gpu")
+SHARE = Allocated("", "gpu", {MEMORY: 8 << 30, THREADS: 0, CLIENTS: 1})
 Ending = Callable[["World"], Coroutine[Any, Any, None]]
 
 
@@ -47,9 +51,12 @@ class World:
         self.machine, self.scenario = machine, scenario
         self.home = Home(machine.folder / "home")
         with SimulatedNode("h100-80gb:1", state=machine.state) as self.node:
-            self.claim = self.home.claim(0, (pool_of(self.node), scenario.device))
-        config = config_json(device_config(mps=LIMITS), "FromClass")
-        self.home.claims[self.claim[:2]]["status"]["allocation"]["devices"]["config"] = [config]
+            pool = pool_of(self.node)
+        self.claim = self.home.claim(0, scenario.device._replace(pool=pool))
+        self.beside = self.home.claim(1, SHARE._replace(pool=pool))
+        if scenario.device != SHARE:
+            config = config_json(device_config(mps=LIMITS), "FromClass")
+            self.home.claims[self.claim[:2]]["status"]["allocation"]["devices"]["config"] = [config]
 
     @asynccontextmanager
     async def life(self, border: Border | None = None) -> AsyncIterator[tuple[NodeClaims, Rig]]:
@@ -58,7 +65,7 @@ class World:
             SimulatedNode(state=self.machine.state) as self.node,
             watched_process(self.node, border or Border()),
         ):
-            async with agent(self.home, self.machine) as (claims, rig, _):
+            async with agent(self.home, self.machine, share="memory") as (claims, rig, _):
                 yield claims, rig
 
     def reboot(self) -> None:
@@ -72,9 +79,12 @@ class World:
         self.home.boot_id = "second"
 
     async def prepared(self) -> None:
-        """Instance and daemon are there."""
+        """Instance and daemon are there, or a share of another claim's."""
         async with self.life() as (claims, _):
-            await prepare(self, claims)
+            if self.scenario.prepared:
+                await prepare(self, claims)
+            if self.scenario.beside:
+                await claims.prepare(*self.beside)
 
     async def worked(self, border: Border) -> None:
         """What is cut, in an agent that was there before."""
@@ -90,14 +100,18 @@ class World:
     def check(self, *, prepared: bool) -> None:
         """All of the claim is there, or nothing: record, file, instance, daemon, directories."""
         folder, processes = self.machine.run_dir / "mps", self.machine.processes()
-        assert self.home.records() == [f"{OWN}.json"] * prepared
-        assert self.home.files() == [file_name(OWN)] * prepared
+        uids = [OWN] * prepared + [BESIDE] * self.scenario.beside
+        assert self.home.records() == [f"{uid}.json" for uid in uids]
+        assert self.home.files() == [file_name(uid) for uid in uids]
         assert tuple(laid_out(self.node)) == self.scenario.places * prepared
-        found = modes(self.node)
-        assert (found.count(EXCLUSIVE), found.count(DEFAULT)) == (prepared, len(found) - prepared)
-        assert [one.program for one in processes if is_daemon(one)] == [CONTROL] * prepared
-        assert len(list(folder.iterdir()) if folder.exists() else []) == prepared
-        assert prepared or processes == []
+        found, shared = modes(self.node), bool(uids)
+        assert (found.count(EXCLUSIVE), found.count(DEFAULT)) == (shared, len(found) - shared)
+        assert [one.program for one in processes if is_daemon(one)] == [CONTROL] * shared
+        assert len(list(folder.iterdir()) if folder.exists() else []) == shared
+        assert shared or processes == []
+        if self.scenario.device == SHARE and shared:
+            uuid = self.node.card(0).identity.uuid
+            assert self.machine.published(uuid) == {f"{uid}-0" for uid in uids}
 
 
 async def prepare(world: World, claims: NodeClaims) -> object:
@@ -112,14 +126,15 @@ async def release(_: World, claims: NodeClaims) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is cut, of a claim that may be prepared before. `places` are start and size of the
-    instances that it has then.
+    """What is cut, of a claim that may be prepared before, or a share `beside` it. `places` are
+    start and size of the instances that it has then.
     """
 
     work: Callable[[World, NodeClaims], Awaitable[object]]
     prepared: bool = False
     rebooted: bool = False
-    device: str = "mig-1g-10gb-2"
+    beside: bool = False
+    device: Allocated = SLICE
     places: tuple[tuple[int, int], ...] = ((2, 1),)
 
 
@@ -127,8 +142,11 @@ SCENARIOS = {
     "slice": Scenario(prepare),
     "slice released": Scenario(release, prepared=True),
     "slice after a reboot": Scenario(prepare, prepared=True, rebooted=True),
-    "whole": Scenario(prepare, device="gpu", places=()),
-    "whole released": Scenario(release, prepared=True, device="gpu", places=()),
+    "whole": Scenario(prepare, device=WHOLE, places=()),
+    "whole released": Scenario(release, prepared=True, device=WHOLE, places=()),
+    "share": Scenario(prepare, device=SHARE, places=()),
+    "share beside": Scenario(prepare, beside=True, device=SHARE, places=()),
+    "share released beside": Scenario(release, prepared=True, beside=True, device=SHARE, places=()),
 }
 
 
@@ -153,7 +171,7 @@ async def goes_on(world: World) -> None:
         await world.look_after(claims, rig)
         await until_done(lambda: prepare(world, claims))
         world.check(prepared=True)
-        assert [record.phase for record in claims.store.records] == [RecordPhase.READY]
+        assert {record.phase for record in claims.store.records} == {RecordPhase.READY}
         assert await world.look_after(claims, rig) == []
         await release(world, claims)
         world.check(prepared=False)
@@ -161,7 +179,7 @@ async def goes_on(world: World) -> None:
 
 async def vanishes(world: World) -> None:
     """Pod and claim are gone, and the kubelet never asks again."""
-    world.home.claims.clear()
+    del world.home.claims[world.claim[:2]]
     async with world.life() as (claims, rig), asyncio.timeout(stretched(SOON)):
         while await world.look_after(claims, rig):
             await asyncio.sleep(0.05)
@@ -216,7 +234,7 @@ def cut(scenario: Scenario, ending: Ending, border: Border) -> bool:
     """Whether the work was cut there; what is left is looked after by the next agent."""
     with NodeRig() as machine:
         world = World(machine, scenario)
-        if scenario.prepared:
+        if scenario.prepared or scenario.beside:
             _is_killed(world.prepared)
         if scenario.rebooted:
             world.reboot()
