@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.real_cluster.rig import PODS, RESOURCE, Node
+from tests.real_cluster.rig import LABELS, PODS, RESOURCE, Node
 from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.listing import listed
 
@@ -49,6 +49,38 @@ def test_a_slice_shared_by_mps(node: Node) -> None:
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50" in said
     node.delete_pods()
     assert node.daemons() == []
+
+
+def test_devices_that_exclude_each_other(node: Node) -> None:
+    """Two claims with MPS for one container are refused, and claim and pod say why; for a container
+    each they are made. A pod that joins them then runs, and is named.
+    """
+    claims = [{"name": name, "resourceClaimName": name} for name in ("one", "two")]
+    for one in claims:
+        node.claim(one["name"], "mig-1g-10gb.nodeagent.io", mps={"clients": {}})
+    both = [{"name": one["name"]} for one in claims]
+
+    def pod(name: str, *containers: list[dict[str, str]]) -> None:
+        spec = node.pod_spec([{"claims": list(claimed)} for claimed in containers], claims)
+        spec["securityContext"] = {"runAsUser": 1000}  # as the daemon
+        node.cluster.create(PODS, {"metadata": {"name": name, "labels": LABELS}, "spec": spec})
+
+    def said(reason: str) -> set[str]:
+        events = node.cluster.items("/api/v1/namespaces/default/events")
+        about = [one for one in events if "devices that exclude each other" in one["message"]]
+        return {one["involvedObject"]["name"] for one in about if one["reason"] == reason}
+
+    pod("together", both)
+    node.until(lambda: "together" in said("ClaimRefused") and said("ClaimRefused") & {"one", "two"})
+    assert not node.running()
+    node.cluster.ask("DELETE", f"{PODS}/together")
+    node.until(lambda: not node.pods())
+    pod("apart", both[:1], both[1:])
+    node.until_running()
+    pod("late", both)
+    node.until_running()
+    node.until(lambda: {"late", "one", "two"} <= said("ClaimMismatch"))
+    node.delete_pods()
 
 
 def test_fifty_six_pods_at_once(node: Node) -> None:
