@@ -161,7 +161,7 @@ def _is_unnoticed(node: ast.AST) -> bool:
             | ast.Assign([ast.Name("TYPE_CHECKING")])
             | ast.FunctionDef(name="__repr__")
             | ast.ClassDef(bases=[ast.Name("Protocol"), *_])
-            | ast.keyword(arg="frozen" | "slots" | "strict")
+            | ast.keyword(arg="frozen" | "slots" | "strict" | "contravariant")
         ):
             return True
     return False

@@ -120,6 +120,18 @@ async def test_how_long_each_fault_waits(
     assert [after - before for before, after in pairwise(times)] == pytest.approx(pauses, abs=0.01)
 
 
+async def test_what_is_refused_for_long_holds_up_no_other() -> None:
+    async with kept(interval=0.0, denied=(1.0, 100.0)) as store:
+        store.failing["a"] = faults.RequestRefused("no")
+        store.failing["b"] = faults.NotAllowed("no")
+        store.keeper.want("a", 1)
+        store.keeper.want("b", 1)
+        await asyncio.sleep(0.5)
+        store.failing.clear()
+        await asyncio.sleep(1.0)
+        assert store.there == {"b": 1}
+
+
 async def test_another_value_is_not_refused() -> None:
     async with kept(interval=0.0) as store:
         store.failing["a"] = faults.RequestRefused("no")

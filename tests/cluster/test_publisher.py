@@ -133,6 +133,8 @@ async def test_work_that_lasts_is_published(member: PublishedNode) -> None:
     for _ in range(2):
         member.publish(Phase.WORKING)
         member.publish(Phase.WORKING, note="further")
+        await asyncio.sleep(PACE.patience - 0.02)
+        assert member.phase == "InSync"
         await member.until("Working")
         member.publish(Phase.IN_SYNC)
         await member.until("InSync")

@@ -165,6 +165,8 @@ def test_the_worse_of_checks_and_driver_counts() -> None:
     lost = replace(IN_SYNC, observed=ObservedNode((LOST,)))
     not_yet = _judged(GpuReading(FIRST, 0, memory_unrepairable=False))
     pointer = "; see nodeagent explain GpuLost"
+    worn = _judged(GpuReading(FIRST, 0, inforom_corrupt=True))
+    assert healthy(replace(lost, health=worn)).reason == "GpuLost"
     condition = healthy(replace(lost, health=not_yet))
     assert condition.message.endswith(f"is lost: it fell off the bus{pointer}")
     found = _judged(GpuReading(FIRST, 0, answer=Answer(Silence.LOST)))
