@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench.processes import cpu_seconds, installed, proportional, resident
 from bench.tables import percentile, show
+from nodeagent.claims.capacity import CLIENTS, MAX_CLIENTS, MEMORY, THREADS
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
@@ -25,10 +26,12 @@ from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.claims.machine import Hardware, claim_files
+from tests.claims.machine import Hardware, Home, claim_files, pool_of
+from tests.claims.test_mps_claims import agent
 from tests.cluster.client.rig import until
+from tests.reconcile.controller_rig import NodeRig
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
-from tests.simulated_cluster.allocator import of_profile
+from tests.simulated_cluster.allocator import Allocated, of_profile
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet
@@ -48,6 +51,7 @@ def run() -> None:
     with installed():
         calls = asyncio.run(_alone())
         _show_calls(calls)
+        asyncio.run(_shares())
         asyncio.run(_in_an_agent())
 
 
@@ -181,6 +185,39 @@ def _figures(took: Milliseconds) -> tuple[float, float, float]:
     return percentile(took, 0.5), percentile(took, 0.9), max(took)
 
 
+# --- shares of one GPU ----------------------------------------------------------------------------
+
+
+async def _shares() -> None:
+    """The first share starts a daemon of the stand-in, and the others come beside it: its program
+    is called for none of these, so that all of the time is the agent's.
+    """
+    consumed = {MEMORY: 512 << 20, THREADS: 0, CLIENTS: 1}
+    with NodeRig() as machine, simulated("l40s:1", state=machine.state) as node:
+        home = Home(machine.folder / "home")
+        share = Allocated(pool_of(node), "gpu", consumed)
+        names = [home.claim(number, share) for number in range(MAX_CLIENTS)]
+        async with agent(home, machine, share="memory") as (claims, _, _):
+            first, *others = [await _milliseconds(claims.prepare(*name)) for name in names]
+            ends = [await _milliseconds(claims.release(uid)) for *_, uid in reversed(names[1:])]
+            await claims.release(names[0][2])
+    show(
+        f"{MAX_CLIENTS} shares of one l40s one after the other, without a kubelet",
+        ["call", "median, ms", "p90, ms", "slowest, ms"],
+        [
+            ["prepare the first, which starts the daemon", *_figures([first])],
+            ["prepare a further one", *_figures(others)],
+            ["release one of several", *_figures(ends)],
+        ],
+    )
+
+
+async def _milliseconds(work: Awaitable[object]) -> float:
+    began = time.perf_counter()
+    await work
+    return (time.perf_counter() - began) * 1000
+
+
 # --- in an agent, over its sockets ----------------------------------------------------------------
 
 
@@ -250,9 +287,7 @@ def _scheduled(scheduler: Scheduler, number: int) -> Claim:
 
 
 async def _timed(call: Callable[..., Awaitable[None]], claim: Claim) -> float:
-    began = time.perf_counter()
-    await call(claim.name, claim)
-    return (time.perf_counter() - began) * 1000
+    return await _milliseconds(call(claim.name, claim))
 
 
 async def _show_idle(agent: AgentProcess, api: ApiServer) -> None:
