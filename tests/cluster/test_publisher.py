@@ -268,6 +268,19 @@ async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
     assert kinds == {EventType.CLUSTER_FAULT, EventType.CLUSTER_RETURNED}
 
 
+async def test_a_node_that_cannot_be_written_is_reported(member: PublishedNode) -> None:
+    member.server.access.withheld.add(("patch", "nodes"))
+    member.publish(Phase.IN_SYNC)
+    await until(lambda: member.publisher.state.problem)
+    member.server.access.withheld.clear()
+    await member.until("InSync")
+    await until(lambda: not member.publisher.state.problem)
+    fault, returned = member.events.events
+    assert (fault.type, returned.type) == (EventType.CLUSTER_FAULT, EventType.CLUSTER_RETURNED)
+    assert "cannot be written" in fault.message
+    assert "can be written" in returned.message
+
+
 async def test_events_reach_the_node(member: PublishedNode) -> None:
     for _ in range(3):
         member.events.add(EventType.PLAN_REJECTED, "no such profile")
