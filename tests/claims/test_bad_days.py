@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.model import ClaimedDevice, ClaimRefused
+from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
+from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRefused
+from nodeagent.claims.names import WHOLE_GPU
 from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.node_claims import NodeClaims
@@ -26,8 +28,11 @@ from nodeagent.errors import NodeagentError
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched
 from tests.claims.machine import UIDS, Home, allocated, laid_out, pool_of
+from tests.claims.test_mps_claims import agent
 from tests.cluster.client.rig import kubeconfig
 from tests.machine_load import stretched
+from tests.reconcile.controller_rig import NodeRig
+from tests.simulated_cluster.allocator import Allocated
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.store import Key
 
@@ -135,6 +140,35 @@ async def test_128_claims_at_once(home: Home) -> None:
             await asyncio.gather(*(claims.release(uid) for _, _, uid in names))
         assert sum(len(laid_out(node, gpu)) for gpu in range(8)) == 0
         assert (home.records(), home.files()) == ([], [])
+
+
+async def test_16_shares_at_once(home: Home) -> None:
+    """Of a GPU with room for 11, as a scheduler that over-commits may allocate them: the others
+    read who has it, and have theirs when that is released.
+    """
+    with NodeRig() as machine, simulated("l40s:1", state=machine.state) as node:
+        share = Allocated(pool_of(node), WHOLE_GPU, {MEMORY: 4 << 30, THREADS: 0, CLIENTS: 1})
+        names = [home.claim(number, share) for number in range(16)]
+        async with agent(home, machine, share="memory") as (claims, _, parts):
+            answers = await asyncio.gather(
+                *(claims.prepare(*name) for name in names), return_exceptions=True
+            )
+            late = [n for n, found in enumerate(answers) if isinstance(found, ClaimHeldUp)]
+            held = [n for n, found in enumerate(answers) if isinstance(found, tuple)]
+            assert (len(held), len(late)) == (11, 5)
+            said = str(answers[late[0]])
+            assert f"trainer-{late[0]} was allocated 4Gi of GPU 0" in said
+            assert f"claim team/trainer-{held[0]} has 4Gi" in said
+            uuid = node.card(0).identity.uuid
+            assert machine.published(uuid) == {f"{names[n][2]}-0" for n in held}
+            for number in held:
+                await claims.release(names[number][2])
+            for number in late:
+                await claims.prepare(*names[number])
+            for number in late:
+                await claims.release(names[number][2])
+            assert parts.fleet.statuses() == ()
+    assert (home.records(), home.files()) == ([], [])
 
 
 # --- the driver -----------------------------------------------------------------------------------
