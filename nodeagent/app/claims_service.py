@@ -1,29 +1,24 @@
-"""The DRA driver of this node: offers its GPUs to claims, prepares and releases them.
+"""The DRA driver of this node: prepares claims and releases them.
 
 The kubelet asks for claims over the sockets of `cluster/kubelet/plugin`, the scheduler sees what
-is offered as ResourceSlices, and `claims/` decides and keeps records.
+`claim_offers` publishes, and `claims/` decides and keeps records.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from nodeagent.app.claim_offers import ClaimOffers
 from nodeagent.app.claim_view import ClaimReports, ClaimView
 from nodeagent.app.pod_checks import PodChecks
 from nodeagent.app.shared import Shared
 from nodeagent.claims.model import ClaimedDevice
-from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader, pcie_root
-from nodeagent.claims.offering.gpu_rules import Mode
-from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
 from nodeagent.claims.offering.planned import FILE_NAME, PlannedPlaces, planned_places_file
-from nodeagent.claims.offering.pool_offer import PoolOffer
-from nodeagent.claims.offering.resource_slices import NodeReference
 from nodeagent.claims.reporting.device_reports import DeviceHealth, device_health
-from nodeagent.claims.reporting.overview import free_shares
 from nodeagent.claims.serving.attempts import ClaimUnread, Operation, Patience
 from nodeagent.claims.serving.cdi import ClaimFiles
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
@@ -44,22 +39,17 @@ from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ANY_USER
-from nodeagent.reconcile.event_log import EventType
-from nodeagent.reconcile.loop_control import SETTLE_INTERVAL
 from nodeagent.reconcile.owner import GpuOwners
-from nodeagent.views.claims import FreeShare
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
     from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimName
     from nodeagent.cluster.kubelet.plugin.driver import Registration
     from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
-    from nodeagent.cluster.slice_publisher import SlicePublisher
 
 # By the setting dra.mps_user; None: mps.user.
 _MPS_USERS: Final = {"default": None, "root": "0", "any": ANY_USER}
 _RETRY = 5.0  # seconds until sockets that could not be made are tried again
-_CHANGE_TIMEOUT = 60.0  # seconds, for taints that end and claims that were missed
 
 
 class ClaimsService:
@@ -81,33 +71,20 @@ class ClaimsService:
         settings, paths, states = shared.settings, shared.paths, shared.states
         simulation = paths.simulation
         self._is_simulated = simulation is not None
-        self._checked_holders = False  # whether pods with devices of a plugin were asked for
         # A simulated node has a kubelet only where the settings say so.
         self._follows_kubelet = simulation is None or settings.kubelet.use == "always"
         self._upkeep_problems: tuple[Problem, ...] = ()  # what the last upkeep left
         self._settings = settings
         self._cluster = cluster
         self._states = states
-        self._events = shared.events
         self._observation = shared.observation
         self._health = health
         self._report = shared.control.report
-        self._changed = asyncio.Event()
         self._feed = HealthFeed()
         self._patience = Patience()
-        self._facts = FactsReader(
-            pool,
-            (lambda gpu: simulation.pcie_root(gpu.pci_bus_id))
-            if simulation
-            else partial(pcie_root, SYSFS),
-        )
-        self._offers = NodeOffers(
-            settings.node_name, Mode(settings.dra.mode), share=settings.dra.share
-        )
+        self.places = PlannedPlaces(planned_places_file(paths.state_file(FILE_NAME)))
+        self.offers = ClaimOffers(shared, cluster, pool, self.places)
         self._problem: Problem | None = None
-        self._publisher: SlicePublisher | None = None
-        self.less_offered: tuple[Problem, ...] = ()  # why GPUs offer less than the mode promises
-        self.free_shares: Mapping[str, FreeShare] = {}  # by UUID
         mps = simulation.mps if simulation else places_of(settings)
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
         self.claims = NodeClaims(
@@ -128,9 +105,7 @@ class ClaimsService:
                     user=_MPS_USERS[settings.dra.mps_user],
                 ),
             ),
-            rules=lambda gpu: self._offers.rules(
-                gpu, goals_of(states.newest.plan), self.claims.store.records
-            ),
+            rules=lambda gpu: self.offers.rules(gpu, self.claims.store.records),
             nvidia=settings.dra.nvidia_configs,
         )
         self.view = ClaimView(
@@ -142,12 +117,10 @@ class ClaimsService:
         self._reports = ClaimReports(
             cluster.access, settings.node_name, self.view.pods.recent, shared.events
         )
-        self.places = PlannedPlaces(planned_places_file(paths.state_file(FILE_NAME)))
         self.view.attempts.ended.subscribe(lambda _: self._pass_on_change())
         self.view.pods_changed.subscribe(lambda _: self._pod_checks.wake())
         self._pod_checks.changed.subscribe(lambda _: self._pods_checked())
         states.subscribe(lambda _: self._pass_on_change())
-        cluster.publisher.offered_by_node.subscribe(lambda _: self._changed.set())
 
     async def load(self) -> None:
         """Read the records of claims and the places of planned instances. Raises nothing."""
@@ -166,10 +139,8 @@ class ClaimsService:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        own = [self._problem, self._publisher.state.newest.problem if self._publisher else None]
-        if why := self._offers.closed:
-            own.append(Problem.of(Code.OWNED, "claims", why=why))
-        return (*self.claims.store.problems, *self._upkeep_problems, *filter(None, own))
+        own = (self._problem,) if self._problem else ()
+        return (*self.claims.store.problems, *self._upkeep_problems, *own, *self.offers.problems)
 
     async def run(self) -> NoReturn:
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
@@ -182,7 +153,7 @@ class ClaimsService:
                 kubelet_dir, answered = self._settings.kubelet.dir, self._kubelet_answered
                 async with dra_driver(kubelet_dir, calls, self._feed, answered):
                     self._problem = None
-                    await self._publish(kubelet)
+                    await self._serve(kubelet)
             except NodeagentError as error:  # the kubelet's folders are not there yet, say
                 self._problem = Problem.from_error(Code.CLUSTER, error)
                 self._report("claims cannot be served")
@@ -261,86 +232,15 @@ class ClaimsService:
         running = frozenset if self._is_simulated else ProcessPods().running
         return PodResourcesClient(kubelet.socket, deadline=kubelet.deadline, running=running)
 
-    async def _publish(self, kubelet: PodResourcesClient | None) -> None:
-        """Publish what is offered, as often as something may have changed it."""
-        from nodeagent.cluster.slice_publisher import SlicePublisher
-
-        while not self._states.newest.rounds:
-            await self._wait_for_change()
-        while not (uid := self._cluster.publisher.node_uid or ""):
-            await self._wait_for_change()
-        node = NodeReference(self._settings.node_name, uid)
-        self._publisher = SlicePublisher(self._cluster.access, node)
-        self._publisher.state.subscribe(lambda _: self._slices_changed())
+    async def _serve(self, kubelet: PodResourcesClient | None) -> None:
+        """Run what serves claims beside the kubelet's calls."""
+        publisher = await self.offers.connect()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._publisher.run(), name="slices")
             group.create_task(self._reports.run(), name="reports on claims")
             group.create_task(self._pod_checks.run(), name="pods of claims are checked")
             if kubelet:
                 group.create_task(self._run_upkeep(kubelet), name="upkeep of claims")
-            self._offers.continue_from(await self._publisher.earlier_offers())
-            while True:
-                self._offers.keeps_taints = self._publisher.state.newest.keeps_taints
-                await self._close_beside_others(self._publisher, kubelet)
-                state = self._states.newest
-                # What was read back after a release is newer than the loop's last state.
-                gpus = (self._observation.node or state.observed).gpus
-                goals, records = goals_of(state.plan), self.claims.store.records
-                facts = await self._facts.read(gpus)
-                await asyncio.to_thread(self.places.record, gpus, goals, records)
-                offers = await asyncio.to_thread(
-                    self._offers.make,
-                    gpus,
-                    goals,
-                    records,
-                    now=int(time.time()),
-                    facts=facts,
-                    unreadable=self.claims.store.unreadable,
-                )
-                self._note_reasons(offers)
-                self.free_shares = free_shares(offers, records)
-                self._publisher.set_owner(self._cluster.publisher.node_uid or "")
-                self._publisher.publish(offers)
-                await self._wait_for_change()
-                # Many claims share one update, as the offers of eight GPUs take ten milliseconds.
-                await asyncio.sleep(SETTLE_INTERVAL)
-                self._changed.clear()
-
-    def _note_reasons(self, offers: Iterable[PoolOffer]) -> None:
-        found = tuple(offer.reason for offer in offers if offer.reason)
-        for reason in found:
-            if reason not in self.less_offered:
-                message = f"less is offered to claims: {reason.message}"
-                self._events.add(
-                    EventType.LESS_OFFERED, message, gpu=reason.gpu, remedy=reason.remedy
-                )
-        self.less_offered = found
-
-    def _slices_changed(self) -> None:
-        self._report("ResourceSlices changed")
-        self._changed.set()
-
-    async def _close_beside_others(
-        self, publisher: SlicePublisher, kubelet: PodResourcesClient | None
-    ) -> None:
-        """Close the offers while another program hands out GPUs of this node."""
-        from nodeagent.cluster.drain.owners import other_allocator, other_holder
-
-        published = publisher.state.newest
-
-        before = self._offers.closed
-        allocatable = self._cluster.publisher.allocatable
-        closed = other_allocator(published.others, allocatable)
-        # A device plugin that is restarted or removed offers nothing, but its pods keep their GPUs.
-        if kubelet and not closed and (before or not self._checked_holders):
-            try:
-                closed = other_holder(await kubelet.allocations())
-                self._checked_holders = True
-            except NodeagentError:
-                closed = before
-        if closed != before:
-            self._offers.closed = closed
-            self._report("another program hands out GPUs, or does not any more")
+            await self.offers.run(publisher, self.claims.store, kubelet)
 
     async def _run_upkeep(self, kubelet: PodResourcesClient) -> NoReturn:
         """Mend, again and again, what a crash, a reboot or a lost call left."""
@@ -371,7 +271,7 @@ class ClaimsService:
 
     def _pass_on_change(self) -> None:
         """The node, its health or its claims changed: wake what waits, and tell the kubelet."""
-        self._changed.set()
+        self.offers.wake()
         self._patience.wake()
         self._pod_checks.wake()
         health, records = self._device_health(), self.claims.store.records
@@ -394,11 +294,3 @@ class ClaimsService:
             unread=state.unread,
             now=time.time(),
         )
-
-    async def _wait_for_change(self) -> None:
-        try:
-            async with asyncio.timeout(_CHANGE_TIMEOUT):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
-        self._changed.clear()

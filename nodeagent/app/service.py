@@ -257,8 +257,8 @@ class Agent:
             health=self._health.state,
             cluster=cluster.publisher.state if cluster else None,
             claims=self._claims.view.served if self._claims else None,
-            less_offered=self._claims.less_offered if self._claims else (),
-            free_shares=self._claims.free_shares if self._claims else {},
+            less_offered=self._claims.offers.less_offered if self._claims else (),
+            free_shares=self._claims.offers.free_shares if self._claims else {},
             readings=self._metrics.exporter.readings,
             problems=(*state.problems, *self._metrics.problems, *of_cluster),
         )
