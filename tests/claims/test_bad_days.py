@@ -165,8 +165,7 @@ async def test_16_shares_at_once(home: Home) -> None:
                 await claims.release(names[number][2])
             for number in late:
                 await claims.prepare(*names[number])
-            for number in late:
-                await claims.release(names[number][2])
+            await asyncio.gather(*(claims.release(names[number][2]) for number in late))
             assert parts.fleet.statuses() == ()
     assert (home.records(), home.files()) == ([], [])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -100,7 +101,9 @@ class NodeClaims:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, uid: str) -> asyncio.Lock:
-        """The lock of the claim, held during each change of it."""
+        """The lock of the claim, held during each change of it; by a GPU's UUID that of its shares,
+        held from the release of one until its record is gone.
+        """
         return self._locks.setdefault(uid, asyncio.Lock())
 
     # --- what the kubelet asks for ----------------------------------------------------------------
@@ -234,15 +237,19 @@ class NodeClaims:
         # All GPUs are asked first, so that a refusal leaves the claim untouched: a pod may have it.
         for uuid in uuids if len(uuids) > 1 else ():
             await self._release_on_gpu(record, uuid, only_plan=True)
-        try:
-            for uuid in uuids:
-                await self._release_on_gpu(record, uuid)
-                # Whatever comes in its place now is not its, and has its ids as a rule.
-                record = clear_ids(record, uuid)
-            await uncancelled(self._forget(record))
-        except NodeagentError:
-            await self.store.keep(record)
-            raise
+        async with AsyncExitStack() as held:
+            # Of two that are released at once each would keep the daemon for the other's share.
+            for uuid in sorted({d.gpu for d in record.devices if d.shared}):
+                await held.enter_async_context(self.lock(uuid))
+            try:
+                for uuid in uuids:
+                    await self._release_on_gpu(record, uuid)
+                    # Whatever comes in its place now is not its, and has its ids as a rule.
+                    record = clear_ids(record, uuid)
+                await uncancelled(self._forget(record))
+            except NodeagentError:
+                await self.store.keep(record)
+                raise
 
     async def _forget(self, record: ClaimRecord) -> None:
         await asyncio.to_thread(self.files.withdraw, [file_name(record.uid)])
