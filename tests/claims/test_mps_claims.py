@@ -198,6 +198,27 @@ async def test_shares_of_one_gpu(machine: NodeRig, home: Home) -> None:
     assert (home.records(), home.files()) == ([], [])
 
 
+async def test_a_release_beside_a_record_that_cannot_be_read(machine: NodeRig, home: Home) -> None:
+    """The daemon stays as it is, with the share that is not known: its pod may be idle just now."""
+    with simulated("l40s:1", state=machine.state):
+        async with agent(home, machine, share="memory") as (claims, rig, parts):
+            names = [share(home, rig, number) for number in (0, 1)]
+            [device], _ = [await claims.prepare(*name) for name in names]
+            before = status(parts.fleet, device.gpu).pid
+        damaged = home.records_dir / home.records()[0]
+        content = damaged.read_text()
+        damaged.write_text("cut off")
+        async with agent(home, machine, share="memory") as (claims, _, parts):
+            await ready(parts.fleet, device.gpu)
+            await claims.release(UIDS[1])
+            assert status(parts.fleet, device.gpu).pid == before
+            assert f"{UIDS[0]}-0" in machine.published(device.gpu)
+            damaged.write_text(content)
+            await claims.store.reread()
+            await claims.release(UIDS[0])
+            assert parts.fleet.statuses() == ()
+
+
 @pytest.mark.usefixtures("node")
 async def test_two_daemons_for_one_container(machine: NodeRig, home: Home) -> None:
     """The kubelet asks for both claims at once: one is refused, whichever comes later, and nothing

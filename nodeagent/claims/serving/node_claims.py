@@ -33,6 +33,7 @@ from nodeagent.claims.parts import (
     require_ready,
     to_prepare,
     to_release,
+    unchanged,
     with_instances,
     with_intent,
 )
@@ -264,13 +265,17 @@ class NodeClaims:
                 return
             record = clear_ids(record)
 
+        here = [device for device in record.devices if device.gpu == uuid]
+
         async def goal(gpu: Gpu) -> DesiredGpu:
             others = self.store.others(record)
             other_pods = self.pods.names(*others) - self.pods.names(record)
             require_lasting_unused(record, gpu, other_pods)
+            unread = any(one.concerns(uuid) for one in self.store.unreadable)
+            if unread and any(device.shared for device in here):
+                return unchanged(gpu, record.title)  # its daemon may be another claim's, too
             return to_release(record, gpu, others)
 
-        here = [device for device in record.devices if device.gpu == uuid]
         is_shared = any(device.mps for device in here)
         removes = all(device.is_made for device in here) and not is_shared
         part = Part(uuid, goal, Expected.REMOVAL if removes else Expected.ANYTHING)
