@@ -31,7 +31,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS, NODE, legal_sets, mig_off, with_devices
-from tests.claims.samples import mig_device, mig_result, record
+from tests.claims.samples import mig_device, mig_result, record, whole_device
 from tests.plan.cards import card, wanted
 
 NOON = 1_800_000_000  # seconds since 1970
@@ -257,6 +257,19 @@ def test_a_gpu_that_is_gone() -> None:
     assert names_in(later) == {"mig-1g-10gb-5"}
     assert make(offers, now=NOON + WITHDRAWAL)[POOL].devices == ()
     assert make(offers, now=NOON + WITHDRAWAL) == {}
+
+
+def test_what_a_monitor_looks_at() -> None:
+    """It is offered in another way at once, for monitors never end; and it stays for them."""
+    first = make(NodeOffers(NODE, Mode.DYNAMIC, share="memory"), H100)[POOL]
+    seen = [record(whole_device(H100.uuid, admin_access=True, pool=POOL))]
+    offers = NodeOffers(NODE, Mode.DYNAMIC)
+    offers.continue_from(published(first))
+    now = make(offers, H100, records=seen)[POOL]
+    assert device(now, WHOLE_GPU) == device(make(offers, H100)[POOL], WHOLE_GPU)
+    make(offers, H100, goal=GOAL, records=seen)
+    later = make(offers, H100, goal=GOAL, records=seen, now=NOON + WITHDRAWAL)[POOL]
+    assert [t.key for t in device(later, WHOLE_GPU).taints] == [WITHDRAWN]
 
 
 def test_another_program_hands_out_the_gpus() -> None:

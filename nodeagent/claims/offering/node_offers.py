@@ -102,9 +102,11 @@ class NodeOffers:
     def _offer(self, gpu: Gpu, context: OfferContext, records: Iterable[ClaimRecord]) -> PoolOffer:
         pool = pool_name(self._node, gpu.uuid)
         here = [d for record in records for d in record.devices if d.result.pool == pool]
+        held = {device.result.device for device in here if not device.result.admin_access}
         own = replace(
             context,
-            held=frozenset(device.result.device for device in here),
+            held=frozenset(held),
+            seen=frozenset({device.result.device for device in here} - held),
             shared=any(device.shared for device in here),
             previous=self._previous.get(pool),
         )

@@ -50,11 +50,12 @@ class PoolOffer:
 class OfferContext:
     """What an offer follows from, beside the GPU as it is observed.
 
-    `held` are the names of this GPU's devices that claims have records of; with `shared` they have
-    shares of the whole. `previous` is what was published last; what is not in it goes without
-    notice. `now` in seconds since 1970. `held_back` says why nothing new may be made on the GPU
-    now, if that is so. Without `keeps_taints` the API server drops taints, so that what would have
-    one is not published, but for what claims hold.
+    `held` are the names of this GPU's devices that claims have records of, `seen` of those that
+    administrators alone look at; with `shared` claims have shares of the whole. `previous` is what
+    was published last; what is not in it goes without notice. `now` in seconds since 1970.
+    `held_back` says why nothing new may be made on the GPU now, if that is so. Without
+    `keeps_taints` the API server drops taints, so that what would have one is not published, but
+    for what claims hold.
     """
 
     node: str
@@ -66,6 +67,7 @@ class OfferContext:
     held_back: Problem | None = None
     keeps_taints: bool = True
     shared: bool = False
+    seen: frozenset[str] = frozenset()
 
     @property
     def fixed(self) -> frozenset[str]:
@@ -82,7 +84,7 @@ def pool_offer(gpu: Gpu, context: OfferContext) -> PoolOffer:
     for name, device in held.items():
         if name in offered and _is_shared_alike(device, offered[name]):
             held[name] = replace(device, policies=offered[name].policies)
-    left = _left_by_foreign(gpu, context)
+    left, stays = _left_by_foreign(gpu, context), held.keys() | context.seen
     devices: list[OfferedDevice] = []
     ends: list[int] = []
     for name, device in {**before, **offered, **held}.items():
@@ -96,13 +98,13 @@ def pool_offer(gpu: Gpu, context: OfferContext) -> PoolOffer:
         # Since when it is tainted; not in the future, should the clock have been put back.
         now = context.now
         taints = tuple(Taint(key, min(earlier.get(key, now), now)) for key in keys)
-        ended = [t.added + WITHDRAWAL for t in taints if t.key == WITHDRAWN and name not in held]
+        ended = [t.added + WITHDRAWAL for t in taints if t.key == WITHDRAWN and name not in stays]
         if any(end <= context.now for end in ended):
             continue
         if context.keeps_taints:
             ends += ended
             devices.append(replace(device, taints=taints))
-        elif not taints or name in held:
+        elif not taints or name in stays:
             devices.append(replace(device, taints=()))
     return PoolOffer(
         pool_name(context.node, gpu.uuid),
