@@ -40,7 +40,8 @@ def to_prepare(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -
     reserved = tuple(_beside(own, gpu, others))
     whole = next((device for device in own if device.placement is None), None)
     if whole is not None:
-        sharing = whole.result.configuration
+        # All shares of a GPU have turns of one length, which is not theirs to say.
+        sharing = None if whole.shared else whole.result.configuration
         off = MigDisabled(path) if gpu.mig is not None else None
         time_slice = sharing if isinstance(sharing, TimeSlice) else None
         mps = daemon_of_shares(gpu.uuid, (record, *others)) if whole.shared else whole.mps

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import (
     CLASSES,
     ClaimedDevice,
@@ -242,6 +243,7 @@ def test_a_share_of_a_gpu_of_the_plan() -> None:
             MpsEntry("mps", Replicas(2, "")),
             "requests mps on a share of GPU 0 (NVIDIA L40S)",
         ),
+        ("time", TimeSlice.LONG, "timeSlice on a share of GPU 0 (NVIDIA L40S), which claims share"),
     ],
 )
 def test_a_configuration_that_a_share_cannot_have(
@@ -252,6 +254,29 @@ def test_a_configuration_that_a_share_cannot_have(
         admit(GpuRules(share=share), wanted, L40S, TRAINER, shared=True)
     assert message in refused.value.message
     assert TRAINER.show in refused.value.remedy
+
+
+@pytest.mark.parametrize(("share", "clients"), [("memory", 0), ("time", 1)])
+def test_a_share_of_before_the_setting_was_changed(share: SharedBy, clients: int) -> None:
+    """By turns nothing would hold a claim to the limits that it was allocated."""
+    wanted = allocated_result("gpu", consumed=Consumed(8 << 30, 0, clients))
+    with pytest.raises(ClaimRefused, match="when claims shared it in another way, by MPS or by"):
+        admit(GpuRules(share=share), wanted, L40S, TRAINER, shared=True)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_claim_that_wants_a_gpu_as_two_users(shared: bool) -> None:
+    """Of its two requests one would have the other's daemon."""
+    one, other = mig_device(mps=A), mig_device(mps=D, placement=BESIDE)
+    stricter = replace(A, sharing=replace(A.sharing, enforce="terminate"))
+    if shared:
+        one, other = share_of_gpu(mps=A), share_of_gpu(mps=stricter, share_id="share-2")
+    other = replace(other, result=replace(other.result, request="other"))
+    with pytest.raises(ClaimRefused, match="with another MPS user or enforce each") as refused:
+        require_one_daemon([one, other], TRAINER)
+    assert CLASSES in refused.value.remedy
+    require_one_daemon([one, replace(other, gpu="GPU-2")], TRAINER)
+    require_one_daemon([one, replace(other, mps=A)], TRAINER)
 
 
 def test_two_devices_with_mps_in_one_request() -> None:

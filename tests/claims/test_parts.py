@@ -107,6 +107,8 @@ def test_a_whole_gpu_with_a_daemon_or_turns() -> None:
     assert kinds(*made.steps) == [SetTimeSlice]
     gone = plan_gpu(to_release(claim(turns), made.after, []), made.after)
     assert gone.after.time_slice is TimeSlice.DEFAULT
+    by_turns = claim(replace(turns, shared=True))  # one of them must not set it for all
+    assert plan_gpu(to_prepare(by_turns, bare, []), bare).steps == ()
 
 
 def test_what_is_only_looked_at_stays_as_it_is() -> None:

@@ -87,8 +87,21 @@ def intended(
     return ClaimRecord(uid, claim.namespace, claim.name, RecordPhase.INTENT, boot_id, devices)
 
 
-def require_one_daemon(devices: Iterable[ClaimedDevice], claim: ClaimReference) -> None:
-    """A program is a client of one MPS daemon, and a container gets all devices of a request."""
+def require_one_daemon(devices: Collection[ClaimedDevice], claim: ClaimReference) -> None:
+    """A program is a client of one MPS daemon, and a container gets all devices of a request; one
+    GPU has clients of one user, and one daemon for all shares.
+    """
+    for gpu in dict.fromkeys(device.gpu for device in devices):
+        here = [(one.mps, one.shared) for one in devices if one.mps and one.gpu == gpu]
+        users = {_user(mps.account) for mps, _ in here}
+        shares = {(mps.account, mps.sharing.enforce) for mps, shared in here if shared}
+        if len(users) > 1 or len(shares) > 1:
+            raise ClaimRefused(
+                f"{claim}: its requests have devices of {gpu} with another MPS user or enforce "
+                "each, but one GPU has clients of one user, and all its shares one MPS daemon",
+                remedy="name DeviceClasses with the same mps.user and mps.enforce in "
+                f"spec.devices.requests of the claim or its template ({CLASSES} lists them)",
+            )
     shared = Counter(device.result.main_request for device in devices if device.mps)
     for request, count in shared.items():
         if count > 1:
@@ -117,8 +130,17 @@ def admit(
             f"more: {why}",
             remedy=f"have its pods scheduled again: {claim.schedule_anew}",
         )
-    if shared and isinstance(result.configuration, MpsEntry if by_turns else TimeSlice):
-        found, way = ("mps", "by turns") if by_turns else ("timeSlice", "by MPS")
+    if shared and result.consumed and by_turns is bool(result.consumed.clients):
+        raise ClaimRefused(
+            f"{claim} was allocated a share of {gpu.title} when claims shared it in another way, "
+            "by MPS or by turns",
+            remedy=f"have its pods scheduled again: {claim.schedule_anew}",
+        )
+    wanted = result.configuration
+    fits = wanted in (None, TimeSlice.DEFAULT) if by_turns else not isinstance(wanted, TimeSlice)
+    if shared and not fits:
+        found = "timeSlice" if isinstance(wanted, TimeSlice) else "mps"
+        way = "by turns of one length" if by_turns else "by MPS"
         raise ClaimRefused(
             f"{claim}: request {result.request} requests {found} on a share of {gpu.title}, which "
             f"claims share {way}",
@@ -127,7 +149,7 @@ def admit(
             "with its source, in status.allocation.devices.config",
         )
     fixed = rules.is_fixed(result.device) and (by_turns or not shared)
-    if fixed and result.configuration is not None:
+    if fixed and wanted is not None:
         raise ClaimRefused(
             f"{claim} says how {result.device} of {gpu.title} is shared, which the plan does",
             remedy="drop the configuration from spec.devices.config of the claim or its "
