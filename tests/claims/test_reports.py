@@ -117,7 +117,9 @@ def test_a_share_of_a_gpu() -> None:
 
 
 def test_what_is_left_of_a_shared_gpu() -> None:
-    """Nothing beside a claim that has it as a whole, or where it takes no more claims."""
+    """In steps, as it can be requested; nothing beside a claim that has it as a whole, where its
+    memory or its clients are consumed, or where it takes no more claims.
+    """
     gpu = replace(card("l40s"), uuid=GPU)
     context = OfferContext("node-1", GpuRules(share="memory"), 0)
     offer = pool_offer(gpu, context)
@@ -125,16 +127,18 @@ def test_what_is_left_of_a_shared_gpu() -> None:
     def left(*devices: ClaimedDevice, offered: PoolOffer = offer) -> FreeShare | None:
         return free_shares([offered], [record(*devices)] if devices else []).get(GPU)
 
-    all_of_it = FreeShare(memory=gpu.memory, threads=100, clients=48)
+    most = offer.devices[-1].policies["gpu.nvidia.com/memory"].default
+    all_of_it = FreeShare(memory=most, threads=100, clients=48)
     assert left() == left(whole_device(GPU, admin_access=True)) == all_of_it
     other = share_of_gpu(GPU, consumed=Consumed(4 * GIB, 60, 1))
-    assert left(SHARE, other) == FreeShare(memory=gpu.memory - 12 * GIB, threads=40, clients=45)
+    assert left(SHARE, other) == FreeShare(memory=most - 12 * GIB, threads=40, clients=45)
     nothing = FreeShare(memory=0, threads=0, clients=0)
     assert left(whole_device(GPU)) == left(mig_device()) == nothing
+    assert left(SHARE, share_of_gpu(GPU, consumed=Consumed(GIB, 0, 46))) == nothing
     held_back = replace(context, held_back=REFUSAL)
     assert left(offered=pool_offer(gpu, held_back)) == nothing
     by_turns = pool_offer(gpu, replace(context, rules=GpuRules(share="time")))
-    assert left(SHARE, offered=by_turns) == FreeShare(memory=gpu.memory - 8 * GIB)
+    assert left(SHARE, offered=by_turns) == FreeShare(memory=most - 8 * GIB)
     assert left(offered=pool_offer(gpu, replace(context, rules=GpuRules()))) is None
 
 

@@ -175,9 +175,11 @@ def free_shares(
             CLIENTS: sum(one.clients for one in shares),
         }
         left = {
-            name: 0 if closed else max(0, total - consumed.get(name, 0))
-            for name, total in device.capacity.items()
+            name: max(0, device.capacity[name] - consumed[name]) // policy.step * policy.step
+            for name, policy in device.policies.items()
         }
+        if closed or any(left[name] < policy.least for name, policy in device.policies.items()):
+            left = dict.fromkeys(left, 0)
         found[gpu] = FreeShare(
             memory=left[MEMORY], threads=left.get(THREADS), clients=left.get(CLIENTS)
         )
