@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -52,13 +53,14 @@ def published(board: str, share: SharedBy = "off") -> list[dict[str, Any]]:
 
 
 def as_cel(device: dict[str, Any]) -> Any:
-    """`device` of a selector's expression: attributes by domain, without their types."""
-    attributes: dict[str, dict[str, Any]] = {}
+    """`device` of a selector's expression: attributes by domain, without their types. Of a domain
+    that a device has nothing of, the scheduler's map is empty.
+    """
+    attributes: dict[str, dict[str, Any]] = {DRIVER: {}}
     for name, value in device["attributes"].items():
         domain, _, key = name.rpartition("/")
         (attributes.setdefault(domain or DRIVER, {})[key],) = value.values()
-    several = device.get("allowMultipleAllocations", False)
-    return {"driver": DRIVER, "attributes": attributes, "allowMultipleAllocations": several}
+    return {"driver": DRIVER, "attributes": attributes}
 
 
 @cache
@@ -121,6 +123,16 @@ def test_the_names_of_nvidias_driver() -> None:
     _, container = pod_of([yaml.safe_load(component["patches"][0]["patch"])])
     environment = {one["name"]: one["value"] for one in container["env"]}
     assert load_settings(None, environment, {}).dra.nvidia_configs
+
+
+def test_selectors_that_every_release_compiles() -> None:
+    """Before 1.36 an API server refuses a class with `device.allowMultipleAllocations`."""
+    named = written("components/dra-nvidia-names/classes.yaml")
+    for one in (*classes().values(), *named):
+        (rule,) = one["spec"]["selectors"]
+        assert set(re.findall(r"device\.(\w+)", rule["cel"]["expression"])) <= {
+            *("driver", "attributes"),
+        }, one
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
