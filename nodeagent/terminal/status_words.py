@@ -132,7 +132,7 @@ def room_lines(gpu: Json) -> tuple[Line, ...]:
     """
     free = gpu.get("free", {})
     room = [f"{n} x {name}" for name, n in (free.get("creatable") or {}).items()]
-    if share := free.get("share"):
+    if (share := free.get("share")) and share["memory"]:
         threads = f" and {share['threads']}% of the threads" if "threads" in share else ""
         room.append(f"claims with {gibibytes(share['memory'])}{threads}")
     if not room or (gpu.get("health") or {}).get("status") == "unhealthy":

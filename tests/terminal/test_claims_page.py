@@ -150,6 +150,8 @@ def test_a_share_of_a_gpu() -> None:
     free = {"slots": [], "creatable": {}, "share": {"memory": 30 << 30, "threads": 40}}
     [room] = text(room_lines({"free": free})).splitlines()
     assert room == "room for claims with 30 GiB and 40% of the threads"
+    free["share"] = {"memory": 0, "threads": 0}
+    assert not room_lines({"free": free})
 
 
 def test_a_record_that_cannot_be_read_has_only_its_uid() -> None:

@@ -184,11 +184,11 @@ function roomWords(gpu) {
   if (isSick(gpu)) return "Nothing new is placed on what is sick.";
   const { creatable, share } = gpu.free;
   const room = Object.entries(creatable).map(([name, count]) => count + " × " + name);
-  if (share) {
+  if (share && share.memory) {
     const threads = share.threads === undefined ? "" : " and " + share.threads + " % of the threads";
     room.push("claims with " + gibibytes(share.memory) + threads);
   }
-  return room.length ? "Room for " + room.join(" or ") + "." : "No room for another instance.";
+  return room.length ? "Room for " + room.join(" or ") + "." : "No room for another " + (isDivided(gpu) ? "instance." : "claim.");
 }
 
 function gpuCard(gpu, node) {
