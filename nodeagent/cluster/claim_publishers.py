@@ -2,8 +2,9 @@
 
 Kubernetes keeps an Event with what it is about, so that `kubectl describe` of the claim and of its
 pods both show it. The API server is asked for the pods where it was not asked just now, to prepare
-the claim, and about a pod that has come since. One Event about the same claim for the same reason
-comes once a minute at most; all else is as for Events about the Node.
+the claim, and about a pod that has come since. One Event about the same claim for the same reason,
+and of a mismatch with the same words, comes once a minute at most; all else is as for Events about
+the Node.
 
 Of the status only the difference is sent, by server-side apply, so that other drivers' devices of a
 claim stay theirs. Where the agent may not write a claim's, that is logged once, and tried again
@@ -73,7 +74,8 @@ class ClaimEventPublisher:
 
     def publish(self, news: ClaimNews) -> None:
         """Queue this, unless the like of it was published just now."""
-        if self._limit.due((news.uid, news.reason), self._clock()):
+        which = news.message if news.reason == MISMATCH else ""
+        if self._limit.due((news.uid, news.reason, which), self._clock()):
             if self._waiting.full():
                 self._waiting.get_nowait()
             self._waiting.put_nowait(news)

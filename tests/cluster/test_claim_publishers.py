@@ -300,6 +300,16 @@ async def test_a_pod_that_has_just_come_is_told(server: ApiServer, access: Clust
     assert {e["involvedObject"]["name"] for e in server.events} == {NAME, "pod-0", "pod-1"}
 
 
+async def test_each_mismatch_is_told(server: ApiServer, access: ClusterAccess) -> None:
+    """What is wrong with another container or pod of the claim has an Event of its own."""
+    publisher = ClaimEventPublisher(access, "gpu-0")
+    async with running(publisher.run()):
+        for container in ("main", "side", "main"):
+            publisher.publish(replace(news(server, "ClaimMismatch"), message=container))
+        await until(lambda: len(server.events) == 6)
+    assert {(e["message"], e.get("count", 1)) for e in server.events} == {("main", 1), ("side", 1)}
+
+
 async def test_a_claim_that_is_gone_has_its_event(server: ApiServer, access: ClusterAccess) -> None:
     released = ClaimNews(TEAM, NAME, "uid-of-old", "ClaimReleased", "released")
     publisher = ClaimEventPublisher(access, "gpu-0")
