@@ -1,4 +1,8 @@
-"""Whether pods go together with the devices of their claims. Each is read once."""
+"""Whether pods go together with the devices of their claims.
+
+Each pod is read once, and every minute while something is wrong with it, or it may not be read: the
+kubelet names no uids, and so does not tell it from one that came in its place.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,18 @@ from nodeagent.plan.problems import Problem
 from nodeagent.signals import Signal
 
 _Key = tuple[str, str]  # the claim's uid, the pod's name
-_INTERVAL = 60.0  # seconds, for what could not be read
+_INTERVAL = 60.0  # seconds until pods are read again
 
 
 class PodChecks:
     """Checks the pods of all ready claims of the node, while `run` runs."""
 
-    def __init__(self, claims: NodeClaims) -> None:
+    def __init__(self, claims: NodeClaims, interval: float = _INTERVAL) -> None:
         self._claims = claims
+        self._interval = interval
         self._read: dict[_Key, PodObject | None] = {}
+        self._doubtful: set[_Key] = set()  # of those, what is read again
+        self._again_at = 0.0
         self.problems: Mapping[str, tuple[Problem, ...]] = {}  # by the claim's uid
         self._woken = asyncio.Event()
         self.changed: Signal[None] = Signal(None)
@@ -36,7 +43,7 @@ class PodChecks:
         while True:
             await self._round()
             try:
-                async with asyncio.timeout(_INTERVAL):
+                async with asyncio.timeout(self._interval):
                     await self._woken.wait()
             except TimeoutError:
                 pass
@@ -50,15 +57,21 @@ class PodChecks:
             for pod in self._claims.pods.of((record.namespace, record.name))
         }
         self._read = {key: pod for key, pod in self._read.items() if key in pods}
-        for key in pods.keys() - self._read.keys():
+        due = pods.keys() - self._read.keys()
+        if (now := asyncio.get_running_loop().time()) >= self._again_at:
+            self._again_at = now + self._interval
+            due |= self._doubtful & pods.keys()
+        for key in due:
             try:
                 self._read[key] = await self._claims.fetch_pod(pods[key].namespace, key[1])
             except NodeagentError:
                 continue  # it is asked again
+        self._doubtful = {key for key, pod in self._read.items() if pod is None}
         found: dict[str, tuple[Problem, ...]] = {}
         for key, pod in self._read.items():
             if problems := tuple(pod_problems(pods[key], pod, ready)) if pod else ():
                 found[key[0]] = (*found.get(key[0], ()), *problems)
+                self._doubtful.add(key)
         if found != self.problems:
             self.problems = found
             self.changed.publish(None)
