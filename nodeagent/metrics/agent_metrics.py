@@ -108,7 +108,7 @@ MIG_DOWNTIME = _counter(
 
 # --- claims of pods -------------------------------------------------------------------------------
 
-_CLAIM_SHARE = (*_GPU, "namespace", "claim", "pod")
+_CLAIM_SHARE = (*_GPU, "namespace", "claim", "request", "pod")
 CLAIMS = _gauge(
     "nodeagent_claims", "Resource claims that the node serves, by how far they are", "phase"
 )

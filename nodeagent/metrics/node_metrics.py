@@ -112,7 +112,7 @@ def _held(claim: Claim, device: ClaimDevice, slots: int) -> Iterator[AgentSample
     where = (index, device.gpu, device.profile, instance)
     whose = (claim.namespace, claim.name, pod)
     if share := device.share:
-        labels = (index, device.gpu, *whose)
+        labels = (index, device.gpu, claim.namespace, claim.name, device.request, pod)
         yield AgentSample(agent_metrics.CLAIM_SHARE_MEMORY_LIMIT, share.memory, labels)
         if share.used is not None:
             yield AgentSample(agent_metrics.CLAIM_SHARE_MEMORY, share.used, labels)
