@@ -79,7 +79,7 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
             settings.node_name,
             source,
             claims=settings.dra.mode != "off",
-            shared=settings.dra.share != "off",
+            shared=settings.dra.mode == "dynamic" and settings.dra.share != "off",
         )
         yield from found
     if source == "file" or node is not None:  # else the node's plan is not known
