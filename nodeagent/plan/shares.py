@@ -40,8 +40,8 @@ class Share(Struct, frozen=True):
     """One kind of client: `count` of them (None: however many come), each with these limits.
 
     `memory` is in whole MiB and `threads` in percent, at most two decimals; None: no limit of
-    its own. `together`: the memory is all that its clients may have, which MPS does not enforce
-    beyond each of them. `path` leads to its place in the plan.
+    its own. `total`: the MiB that all its clients may have together, which MPS does not enforce;
+    None: no limit. `path` leads to its place in the plan.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Share(Struct, frozen=True):
     memory: Annotated[int, Meta(ge=0)] | None
     threads: Annotated[float, Meta(gt=0, le=ALL_THREADS)] | None
     path: str = ""
-    together: bool = False
+    total: Annotated[int, Meta(ge=0)] | None = None
 
     def __eq__(self, other: object) -> bool:
         """Compare without `path`: equal limits are equal wherever a plan has them."""
@@ -59,7 +59,7 @@ class Share(Struct, frozen=True):
         return hash(self._compared())
 
     def _compared(self) -> tuple[object, ...]:
-        return self.name, self.count, self.memory, self.threads, self.together
+        return self.name, self.count, self.memory, self.threads, self.total
 
     @property
     def slots(self) -> tuple[Slot, ...]:

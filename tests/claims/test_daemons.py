@@ -101,7 +101,7 @@ def test_the_limits_of_a_share() -> None:
     is written and lower.
     """
     found = DAEMONS.wanted_share(None, L40S, SHARE, NAME, TRAINER)
-    share = Share(NAME, None, 8192, 17.78, together=True)
+    share = Share(NAME, None, 8192, 17.78, total=8192)
     assert found == WantedMps(Sharing((share,), "report"), Account(3999999999, 7))
     assert found.path == str(TRAINER)
     lower = DAEMONS.wanted_share(clients(4 * GIB, 10.5), L40S, SHARE, NAME, TRAINER)

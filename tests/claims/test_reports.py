@@ -94,7 +94,7 @@ def test_a_claim_that_is_ready() -> None:
     }
 
 
-LIMITS = Sharing((Share("share-1", None, 8192, 17.78, together=True),), "report")
+LIMITS = Sharing((Share("share-1", None, 4096, 17.78, total=8192),), "report")
 SHARE = share_of_gpu(GPU, WantedMps(LIMITS, Account(1000, 1000)), consumed=Consumed(8 * GIB, 0, 2))
 
 

@@ -215,7 +215,7 @@ def test_who_names_no_slot_gives_way() -> None:
 
 def test_what_clients_have_together() -> None:
     """The newest are beyond the memory that they all have, until the others fit."""
-    plan = wanted(Share("claim", None, 8192, 25.0, together=True))
+    plan = wanted(Share("claim", None, 8192, 25.0, total=8192))
     amounts = {1: 5 * GIB, 2: 4 * GIB, 3: 3 * GIB, 4: 9 * GIB, 5: MIB}
     clients = [
         facts(pid, environment=of_slot(0, plan), start_time=pid, memory_used=used)
@@ -227,6 +227,8 @@ def test_what_clients_have_together() -> None:
     [finding] = second.findings
     assert finding.startswith("uses 4Gi of memory beside 5Gi of other clients of its share claim,")
     assert finding.endswith("which together may use 8Gi")
+    lower = wanted(Share("claim", None, 6144, 25.0, total=12288))  # each, and all of them
+    assert kinds(*clients[:3], plan=lower) == {}
     each = wanted(Share("claim", None, 8192, 25.0))
     assert kinds(*clients, plan=each) == {4: ["memory"]}
     assert OffenceKind.TOGETHER in ENDED_FOR

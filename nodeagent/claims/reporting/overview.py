@@ -16,7 +16,6 @@ from nodeagent.claims.serving.attempts import Attempt, Operation
 from nodeagent.claims.serving.claim_pods import ClaimKey, ClaimPods
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.shares import MIB
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare, FreeShare
 from nodeagent.views.text import time_json
@@ -149,7 +148,7 @@ def _share(one: ClaimedDevice) -> ClaimShare | None:
         return None
     [limits] = one.mps.sharing.shares if one.mps else (None,)
     return ClaimShare(
-        memory=(limits.memory or 0) * MIB if limits else consumed.memory,
+        memory=consumed.memory,
         threads=limits.threads if limits else None,
         reserved=consumed.threads,
         clients=consumed.clients,

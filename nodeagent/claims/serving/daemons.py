@@ -95,8 +95,8 @@ class ClaimDaemons:
                 f"threads, but its share of {gpu.title} has {percentage_text(threads)}%",
                 remedy=f"write no more than that, or leave it out, {_where(claim)}",
             )
-        memory = one.memory or share.memory // MIB
-        limits = Share(name, None, memory, one.threads or threads, one.path, together=True)
+        total = share.memory // MIB
+        limits = Share(name, None, one.memory or total, one.threads or threads, one.path, total)
         return replace(found, sharing=replace(found.sharing, shares=(limits,)))
 
     def _with_user(self, entry: MpsEntry) -> MpsEntry:

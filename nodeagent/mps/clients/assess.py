@@ -142,8 +142,8 @@ def assess(facts: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tupl
         clients = [client for client in found if client.share == share]
         if share.count is not None:
             _judge_crowd(clients, share.name, share.count)
-        if share.together and share.memory is not None:
-            _judge_sum(clients, share.name, share.memory * MIB)
+        if share.total is not None:
+            _judge_sum(clients, share.name, share.total * MIB)
     return found
 
 
