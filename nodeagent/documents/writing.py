@@ -88,6 +88,8 @@ def _layout(gpu: Gpu) -> list[_Data]:
 
 def _shared(gpu: Gpu) -> _Data:
     """Sharing of a GPU outside MIG mode: `mps` or `timeSlice`, or nothing."""
+    if _has_shares_of_claims(gpu):
+        return {}
     if gpu.mps is not None:
         return {"mps": mps_data(gpu.mps.runs, gpu.memory)}
     if gpu.time_slice is None or gpu.compute_mode not in (None, ComputeMode.DEFAULT):
@@ -215,6 +217,8 @@ def _notes(gpu: Gpu) -> Iterator[str]:
     if gpu.access is not Access.OK:
         yield f"{name} does not answer and is left out: {gpu.access_reason}"
         return
+    if _has_shares_of_claims(gpu):
+        yield f"{name} has MPS for shares that claims have, which are not the plan's"
     if gpu.mig is None:
         yield f"{name} ({gpu.name}) has no MIG"
         return
@@ -227,6 +231,10 @@ def _notes(gpu: Gpu) -> Iterator[str]:
                 f"{name}: GPU instance {instance.id} ({instance.profile} at {instance.placement}) "
                 "has no compute instance, so it is left out"
             )
+
+
+def _has_shares_of_claims(gpu: Gpu) -> bool:
+    return gpu.mps is not None and any(s.total is not None for s in gpu.mps.runs.sharing.shares)
 
 
 def _sharing_notes(gpu: Gpu) -> Iterator[str]:

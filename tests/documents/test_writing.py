@@ -232,6 +232,15 @@ shares: {replica: {count: 2, memory: 1000Mi, threads: 50}}, oversubscribe: true}
     assert len(read_document(plan_document(observed)).entries) == 3
 
 
+def test_what_claims_share() -> None:
+    """The daemon comes and goes with them: a plan that had it would be blocked by them."""
+    shares = (Share(name, None, 8192, 10.0, total=8192) for name in ("share-1", "share-2"))
+    observed = node(gpu(0, mig=OFF, memory=HUGE, mps=mps_of(*shares)))
+    assert plan_data(observed) == {"version": "v1", "gpus": [{"devices": [0], "mig": "disabled"}]}
+    [note] = export_notes(observed)
+    assert note == "GPU 0 has MPS for shares that claims have, which are not the plan's"
+
+
 def test_what_a_mig_parted_file_leaves_out_is_noted() -> None:
     mps = mps_of(Share("clients", None, 1024, None))
     shared = instance(4, "3g.40gb")
