@@ -177,6 +177,19 @@ async def test_whether_shares_of_gpus_are_counted(api: ApiServer, tmp_path: Path
     assert "mig: disabled" in found.remedy
 
 
+@pytest.mark.parametrize(("mode", "matters"), [("static", False), ("dynamic", True)])
+async def test_shares_matter_where_claims_have_them(
+    api: ApiServer, h100: Program, tmp_path: Path, mode: str, matters: bool
+) -> None:
+    cluster = f"{{kubeconfig: {kubeconfig(tmp_path, api.url).path}}}"
+    text = f"node_name: {NODE}\nkubernetes: {cluster}\ndra: {{mode: {mode}, share: memory}}\n"
+    words = ("check", "-o", "json", "--settings", h100.file(text, "s.yaml"))
+    ended = await asyncio.to_thread(h100.on, *words)
+    found = [one["check"] for one in ended.json["findings"]]
+    assert "rights" in found
+    assert ("shares of GPUs" in found) == matters
+
+
 @pytest.mark.parametrize(
     ("version", "level", "word"),
     [
