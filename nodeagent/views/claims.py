@@ -58,11 +58,6 @@ class ClaimDevice(Shape, frozen=True, kw_only=True):
     ci: int | None = None
     uuid: Annotated[str, Meta(description="of a MIG device that was made")] = ""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the device is a GPU as a whole; no MIG device, and no share of a GPU."""
-        return self.device == "gpu" and self.share is None
-
 
 class Claim(Shape, frozen=True, kw_only=True):
     """A claim that the kubelet asked for, or that has something of this node."""
