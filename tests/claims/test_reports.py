@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.capacity import Consumed
+from nodeagent.claims.capacity import Consumed, RequestPolicy
 from nodeagent.claims.model import Allocated, ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
@@ -140,6 +140,15 @@ def test_what_is_left_of_a_shared_gpu() -> None:
     by_turns = pool_offer(gpu, replace(context, rules=GpuRules(share="time")))
     assert left(SHARE, offered=by_turns) == FreeShare(memory=most - 8 * GIB)
     assert left(offered=pool_offer(gpu, replace(context, rules=GpuRules()))) is None
+    [held] = (one for one in offer.devices if one.policies)
+    of_a_newer_release = replace(
+        held,
+        capacity={**held.capacity, "bandwidth": 9},
+        policies={**held.policies, "bandwidth": RequestPolicy(1, 1, 1)},
+    )
+    assert left(offered=replace(offer, devices=(of_a_newer_release,))) == all_of_it
+    not_ours = replace(held, attributes={}, capacity={}, policies={"?": RequestPolicy(1, 1, 1)})
+    assert left(offered=replace(offer, devices=(not_ours,))) is None
 
 
 PREPARING: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": True}

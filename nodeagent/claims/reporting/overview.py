@@ -163,8 +163,10 @@ def free_shares(
     """
     held = [one for record in records for one in record.devices if not one.result.admin_access]
     found: dict[str, FreeShare] = {}
-    for device in (one for offer in offers for one in offer.devices if one.policies):
-        gpu = str(device.attributes[UUID])
+    for device in (one for offer in offers for one in offer.devices):
+        gpu = str(device.attributes.get(UUID, ""))
+        if not gpu or MEMORY not in device.policies:  # one of another release may be held, too
+            continue
         here = [one for one in held if one.gpu == gpu]
         closed = bool(device.taints) or not all(one.shared for one in here)
         shares = [one.result.consumed for one in here if one.result.consumed]
@@ -174,10 +176,10 @@ def free_shares(
             CLIENTS: sum(one.clients for one in shares),
         }
         left = {
-            name: max(0, device.capacity[name] - consumed[name]) // policy.step * policy.step
-            for name, policy in device.policies.items()
+            name: max(0, device.capacity[name] - consumed.get(name, 0)) // one.step * one.step
+            for name, one in device.policies.items()
         }
-        if closed or any(left[name] < policy.least for name, policy in device.policies.items()):
+        if closed or any(left[name] < one.least for name, one in device.policies.items()):
             left = dict.fromkeys(left, 0)
         found[gpu] = FreeShare(
             memory=left[MEMORY], threads=left.get(THREADS), clients=left.get(CLIENTS)
