@@ -102,6 +102,7 @@ class StepRun:
         self.stopped = False
         self.reset_failed = False
         self._terms = terms
+        self._goal = plan.goal or layout_of(plan.after)
         self._made = MadeDevices(plan.before)
         self._reports: dict[int, StepReport] = {}
         self._starting: list[asyncio.Task[None]] = []
@@ -178,8 +179,8 @@ class StepRun:
         problem = step_failed(step, error, seen)
         if isinstance(step, ResetGpu):
             self.reset_failed = True
-            if seen.no_reset and self.plan.goal:  # what the next plan says, too
-                problem = next(iter(self._terms.plan_for(self.plan.goal, seen).problems), problem)
+            if seen.no_reset:  # what the next plan says, too
+                problem = next(iter(self._terms.plan_for(self._goal, seen).problems), problem)
         if isinstance(step, _SHARING) and not isinstance(error, GpuLost):
             self.soft_failures.append(problem)
             self._made.record_failure(step)
@@ -207,7 +208,7 @@ class StepRun:
         """
         seen = await self.observe()
         if seen.access is not Access.OK:
-            self.failure = inaccessible(seen, self.plan.goal)
+            self.failure = inaccessible(seen, self._goal)
             return
         plan, rest = self.plan, self.plan.steps[number:]
         resets = any(isinstance(later, ResetGpu) for later in rest)
@@ -216,7 +217,7 @@ class StepRun:
             return
         if not self._mode_reached:
             seen = replace(seen, mode_change_needs_reset=True)
-        again = self._terms.plan_for(plan.goal or layout_of(plan.after), seen)
+        again = self._terms.plan_for(self._goal, seen)
         if any(isinstance(s, SetMigMode) and s.enabled == step.enabled for s in again.steps):
             # The same change once more would come to the same, without end.
             self.failure = not_as_planned(seen, seen, again.steps)
@@ -245,10 +246,9 @@ class StepRun:
             needs_modes = any(isinstance(step, _SHARING) for step in self.plan.steps)
             return await driver.observe_gpu(before.uuid, details=needs_modes)
         except DriverError as error:
-            access = Access.LOST if isinstance(error, GpuLost) else Access.UNKNOWN
             return replace(
                 before,
-                access=access,
+                access=Access.UNKNOWN,
                 access_reason=error.message,
                 access_remedy=error.remedy,
             )
@@ -295,8 +295,7 @@ class MadeDevices:
 
     A device that was there before is never taken for a new one, so that none gets a daemon or a
     compute mode meant for another. One that is made where one was destroyed may have its UUID, and
-    is new all the same. `seen` is the GPU as it was read back after the last change of its devices;
-    None when there was a change since.
+    is new all the same. `seen` is the GPU as it was read back once all were made; None before.
     """
 
     def __init__(self, before: Gpu) -> None:
@@ -324,8 +323,6 @@ class MadeDevices:
             self._before.difference_update(step.devices)
         elif isinstance(step, DestroyComputeInstance):
             self._before.discard(step.device)
-        if not isinstance(step, StartMps | SetComputeMode | SetTimeSlice):
-            self.seen = None
 
     def record_failure(self, step: Step) -> None:
         """A step failed that the others go on without."""

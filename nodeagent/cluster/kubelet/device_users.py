@@ -109,10 +109,10 @@ class KubeletUsage(UsageSource):
         return [with_allocations(g, reading, owners) if _answers(g) else g for g in gpus]
 
     async def _owners_of(self, gpus: Sequence[Gpu]) -> Owners:
+        if self._processes is None:
+            return {}
         devices = [device for gpu in gpus if _answers(gpu) for device in gpu.devices()]
         pids = {user.pid for device in devices for user in device.usage.processes if user.pid}
-        if self._processes is None or not pids:
-            return {}
         return await asyncio.to_thread(self._processes.of, pids)
 
     async def close(self) -> None:
