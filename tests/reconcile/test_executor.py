@@ -68,6 +68,7 @@ async def test_every_step_is_done_timed_and_read_back() -> None:
             assert results(outcome) == [DONE] * 3
             assert begun == [(step, n) for n, step in enumerate(made.gpus[0].steps)]
             assert tuple(reported) == outcome.steps
+            assert outcome.plan == made.gpus[0], "what comes as planned is not planned anew"
             assert all(report.seconds >= 0.02 for report in outcome.steps[1:])
             assert layout_words(outcome.after) == "3g.40gb at 0, 4"
             assert all(i.compute[0].uuid for i in outcome.after.instances)
@@ -125,6 +126,17 @@ async def test_what_cannot_be_restored_is_said_as_it_is() -> None:
             assert results(outcome)[:3] == [DONE, DONE, FAILED]
 
 
+async def test_a_mode_that_is_not_restored_is_reported() -> None:
+    """MIG was off and is on now, which waits for nothing."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            made = await planned(driver, "{1g.10gb: 7}")
+            node.inject(CREATE, error="UNKNOWN")
+            node.inject("nvmlDeviceSetMigMode", error="UNKNOWN", skip=1, times=None)
+            outcome = (await execute(made, driver, parallel=1)).gpus[0]
+            assert codes(outcome) == [Code.STEP_FAILED, Code.NOT_RESTORED]
+
+
 async def test_a_creation_that_fails_half_way_is_cleared_away() -> None:
     """A GPU instance left without its device is no earlier layout: the way back removes it."""
     with simulated("h100-80gb:1") as node:
@@ -177,11 +189,11 @@ async def test_a_mode_that_waits_for_an_idle_gpu_is_set_once_it_is(board: str) -
             made = await planned(driver, f"{{{profile}: 1}}")
             process = node.occupy(0)
             outcome = (await execute(made, driver, parallel=1)).gpus[0]
-            assert set(codes(outcome)) <= {Code.IN_USE, Code.RESET_REQUIRED}
+            assert codes(outcome) == [Code.IN_USE]
             assert outcome.after.instances == ()
             assert [user.pid for user in outcome.after.usage.processes] == [process.pid]
             node.release()
-            if Code.RESET_REQUIRED in codes(outcome) or outcome.after.mig == WAITING:
+            if outcome.after.mig == WAITING:
                 node.reset(0)  # as the remedy says
             again = (await apply(driver, f"{{{profile}: 1}}")).gpus[0]
             assert again.problems == ()

@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import pytest
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
-from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, ObservedNode, Placement
 from nodeagent.plan.plan import GpuOutcome, StepReport
-from nodeagent.plan.planner import plan
+from nodeagent.plan.planner import plan, plan_gpu
 from nodeagent.plan.problems import Code
-from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 from nodeagent.plan.steps import (
     CreateGpuInstance,
+    DestroyGpuInstance,
     Destruction,
     SetComputeMode,
     SetTimeSlice,
@@ -30,9 +32,11 @@ from nodeagent.plan.steps import (
     after,
 )
 from nodeagent.reconcile.executor import execute
+from nodeagent.reconcile.step_problems import undone_if_gone
+from nodeagent.reconcile.step_run import only_adds, only_removes
 from nodeagent.structs import replace
 from nodeagent.views.text import layout_words
-from tests.plan.cards import card, divided, with_instances
+from tests.plan.cards import Place, card, divided, with_instances
 from tests.plan.daemons import (
     CLIENT,
     A,
@@ -75,6 +79,8 @@ class PaperNode:
         *,
         users: bool = False,
     ) -> Gpu:
+        only_instances = CreateGpuInstance | DestroyGpuInstance
+        assert all(isinstance(step, only_instances) for step in self.taken), "nothing else is read"
         return await self.observe_gpu(uuid)
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
@@ -161,18 +167,58 @@ async def test_a_client_that_came_after_planning_keeps_its_device() -> None:
     def fails(step: Step) -> Exception | None:
         return in_use() if isinstance(step, StopMps) and step.device == "MIG-1" else None
 
-    gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), daemon(B))
+    places = [("3g.40gb", 0), ("2g.20gb", 4), ("1g.10gb", 6)]
+    gpu = give(with_instances(H100, places), daemon(A), daemon(B))
     node = PaperNode(gpu, fails)
     made = plan(DesiredNode({gpu.uuid: shared(H100, ("7g.80gb", 0, A))}), ObservedNode((gpu,)))
-    node.gpu = give(gpu, daemon(A), daemon(B, CLIENT))
+    node.gpu = give(with_instances(H100, places, used=[2]), daemon(A), daemon(B, CLIENT))
     outcome = (await execute(made, node, parallel=1)).gpus[0]
     assert results(outcome)[:3] == [UNDONE, FAILED, SKIPPED]
     assert codes(outcome) == [Code.IN_USE]
-    assert "pid 815 (train)" in outcome.problems[0].message
+    assert "in use by pid 815 (train)" in outcome.problems[0].message
+    assert "4711" not in outcome.problems[0].message, "who uses another device is not in the way"
     assert outcome.turned_back
     assert {type(report.step) for report in outcome.restored} == {StartMps}
-    assert daemons_of(outcome.after) == [A, B]
-    assert {"MIG-0", "MIG-1"} == {c.uuid for i in outcome.after.instances for c in i.compute}
+    assert daemons_of(outcome.after) == [A, B, None]
+    assert {"MIG-0", "MIG-1", "MIG-2"} == {c.uuid for _, c in outcome.after.mig_devices()}
+
+
+@pytest.mark.parametrize("daemons", list(product((None, daemon(A)), repeat=2)))
+def test_a_daemon_on_any_part_made_in_the_devices_place_counts(
+    daemons: tuple[DeviceDaemon | None, ...],
+) -> None:
+    """The device itself is gone; of those in its place, one has what was meant for it, or none."""
+    before = divided(H100, "3g.40gb", 0, 1, 1)
+    place, profile = before.instances[0].placement, before.instances[0].compute[0].profile
+    start = StartMps(H100.uuid, "MIG-gone", A, "a test's", profile, place)
+    stop = StopMps(H100.uuid, "MIG-gone", "a test's", profile, place)
+    there = any(daemons)
+    for step, stays in ((start, there), (stop, not there)):
+        now = undone_if_gone(StepReport(step, DONE), before, give(before, *daemons))
+        assert now.result is (DONE if stays else UNDONE)
+
+
+@pytest.mark.parametrize(
+    ("places", "parts", "adds", "removes"),
+    [
+        ([], [("3g.40gb", 4, None)], True, False),
+        ([("1g.10gb", 0)], [("1g.10gb", 0, None), ("3g.40gb", 4, None)], True, False),
+        ([("1g.10gb", 0)], [], False, True),
+        ([("1g.10gb", 0)], [("3g.40gb", 0, None)], False, False),
+        ([], [("3g.40gb", 4, A)], False, False),
+        ([("1g.10gb", 0)], [("1g.10gb", 0, None)], False, False),
+    ],
+)
+def test_steps_that_only_add_or_remove_instances(
+    places: list[Place],
+    parts: list[tuple[str, int | None, WantedMps | None]],
+    adds: bool,
+    removes: bool,
+) -> None:
+    """No others are taken on a GPU that was read in part."""
+    gpu = with_instances(H100, places)
+    steps = plan_gpu(shared(H100, *parts), gpu).steps
+    assert (only_adds(steps), only_removes(steps)) == (adds, removes)
 
 
 async def test_the_way_back_has_the_daemons_too() -> None:
@@ -219,6 +265,29 @@ async def test_a_new_part_is_not_taken_for_one_in_use() -> None:
     (instance,) = outcome.after.instances
     runs = {c.uuid: c.mps.runs if c.mps else None for c in instance.compute}
     assert runs == {"MIG-0-0": None, "MIG-new-1": A}
+
+
+async def test_a_part_made_in_anothers_place_may_have_its_uuid() -> None:
+    """It is new all the same, and gets what was meant for it; the part that stays keeps its own."""
+
+    class SameUuid(PaperNode):
+        def _with_uuids(self, gpu: Gpu) -> Gpu:
+            (instance,) = gpu.instances
+            parts = (replace(c, uuid=f"MIG-0-{n}") for n, c in enumerate(instance.compute))
+            return replace(gpu, instances=(replace(instance, compute=tuple(parts)),))
+
+    def fails(step: Step) -> Exception | None:
+        named = not isinstance(step, StartMps | SetComputeMode) or step.device
+        return None if named else NodeagentError("it names no device")
+
+    parts = tuple(
+        WantedInstance("3g.40gb", 1, 0, f"gpus[0].mig[{n}]", mps)
+        for n, mps in enumerate((None, A, B))
+    )
+    node = SameUuid(give(divided(H100, "3g.40gb", 0, 1, 2)), fails)
+    outcome = await node.execute(DesiredGpu(Layout(parts, "gpus[0].mig"), "gpus[0]"))
+    assert outcome.problems == ()
+    assert daemons_of(outcome.after) == [None, A, B]
 
 
 async def test_a_device_that_could_not_be_looked_at_is_not_guessed() -> None:

@@ -19,8 +19,11 @@ from nodeagent.plan.steps import SetMigMode, Step
 from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
+from tests.gpu.steps_of import laid_out
 from tests.machine_load import stretched
+from tests.plan.cards import card, wanted
 from tests.processes.real import running
+from tests.reconcile.test_executor import DONE, SKIPPED, results
 from tests.reconcile.test_executor_mps import PaperNode
 from tests.rig import open_driver, plan_text
 
@@ -121,6 +124,36 @@ async def test_a_mode_that_waited_for_a_reset_before_the_plan_waits_after_one_th
         assert [problem.code for problem in outcome.problems] == [Code.RESET_REQUIRED]
         assert outcome.after.mig == gpu.mig
         assert node.journal.total("nvmlDeviceSetMigMode") == 0
+
+
+async def test_instances_that_do_not_come_back_after_a_failed_reset_are_missed() -> None:
+    """The mode waits for the next reset; the instance that went for it does not."""
+    with simulated("a100-40gb:1") as node:
+        node.card(0).state.mig = node.card(0).state.pending = True
+        driver = Driver(observe_deadline=5, step_deadline=5, nvidia_smi=["false"])
+        async with driver:
+            gpu = await laid_out(driver, 0, at0="3g.20gb")
+            made = plan(wanting(on=False, gpu=gpu), ObservedNode((gpu,)), RESETS)
+            node.inject("nvmlDeviceCreateGpuInstance*", error="UNKNOWN", times=None)
+            outcome = (await execute(made, driver, parallel=1, policy=RESETS)).gpus[0]
+    assert [problem.code for problem in outcome.problems][-1] is Code.NOT_RESTORED
+
+
+async def test_a_driver_that_lets_the_mode_wait_against_what_is_known_of_the_card() -> None:
+    """What was planned for the new mode is left; a reset is what is missing, and nothing failed."""
+
+    class Waits(PaperNode):
+        async def apply(self, step: Step) -> None:
+            await super().apply(step)
+            assert isinstance(step, SetMigMode)
+            self.gpu = replace(self.gpu, mig=MigMode(current=False, pending=True))
+
+    gpu = replace(card("a100-40gb"), mig=MigMode(False, False), mode_change_needs_reset=False)
+    made = plan(DesiredNode({gpu.uuid: wanted(gpu, [("1g.5gb", 2)])}), ObservedNode((gpu,)))
+    outcome = (await execute(made, Waits(gpu), parallel=1)).gpus[0]
+    assert results(outcome) == [DONE, SKIPPED, SKIPPED]
+    assert [problem.code for problem in outcome.problems] == [Code.RESET_REQUIRED]
+    assert not outcome.turned_back
 
 
 @pytest.mark.parametrize(

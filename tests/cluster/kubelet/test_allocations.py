@@ -115,9 +115,12 @@ def test_a_whole_gpu_is_used_by_who_holds_it(name: str) -> None:
 def test_a_claimed_mig_device_is_known_by_its_place(name: str) -> None:
     reading = claimed(name)
     assert reading.users(DEVICE) == Usage((ALLOCATED,))
-    assert reading.users(MigDeviceRef(GPU, 3, 6, 0, OTHER, Placement(0, 1))) == Usage()
+    for place in (Placement(start, size) for size in (1, 2, 4, 8) for start in range(9 - size)):
+        users = Usage((ALLOCATED,)) if place.start <= 4 < place.start + place.size else Usage()
+        assert reading.users(MigDeviceRef(GPU, 3, 6, 0, OTHER, place)) == users
+        beside = reading.users_of_gpu(GpuRef(GPU, 3, (place,)))
+        assert beside == (Usage() if users.processes else Usage((ALLOCATED,)))
     assert reading.users_of_gpu(WHOLE) == Usage()
-    assert reading.users_of_gpu(GpuRef(GPU, 3, (Placement(0, 1),))) == Usage((ALLOCATED,))
 
 
 def test_a_claimed_gpu_is_known_by_its_file() -> None:

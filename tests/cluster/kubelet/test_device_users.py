@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+from nodeagent.claims.names import DRIVER
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.cluster.kubelet.device_users import Allocations, KubeletUsage, kubelet_users
 from nodeagent.cluster.kubelet.processes import ProcessPods
@@ -193,6 +194,10 @@ async def test_a_process_is_shown_with_its_pod_in_place_of_the_allocation(
         (user,) = users_of(await driver.observe_gpu(gpu.uuid))
         assert (user.pid, user.source) == (process.pid, "process")
         assert (user.namespace, user.pod, user.container) == ("default", "trainer", "main")
+        unnamed = KubeletUsage(kubelet.socket, deadline=30)  # looks no process up
+        async with Driver(observe_deadline=30, step_deadline=30, sources=[unnamed]) as other:
+            users = users_of(await other.observe_gpu(gpu.uuid))
+            assert {user.pid for user in users} == {0, process.pid}
         node.release()
         assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
 
@@ -289,6 +294,21 @@ async def test_a_finished_pod_that_is_still_listed_is_not_in_the_way(
         assert isinstance(left, Allocations)
         assert [one.pod.name for one in left.holdings] == ["worker"]
         await driver.apply(destroy(gpu, gpu.instances[0]))
+
+
+async def test_claims_with_a_record_are_no_users(
+    node: SimulatedNode, kubelet: Kubelet, usage: KubeletUsage
+) -> None:
+    """Their records protect what they have; a claim without one is a user as any other."""
+    for name, device in (("recorded", "mig-3g-40gb-0"), ("unknown", "mig-3g-40gb-4")):
+        kubelet.claim(name, device, name=name, driver=DRIVER, pool="node-0/gpu-1")
+    known = {("default", "recorded")}
+    aware = KubeletUsage(kubelet.socket, deadline=30, recorded=lambda: known)
+    for source, pods in ((usage, {"recorded", "unknown"}), (aware, {"unknown"})):
+        found = await source.ask()
+        assert isinstance(found, Allocations)
+        assert {one.pod.name for one in found.holdings} == pods
+    await aware.close()
 
 
 # --- whether the kubelet is asked -----------------------------------------------------------------
