@@ -237,11 +237,7 @@ def _correct(store: FindingStore, gpus: Mapping[str, GpuHistory]) -> None:
 
 # What a complete reading of a GPU has no observation of, or one of a GPU that does not answer,
 # cannot be read there at present.
-_READ = frozenset(row.check.value for row in ROWS if End.GONE in row.ends) - {
-    Check.GPU_COUNT,
-    Check.DRIVER,
-    Check.EVENTS,
-}
+_READ = frozenset(row.check.value for row in ROWS if End.GONE in row.ends) - {Check.GPU_COUNT}
 
 
 def _measure(

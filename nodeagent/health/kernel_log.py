@@ -36,7 +36,7 @@ _XID = re.compile(
 _PID = re.compile(r"pid='?(?P<pid>\d{1,10}|<unknown>)'?(?:,\s*|$)")
 _NAME = re.compile(r"name='?(?P<name>[^,']*)'?(?:,\s*|$)")
 _RECOVERY = re.compile(r"recovery action changed from 0x[0-9a-fA-F]+ .*? to 0x([0-9a-fA-F]{1,8})")
-_SEVERITY = re.compile(r"\b(Fatal|Nonfatal)\b", re.IGNORECASE)
+_SEVERITY = re.compile(r"\b(?:Fatal|Nonfatal)\b", re.IGNORECASE)
 _FIRST_WORD = re.compile(r"\(0x([0-9a-fA-F]{8})\b")
 _OFF_THE_BUS = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?{_ADDRESS}")
 _FALLEN = "fallen off the bus"
@@ -121,7 +121,7 @@ def _nvlink(text: str) -> tuple[bool | None, int | None]:
     """Whether an NVLink 5 error is fatal, and its sub-code: bits 20 to 25 of the first word."""
     severity, word = _SEVERITY.search(text), _FIRST_WORD.search(text)
     return (
-        None if severity is None else severity[1].lower() == "fatal",
+        None if severity is None else severity[0].lower() == "fatal",
         None if word is None else int(word[1], 16) >> 20 & 0x3F,
     )
 

@@ -21,7 +21,7 @@ from nodeagent.health.readings import (
     Silence,
     XidSource,
 )
-from nodeagent.health.table import BY_CAUSE, ROWS, advice
+from nodeagent.health.table import BY_CAUSE, ROWS, Check, advice
 from nodeagent.plan.observed import Gpu, ObservedNode
 from tests.health.rig import GPU, Node, gpu
 
@@ -278,12 +278,16 @@ def test_what_ends_it(cause: str) -> None:
         node.now = max(node.now, raised.at.uptime if raised.at else 0.0)
         read(node)
         assert node.ended == ([(cause, end)] if end in BY_CAUSE[cause].ends else [])
+        mended = end in (End.RESET, End.REBOOT) and bool(node.ended)
+        xid = BY_CAUSE[cause].check is Check.XID and BY_CAUSE[cause].severity is Severity.UNHEALTHY
+        assert bool(node.state.repairs) is (mended and xid), "of XIDs they are counted"
 
 
 @pytest.mark.parametrize("cause", REPORTED)
 def test_time_ends_what_lapses(cause: str) -> None:
     """What did not come back is forgotten, if its row says so; the rest waits for its repair."""
     node = _raised(cause)
+    assert BY_CAUSE[cause].check.value in node.state.gpus[GPU].checked
     node.read(gpu(), after=599.0)
     assert node.causes() == {cause}
     node.read(gpu(), after=4000.0)

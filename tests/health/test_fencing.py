@@ -90,7 +90,7 @@ def test_a_sick_gpu_is_fenced_whole() -> None:
     fenced = fences(node.state.findings, SPLIT)
     assert fenced.gpus == {GPU}
     assert fenced.reasons.keys() == {GPU, "MIG-1-0", "MIG-1-1", "MIG-2-0", "MIG-2-1"}
-    assert not _allows(fenced, GPU, LEFT)
+    assert not any(_allows(fenced, GPU, Placement(start, 1)) for start in range(8))
     assert _allows(fenced, "GPU-other", LEFT)
 
 
@@ -137,14 +137,21 @@ def test_the_reason_is_reported() -> None:
     assert _marked(SPLIT, Fences()) == SPLIT
 
 
-def test_of_a_gpu_that_is_sick_as_a_whole_the_worst_is_reported() -> None:
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (79, "it fell off the bus (XID 79)"),
+        (95, "it reported an error that needs a GPU reset (XID 95)"),
+    ],
+)
+def test_of_a_gpu_that_is_sick_as_a_whole_the_worst_is_reported(number: int, why: str) -> None:
     """What fences but a slice of it is not why all of it is fenced."""
     node = _sick()
-    node.xid(79)
+    node.xid(number)
     (sick,) = _marked(SPLIT, fences(node.state.findings, SPLIT)).gpus
     assert sick.health_limits.whole
     assert sick.health_limits.slices == 0
-    assert sick.health_limits.why == "it fell off the bus (XID 79)"
+    assert sick.health_limits.why == why
 
 
 def test_without_mig_a_sick_slice_is_a_sick_gpu() -> None:

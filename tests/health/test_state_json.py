@@ -123,6 +123,13 @@ def test_the_pods_of_its_place_are_joined() -> None:
     }
 
 
+@pytest.mark.parametrize(("compute", "pods"), [(0, ["other", "right"]), (1, [])])
+def test_a_compute_instance_has_the_pods_that_are_on_it(compute: int, pods: list[str]) -> None:
+    node = Node(observed=OBSERVED)
+    node.xid(95, instance=2, compute=compute)
+    assert [pod.name for pod in node.one("xidReset").pods] == pods
+
+
 def test_who_was_hit_is_not_forgotten() -> None:
     """A pod that is gone is named until the finding ends."""
     node = Node(observed=OBSERVED)

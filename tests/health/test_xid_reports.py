@@ -38,6 +38,14 @@ def test_an_xid_of_both_sources_counts_once(first: XidSource) -> None:
     assert "MMU Fault" in finding.evidence
 
 
+@pytest.mark.parametrize(("pci", "says"), [("0000:1b:00", True), ("", False)])
+def test_an_xid_of_a_gpu_that_is_not_known_has_its_address(pci: str, says: bool) -> None:
+    """As far as the source gave one."""
+    node = Node()
+    node.xid(95, gpu="", pci=pci)
+    assert (f", PCI {pci}" in node.one("xidReset").evidence) is says
+
+
 @pytest.mark.parametrize("first", XidSource)
 @pytest.mark.parametrize(
     ("number", "other", "place"),
