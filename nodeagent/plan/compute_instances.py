@@ -68,8 +68,7 @@ def _compute_placements(
     if not aligned:
         return [Placement(s, slices) for s in range(profile.slices - slices + 1)]
     size = 1 << (slices - 1).bit_length()
-    room = 1 << (profile.slices - 1).bit_length()
-    starts = range(0, room - size + 1, size)
+    starts = range(0, profile.slices, size)
     # A slot beyond the GPU instance's own slices exists in the tree, but not on the chip.
     return [Placement(s, size) for s in starts if s + slices <= profile.slices]
 
