@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, MigEnabled
 from nodeagent.plan.layouts import Card, creatable, free_slots
-from nodeagent.plan.observed import Gpu, HealthLimits, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, HealthLimits, MigMode, ObservedNode
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import plan, plan_gpu
 from nodeagent.plan.problems import Code
@@ -186,6 +186,23 @@ def test_sick_slices_are_not_handed_out_with_the_whole_gpu() -> None:
     by_reset = sick(card("a100-40gb"), 0b1)
     mended = plan_gpu(off, by_reset, Policy(reset_when_idle=True))
     assert [type(s) for s in mended.steps] == [SetMigMode, ResetGpu]
+
+
+def test_mig_is_switched_on_beside_sick_slices() -> None:
+    """From then on they can be left out."""
+    off = replace(sick(card("h100-80gb"), 0b1), mig=MigMode(current=False, pending=False))
+    on = plan_gpu(DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]"), off)
+    assert [type(s) for s in on.steps] == [SetMigMode]
+
+
+@pytest.mark.parametrize("access", Access)
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_gpu_that_does_not_answer_is_neither_there_nor_idle(access: Access, gone: bool) -> None:
+    """Nor is one there that answers, and that health finds gone."""
+    limits = HealthLimits(whole=gone, gone=gone)
+    gpu = replace(card("h100-80gb"), access=access, health_limits=limits)
+    assert gpu.is_there is (access is Access.OK and not gone)
+    assert gpu.idle is (access is Access.OK)
 
 
 def test_the_problem_names_the_slices() -> None:

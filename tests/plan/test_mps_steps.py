@@ -7,9 +7,9 @@ import pytest
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, WantedInstance
 from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.plan import Policy, Verdict
-from nodeagent.plan.planner import plan_gpu
+from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.problems import Code
-from nodeagent.plan.shares import TimeSlice, WantedMps
+from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 from nodeagent.plan.steps import (
     CreateComputeInstance,
     CreateGpuInstance,
@@ -151,6 +151,7 @@ def test_a_server_needs_the_device_for_itself(usage: Usage) -> None:
     assert Verdict.BLOCKED is result.verdict
     assert Code.IN_USE is result.problems[0].code
     assert str(usage) in result.problems[0].message
+    assert result.problems[0].path == A.path
     assert [StartMps] == kinds(plan_gpu(whole(A), replace(T4, usage=usage), LEAVE))
 
 
@@ -176,6 +177,24 @@ def test_time_slice_and_mode() -> None:
     assert plan_gpu(desired, result.after).verdict is Verdict.IN_SYNC
     back = plan_gpu(whole(), result.after)
     assert back.after == found
+
+
+@pytest.mark.parametrize("mps", [None, daemon(A)])
+@pytest.mark.parametrize("mode", [None, DEFAULT])
+@pytest.mark.parametrize("slice_", [None, TimeSlice.DEFAULT])
+def test_the_way_back_has_the_time_slice_that_the_agent_set(
+    mps: DeviceDaemon | None, mode: ComputeMode | None, slice_: TimeSlice | None
+) -> None:
+    """What it changed shows that: the time slice, or the compute mode without a daemon."""
+    found = without_mig(
+        T4,
+        mps=mps,
+        earlier_mode=mode,
+        time_slice=TimeSlice.LONG,
+        earlier_time_slice=slice_,
+    )
+    own = slice_ is not None or (mode is not None and mps is None)
+    assert layout_of(found).time_slice == (TimeSlice.LONG if own else None)
 
 
 def test_a_client_is_named_once() -> None:

@@ -149,6 +149,11 @@ def test_half_made_is_completed() -> None:
     gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=()),))
     result = plan_gpu(wanted(gpu, [("3g.40gb", 1)]), gpu)
     assert [CreateComputeInstance] == kinds(result.steps)
+    assert "completes a half-made" in result.steps[0].reason
+    parted = divided(card("h100-80gb"), "3g.40gb", 4, 1)
+    more = plan_gpu(devices(parted, *[("3g.40gb", 1, 4)] * 2), parted)
+    assert [CreateComputeInstance] == kinds(more.steps)
+    assert "half-made" not in more.steps[0].reason
 
 
 def test_half_made_elsewhere_goes() -> None:
@@ -179,6 +184,10 @@ def test_ampere_with_permission_to_reset() -> None:
     gpu = replace(card("a100-40gb"), mig=MODE_OFF)
     result = plan_gpu(wanted(gpu, [("7g.40gb", 1)]), gpu, Policy(reset_when_idle=True))
     assert [SetMigMode, ResetGpu, CreateGpuInstance] == kinds(result.steps)
+    cannot = replace(gpu, no_reset="a virtual machine")
+    unable = plan_gpu(wanted(gpu, [("7g.40gb", 1)]), cannot, Policy(reset_when_idle=True))
+    assert [SetMigMode] == kinds(unable.steps)
+    assert "it cannot reset the GPU (a virtual machine)" in unable.problems[0].remedy
 
 
 @pytest.mark.parametrize("usage", [NOT_KNOWN, Usage((User(1, "Xorg"),))])
@@ -198,6 +207,24 @@ def test_disable_on_ampere_keeps_instances_without_reset() -> None:
     assert Verdict.BLOCKED is plan_gpu(OFF, gpu).verdict
     allowed = plan_gpu(OFF, gpu, Policy(reset_when_idle=True))
     assert [DestroyGpuInstance, SetMigMode, ResetGpu] == kinds(allowed.steps)
+
+
+@pytest.mark.parametrize(("pending", "steps"), [(True, [SetMigMode]), (False, [])])
+def test_disable_on_an_empty_ampere_waits_for_a_reset(pending: bool, steps: list[type]) -> None:
+    """The mode is set, once; from then on the reset alone is missing."""
+    gpu = replace(card("a100-40gb"), mig=MigMode(current=True, pending=pending))
+    result = plan_gpu(OFF, gpu)
+    assert kinds(result.steps) == steps
+    assert result.verdict is (Verdict.APPLICABLE if pending else Verdict.BLOCKED)
+    assert [problem.code for problem in result.problems] == [Code.RESET_REQUIRED]
+
+
+@pytest.mark.parametrize("board", ["a30", "a100-40gb", "h100-80gb", "rtx-pro-6000"])
+def test_a_driver_that_reports_a_single_profile(board: str) -> None:
+    """One instance of it is possible, whatever engines it takes."""
+    for profile in card(board).profiles:
+        gpu = replace(card(board), profiles=(profile,))
+        assert plan_gpu(wanted(gpu, [(profile.name, 1)]), gpu).verdict is Verdict.APPLICABLE
 
 
 def test_pending_changes_are_taken_back() -> None:

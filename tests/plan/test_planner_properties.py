@@ -76,6 +76,8 @@ def check(gpu: Gpu, result: GpuPlan) -> None:
     """No step names anything in use, and a refused plan has no steps."""
     if result.verdict is not Verdict.APPLICABLE:
         assert result.steps == ()
+    new = {i.id for i in result.after.instances} - {i.id for i in gpu.instances}
+    assert all(number < 0 for number in new), "the driver gives no such id"
     used = {(i.id, c.id) for i in gpu.instances for c in i.compute if c.usage.in_use}
     for step in result.steps:
         if isinstance(step, DestroyGpuInstance):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from nodeagent.plan.remedies import end_commands, in_use_remedy
+import pytest
+
+from nodeagent.plan.remedies import end_commands, in_use_remedy, reset_remedy
 from nodeagent.plan.users import Usage, User
+from nodeagent.structs import replace
+from tests.plan.cards import card
 
 TRAINER = User(4711, "python", namespace="ml", pod="train-0")
 WORKER = User(4712, "python", namespace="ml", pod="train-0")
@@ -30,6 +34,17 @@ def test_who_is_not_known_by_name() -> None:
     unknown = Usage(known=False, reason="the kubelet is away")
     assert in_use_remedy(unknown).startswith("run `nodeagent check`: ")
     assert "kill 99" in in_use_remedy(unknown, Usage((BARE,)))
+
+
+@pytest.mark.parametrize("no_reset", ["", "a virtual machine"])
+def test_a_reset_by_hand(no_reset: str) -> None:
+    """The mode comes first where it was not set, and a reboot is all where no reset is possible."""
+    gpu = replace(card("a100-40gb"), no_reset=no_reset)
+    first = f"first run `nvidia-smi -i {gpu.pci_bus_id} -mig 0`, then "
+    remedy = reset_remedy(gpu)
+    assert reset_remedy(gpu, mode_off_first=True) == first + remedy
+    assert "-mig 0" not in remedy
+    assert ("nvidia-smi --gpu-reset" in remedy) is (no_reset == "")
 
 
 def test_commands_stay_short() -> None:

@@ -7,8 +7,17 @@ from collections import Counter
 
 import pytest
 
-from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, Reserved, WantedInstance
-from nodeagent.plan.observed import Gpu, MigMode
+from nodeagent.plan.desired import (
+    DesiredGpu,
+    DesiredNode,
+    Layout,
+    MigDisabled,
+    Reserved,
+    WantedInstance,
+    in_the_way,
+    keep_claims,
+)
+from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.problems import Code
@@ -170,6 +179,30 @@ def test_what_was_there_leaves_out_what_is_reserved() -> None:
     assert plan_gpu(back, theirs_gone).verdict is Verdict.IN_SYNC
     own_gone = with_instances(gpu, sorted(others))
     assert places(plan_gpu(back, own_gone).after) == {mine, *others}
+
+
+@pytest.mark.parametrize("owners", [["claim team/a"], [""], ["claim team/a", ""]])
+def test_what_ends_who_is_in_the_way(owners: list[str]) -> None:
+    """Claims are listed, and what no claim has is shown with how it is removed."""
+    gpu = card("h100-80gb")
+    held = [one for owner in owners for one in reserved(gpu, {("1g.10gb", 0)}, owner)]
+    remedy = in_the_way(gpu, held, "no room", "gpus[0]").remedy
+    assert ("`nodeagent claims`" in remedy) is any(owners)
+    assert ("`nodeagent status --gpu 0`" in remedy) is not all(owners)
+
+
+def test_a_goal_is_beside_the_claims_of_its_gpu() -> None:
+    """Of a GPU that is not there, nothing is known, and its goal stays."""
+    gpu = card("h100-80gb")
+    held = reserved(gpu, {("1g.10gb", 0)})
+    goals = {uuid: wanted(gpu, [("1g.10gb", 1)]) for uuid in (gpu.key, "GPU-gone")}
+    found = keep_claims(
+        DesiredNode(goals), ObservedNode((gpu,)), lambda goal, _: replace(goal, reserved=held)
+    )
+    assert {key: goal.reserved for key, goal in found.gpus.items()} == {
+        gpu.key: held,
+        "GPU-gone": (),
+    }
 
 
 def test_how_a_gpu_held_as_a_whole_is_shared_is_its_owners() -> None:

@@ -19,7 +19,7 @@ from nodeagent.plan.desired import (
     PlanEntry,
 )
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
-from nodeagent.plan.plan import Verdict
+from nodeagent.plan.plan import GpuPlan, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve, verdict_of
@@ -175,6 +175,24 @@ def test_more_than_the_card_has_of_a_profile() -> None:
     """Where a card gives only so many, room is not the reason."""
     found = refused(entry(layout(("1g.10gb+me", 2)), "0"))
     assert found.problems[0].remedy == "the card can have at most 1 1g.10gb+me"
+    full = refused(entry(layout(("1g.10gb", 7), ("1g.10gb+me", 1)), "0"))
+    assert "can have at most" not in full.problems[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("mig", "respelled"),
+    [
+        (layout(("3g.39gb", 1), ("1g.10gb", 1)), {"3g.39gb": "3g.40gb"}),
+        (MigDisabled("p"), {}),
+        (None, {}),
+    ],
+)
+def test_names_that_the_card_writes_otherwise(
+    mig: MigEntry | None, respelled: dict[str, str]
+) -> None:
+    (gpu,) = plan(resolved(entry(mig, "0")), NODE).gpus
+    assert gpu.respelled == respelled
+    assert GpuPlan.refused(NODE.gpus[0], Verdict.BLOCKED).respelled == {}, "it has no goal"
 
 
 def test_gpus_that_cannot_tell_their_uuid() -> None:

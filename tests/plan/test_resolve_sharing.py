@@ -193,7 +193,9 @@ def test_limits_need_volta() -> None:
     assert "clients: {}" in problem.remedy
     assert whole("devices: [3], mps: {clients: {}}").sharing.memory_ceiling is None
     unknown = replace(P100, compute_capability=(0, 0))
-    resolved("devices: [3], mps: {replicas: 2}", node=ObservedNode((unknown,)))
+    volta = replace(P100, compute_capability=(7, 0))
+    for able in (unknown, volta):
+        resolved("devices: [3], mps: {replicas: 2}", node=ObservedNode((able,)))
 
 
 @pytest.mark.parametrize(
