@@ -14,7 +14,7 @@ from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan, Policy, StepR
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve
-from nodeagent.plan.steps import Step
+from nodeagent.plan.steps import SetMigMode, Step
 from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import Switches, simulated
 from nodeagent.views.text import layout_words, step_words
@@ -68,7 +68,6 @@ async def test_every_step_is_done_timed_and_read_back() -> None:
             assert results(outcome) == [DONE] * 3
             assert begun == [(step, n) for n, step in enumerate(made.gpus[0].steps)]
             assert tuple(reported) == outcome.steps
-            assert outcome.plan == made.gpus[0], "what comes as planned is not planned anew"
             assert all(report.seconds >= 0.02 for report in outcome.steps[1:])
             assert layout_words(outcome.after) == "3g.40gb at 0, 4"
             assert all(i.compute[0].uuid for i in outcome.after.instances)
@@ -124,6 +123,21 @@ async def test_what_cannot_be_restored_is_said_as_it_is() -> None:
             assert "no instances; GPU 0: could not create 3g" in outcome.problems[1].message
             assert layout_words(outcome.after) == "no instances"
             assert results(outcome)[:3] == [DONE, DONE, FAILED]
+
+
+async def test_who_comes_while_the_mode_changes_has_the_steps_end_in_a_failure() -> None:
+    """The mode is as planned, so the steps go on, and the next one is refused."""
+    with simulated("h100-80gb:1") as node:
+        async with open_driver() as driver:
+            made = await planned(driver, "{3g.40gb: 2}")
+
+            def come(report: StepReport) -> None:
+                if isinstance(report.step, SetMigMode):
+                    node.occupy(0)
+
+            outcome = (await execute(made, driver, parallel=1, on_progress=come)).gpus[0]
+            assert results(outcome) == [DONE, FAILED, SKIPPED]
+            assert outcome.turned_back
 
 
 async def test_a_mode_that_is_not_restored_is_reported() -> None:

@@ -25,6 +25,7 @@ from tests.reconcile.controller_rig import (
     DEFAULT,
     EXCLUSIVE,
     NOTHING,
+    PROHIBITED,
     RECUT,
     TWO,
     WHOLE,
@@ -78,6 +79,20 @@ async def test_a_server_is_no_users_work(rig: NodeRig, agent: Agent) -> None:
     assert rig.servers(device)
     await agent.made(NOTHING)
     assert not rig.processes()
+
+
+async def test_shared_devices_are_read_in_full(node: SimulatedNode, agent: Agent) -> None:
+    """Those with a daemon, and those whose mode the agent changed: who else changes it is seen."""
+    await agent.made(TWO)
+    gpu = await agent.gpu()
+    first, second = mig_devices(gpu)
+    await agent.fleet.stop(first.uuid)  # its mode is still the agent's
+    agent.memory.prune({gpu.uuid, first.uuid})  # and the other has its daemon alone
+    for _, part in node.card(0).mig_devices():
+        part.compute_mode = PROHIBITED
+    (seen,) = (await agent.node.observe(details=False)).gpus
+    modes_now = {device.uuid: device.compute_mode for device in mig_devices(seen)}
+    assert modes_now == dict.fromkeys((first.uuid, second.uuid), ComputeMode.PROHIBITED)
 
 
 async def test_daemons_of_devices_that_vanished_end(
