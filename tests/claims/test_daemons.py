@@ -93,6 +93,18 @@ def test_what_cannot_be(entry: MpsEntry, message: str) -> None:
     assert "`kubectl get resourceclaim -n team a -o yaml`" in refused.value.remedy
 
 
+@pytest.mark.parametrize("user", ["no-such-user", "0"])
+def test_a_user_that_the_settings_name_in_vain(user: str) -> None:
+    """Not the claim's configuration is wrong, where it has any."""
+    daemons = replace(DAEMONS, default_user=user)
+    with pytest.raises(ClaimRefused, match=rf"^claim team/a: [^:].*mps\.user says '{user}'") as no:
+        daemons.wanted_share(None, L40S, SHARE, NAME, TRAINER)
+    assert no.value.remedy.startswith("set mps.user for the node's agent")
+    with pytest.raises(ClaimRefused, match=r"^claim team/a: config\[0\]\.mps: ") as written:
+        daemons.wanted(clients(None), H100, SLICE, TRAINER)
+    assert written.value.remedy == no.value.remedy
+
+
 # --- limits of a share ----------------------------------------------------------------------------
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.claims.capacity import Consumed
-from nodeagent.claims.model import ClaimReference, ClaimRefused
+from nodeagent.claims.model import CLASSES, ClaimReference, ClaimRefused
 from nodeagent.mps.files.directories import spec_in
 from nodeagent.mps.setup import accounts_of
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.desired import MpsEntry, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile
+from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve_mps import OnGpu, wanted_mps
 from nodeagent.plan.shares import MIB, Host, Share, Slot, WantedMps, percentage_text
 from nodeagent.structs import replace
@@ -62,7 +63,7 @@ class ClaimDaemons:
             found = wanted_mps(
                 on, entry, memory=profile.memory, device=profile.name, slices=profile.slices
             )
-        return _without_problems(found, on, claim)
+        return _without_problems(found, entry, on, claim)
 
     def wanted_share(
         self,
@@ -79,7 +80,7 @@ class ClaimDaemons:
         """
         entry = self._with_user(entry or _AS_IT_IS)
         on = self._on(gpu, entry)
-        found = _without_problems(wanted_mps(on, entry, memory=share.memory), on, claim)
+        found = _without_problems(wanted_mps(on, entry, memory=share.memory), entry, on, claim)
         one, *more = found.sharing.shares
         if more or one.count is not None:
             raise ClaimRefused(
@@ -123,10 +124,19 @@ def _where(claim: ClaimReference) -> str:
     )
 
 
-def _without_problems(found: WantedMps | None, on: OnGpu, claim: ClaimReference) -> WantedMps:
+def _without_problems(
+    found: WantedMps | None, entry: MpsEntry, on: OnGpu, claim: ClaimReference
+) -> WantedMps:
     """For the claim; raises ClaimRefused with the first of the problems."""
     if found is None or on.problems:
         first = on.problems[0]
         remedy = " ".join(filter(None, (first.remedy, _where(claim))))
-        raise ClaimRefused(f"{claim}: {first.path}: {first.message}", remedy=remedy)
+        if entry.user is None and (first.code, first.path) == (Code.INVALID_VALUE, entry.path):
+            remedy = (  # of the setting's user, which the configuration does not say
+                "set mps.user for the node's agent to a user of its host other than root, or "
+                "dra.mps_user to root or any, or name a DeviceClass with mps.user in "
+                f"spec.devices.requests of the claim or its template ({CLASSES} lists them)"
+            )
+        message = ": ".join(filter(None, (str(claim), first.path, first.message)))
+        raise ClaimRefused(message, remedy=remedy)
     return replace(found, path=str(claim))
