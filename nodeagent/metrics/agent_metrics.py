@@ -134,12 +134,12 @@ CLAIM_SHARE_THREADS = _gauge(
 )
 SHARES_FREE_MEMORY = _gauge(
     "nodeagent_shares_free_memory_bytes",
-    "Memory of a GPU that claims share which none of them has",
+    "Memory that claims could still have of a GPU that they share",
     *_GPU,
 )
 SHARES_FREE_THREADS = _gauge(
     "nodeagent_shares_free_thread_percentage",
-    "The percentage of its threads that none of them requested",
+    "The percentage of its threads that they could still have",
     *_GPU,
 )
 CLAIM_PREPARE_DURATION = AgentMetric(

@@ -35,8 +35,8 @@ class ClaimShare(Shape, frozen=True, kw_only=True):
 class FreeShare(Shape, frozen=True, kw_only=True):
     """What of a GPU claims may still have beside those that share it."""
 
-    memory: Annotated[int, Meta(description="bytes that no claim has")]
-    threads: Annotated[int, Meta(description="percent that no claim requested")] | None = None
+    memory: Annotated[int, Meta(description="bytes that claims could still have")]
+    threads: Annotated[int, Meta(description="percent that claims could still have")] | None = None
     clients: Annotated[int, Meta(description="places for MPS contexts")] | None = None
 
 
