@@ -109,9 +109,13 @@ class World:
         assert [one.program for one in processes if is_daemon(one)] == [CONTROL] * shared
         assert len(list(folder.iterdir()) if folder.exists() else []) == shared
         assert shared or processes == []
-        if self.scenario.device == SHARE and shared:
+
+    def check_slots(self, *uids: str) -> None:
+        """These claims have env files; a round writes them, for no container needs them."""
+        if self.scenario.device == SHARE:
+            have = {*uids, *([BESIDE] * self.scenario.beside)}
             uuid = self.node.card(0).identity.uuid
-            assert self.machine.published(uuid) == {f"{uid}-0" for uid in uids}
+            assert self.machine.published(uuid) == {f"{uid}-0" for uid in have}
 
 
 async def prepare(world: World, claims: NodeClaims) -> object:
@@ -173,6 +177,7 @@ async def goes_on(world: World) -> None:
         world.check(prepared=True)
         assert {record.phase for record in claims.store.records} == {RecordPhase.READY}
         assert await world.look_after(claims, rig) == []
+        world.check_slots(OWN)
         await release(world, claims)
         world.check(prepared=False)
 
@@ -184,6 +189,7 @@ async def vanishes(world: World) -> None:
         while await world.look_after(claims, rig):
             await asyncio.sleep(0.05)
         world.check(prepared=False)
+        world.check_slots()
 
 
 async def is_released(world: World) -> None:
@@ -192,6 +198,7 @@ async def is_released(world: World) -> None:
         await until_done(lambda: release(world, claims))
         await world.look_after(claims, rig)
         world.check(prepared=False)
+        world.check_slots()
 
 
 ENDINGS = goes_on, vanishes, is_released
