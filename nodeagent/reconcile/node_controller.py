@@ -174,16 +174,16 @@ class NodeController(NodeReader):
         self._publishing = asyncio.Lock()
         self.publishing_problems: tuple[Problem, ...] = ()
         self._steps_begun = 0
-        self._steps_running = 0
+        self._steps_ended = 0
 
     async def observe(self, *, details: bool = True) -> ObservedNode:
         """Observe the node. Daemons of MIG devices that are no more are ended, unless a step was
         taken meanwhile, and what is published is as the daemons are by now.
         """
-        begun, quiet = self._steps_begun, self._steps_running == 0
+        ended = self._steps_ended
         observed = await super().observe(details=details)
         # What a step made or set meanwhile may be missing in what was observed.
-        quiet = quiet and begun == self._steps_begun
+        quiet = self._steps_begun == ended
         present = {device.uuid for gpu in observed.gpus for device in gpu.devices()}
         answer = all(gpu.access is Access.OK for gpu in observed.gpus)
         # A MIG device of which the driver does not say which it is, may be any of those missing.
@@ -227,13 +227,12 @@ class NodeController(NodeReader):
         if self._health is not None:
             self._health.begin_step(step)
         self._steps_begun += 1
-        self._steps_running += 1
         done = False
         try:
             await self._apply(step)
             done = True
         finally:
-            self._steps_running -= 1
+            self._steps_ended += 1
             if self._health is not None:
                 self._health.end_step(step, done=done)
 
