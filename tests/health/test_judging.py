@@ -114,6 +114,9 @@ def test_a_clock_that_jumps() -> None:
     node.now += 500.0
     node.read(hot, after=31.0)
     assert node.causes() == {"tooHot"}
+    node.reboot()
+    assert node.state.at is not None
+    assert node.state.at.uptime == node.now, "which begins anew with the boot"
 
 
 def test_a_cool_moment_is_no_end() -> None:
@@ -293,6 +296,21 @@ def test_most_gpus_are_right() -> None:
             after=30.0,
         )
     assert node.one("powerLimitUnlike").place.gpu == "GPU-3"
+
+
+@pytest.mark.parametrize(("mine", "usual", "found"), [(8, 16, True), (16, 8, False)])
+def test_a_wider_link_is_no_fault(mine: int, usual: int, found: bool) -> None:
+    node, widths = Node(), {GPU: mine, "GPU-2": usual, "GPU-3": usual}
+    node.observed = ObservedNode(tuple(Gpu(n, uuid, "H100") for n, uuid in enumerate(widths)))
+    for _ in range(4):
+        node.read(
+            *(
+                gpu(uuid=uuid, complete=True, pcie_width_max=width, pcie_generation_max=5)
+                for uuid, width in widths.items()
+            ),
+            after=30.0,
+        )
+    assert node.causes() == ({"pcieUnlike"} if found else set())
 
 
 def test_a_repair_that_helps_twice_and_not_for_long() -> None:

@@ -219,10 +219,10 @@ def test_an_address_that_no_gpu_has() -> None:
     assert "0000:99:00" in finding.evidence
 
 
-@pytest.mark.parametrize("text", ["00000000:1A:00.0", "0000:1a:00", "PCI:0000:1a:00.0"])
+@pytest.mark.parametrize("text", ["00000012:1A:1f.0", "0012:1a:1F", "PCI:0012:1a:1f.0"])
 def test_addresses_are_alike(text: str) -> None:
     """NVML and the kernel write the same address differently."""
-    assert pci_address(text) == (0, 0x1A, 0)
+    assert pci_address(text) == (0x12, 0x1A, 0x1F)
 
 
 def test_a_known_nuisance_is_only_counted() -> None:

@@ -25,6 +25,7 @@ from nodeagent.plan.steps import (
     DestroyGpuInstance,
     ResetGpu,
     SetMigMode,
+    after,
 )
 from nodeagent.plan.users import IDLE, Usage, User
 from nodeagent.structs import replace
@@ -241,9 +242,11 @@ def test_pending_changes_are_taken_back() -> None:
 
 
 def test_enabled_leaves_instances() -> None:
-    """`enabled` asks for the mode alone."""
+    """`enabled` asks for the mode alone; without it there are none."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0)])
     assert Verdict.IN_SYNC is plan_gpu(ON, gpu).verdict
+    for enabled, left in ((True, gpu.instances), (False, ())):
+        assert after(gpu, [SetMigMode(gpu.uuid, enabled, "a test's")]).instances == left
 
 
 def test_creation_waits_for_a_client_of_the_whole_gpu() -> None:

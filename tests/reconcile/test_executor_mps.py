@@ -192,8 +192,11 @@ def test_a_daemon_on_any_part_made_in_the_devices_place_counts(
     place, profile = before.instances[0].placement, before.instances[0].compute[0].profile
     start = StartMps(H100.uuid, "MIG-gone", A, "a test's", profile, place)
     stop = StopMps(H100.uuid, "MIG-gone", "a test's", profile, place)
-    there = any(daemons)
-    for step, stays in ((start, there), (stop, not there)):
+    mode = SetComputeMode(
+        H100.uuid, "MIG-gone", ComputeMode.EXCLUSIVE_PROCESS, "a test's", profile, place
+    )
+    there = any(daemons)  # and with it its mode
+    for step, stays in ((start, there), (stop, not there), (mode, there)):
         now = undone_if_gone(StepReport(step, DONE), before, give(before, *daemons))
         assert now.result is (DONE if stays else UNDONE)
 
