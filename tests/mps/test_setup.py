@@ -108,7 +108,7 @@ async def test_servers_for_all_users_that_could_not_be_tried(
 # --- accounts -------------------------------------------------------------------------------------
 
 
-UNKNOWN_UID = 3_999_999_999
+UNKNOWN_UID, LARGEST_ID = 3_999_999_999, 4_294_967_294
 
 
 def document(*users: str | None) -> PlanDocument:
@@ -130,9 +130,10 @@ def document(*users: str | None) -> PlanDocument:
 
 
 def test_a_uid_without_an_entry() -> None:
-    found = accounts_for(document(str(UNKNOWN_UID)), "1000")
-    assert found[str(UNKNOWN_UID)] == Account(UNKNOWN_UID, UNKNOWN_UID)
-    assert "1000" in found
+    for uid in (UNKNOWN_UID, LARGEST_ID):
+        found = accounts_for(document(str(uid)), "1000")
+        assert found[str(uid)] == Account(uid, uid)
+        assert "1000" in found
 
 
 def test_a_uid_with_an_entry() -> None:
