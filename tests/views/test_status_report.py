@@ -2,10 +2,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nodeagent.health.evaluate import evaluate
-from nodeagent.health.findings import Moment
+from nodeagent.health.findings import Action, Moment
 from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import BY_CAUSE
+from nodeagent.health.table import advice
 from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import (
     Access,
@@ -205,7 +205,7 @@ _UNREPAIRABLE = {
     "message": "has memory that cannot be repaired",
     "evidence": "the driver says so",
     "suggestedAction": "inspect hardware",
-    "advice": BY_CAUSE["memoryUnrepairable"].advice + " See `nvidia-smi -q -i 0`.",
+    "advice": advice("memoryUnrepairable", Action.INSPECT_HARDWARE) + " See `nvidia-smi -q -i 0`.",
     "since": "2001-09-09T01:46:40.000Z",
     "lastSeen": "2001-09-09T01:46:40.000Z",
     "count": 1,
