@@ -11,7 +11,6 @@ import time
 
 from bench.processes import resident
 from nodeagent.gpu.driver import Driver
-from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.selection import default_selection
 from nodeagent.plan.desired import DesiredNode
@@ -64,7 +63,7 @@ class _Here:
         self._exporter = Exporter(
             selection,
             host=(("Hostname", "node"),),
-            build=AgentSample(agent_metrics.BUILD_INFO, 1, ("0", "0")),
+            build=AgentSample("nodeagent_build_info", 1, ("0", "0")),
             clock=time.monotonic,
             current=lambda: NodeState("node", "file", observed=self._observed),
         )

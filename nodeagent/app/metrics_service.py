@@ -20,7 +20,6 @@ from nodeagent.app.paths import Simulation
 from nodeagent.cluster.kubelet.processes import Owner, ProcessOwners, ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
-from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.selection import default_selection, read_selection
@@ -73,9 +72,7 @@ class MetricsService:
             host=() if host == "none" else ((host, settings.node_name),),
             renamed=settings.metrics.names == "renamed",
             repeat_whole=settings.metrics.repeat_whole,
-            build=AgentSample(
-                agent_metrics.BUILD_INFO, 1, (__version__, platform.python_version())
-            ),
+            build=AgentSample("nodeagent_build_info", 1, (__version__, platform.python_version())),
             clock=asyncio.get_running_loop().time,
             current=current,
         )

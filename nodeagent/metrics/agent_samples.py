@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from nodeagent.metrics import agent_metrics
-from nodeagent.metrics.agent_metrics import AgentMetric, AgentSample, Durations, agent_families
+from nodeagent.metrics.agent_metrics import AgentSample, Durations, agent_families
 from nodeagent.metrics.exposition import Family
 from nodeagent.metrics.sources import Number
 from nodeagent.plan import steps
@@ -20,16 +19,16 @@ _CLAIM_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 3
 
 def _durations() -> dict[str, Durations]:
     return {
-        "round": Durations(agent_metrics.RECONCILE_DURATION),
-        "prepare": Durations(agent_metrics.CLAIM_PREPARE_DURATION, _CLAIM_BOUNDS),
-        "release": Durations(agent_metrics.CLAIM_RELEASE_DURATION, _CLAIM_BOUNDS),
+        "round": Durations("nodeagent_reconcile_duration_seconds"),
+        "prepare": Durations("nodeagent_claim_prepare_duration_seconds", _CLAIM_BOUNDS),
+        "release": Durations("nodeagent_claim_release_duration_seconds", _CLAIM_BOUNDS),
     }
 
 
 class Work(Struct):
     """What the agent has done since it was started, counted and timed."""
 
-    _counts: dict[tuple[AgentMetric, tuple[str, ...]], Number] = field(default_factory=dict)
+    _counts: dict[tuple[str, tuple[str, ...]], Number] = field(default_factory=dict)
     _durations: dict[str, Durations] = field(default_factory=_durations)
 
     def add_round(self, outcome: NodeOutcome | None, seconds: float) -> None:
@@ -37,22 +36,22 @@ class Work(Struct):
         self._durations["round"].add(seconds)
         for gpu in outcome.gpus if outcome else ():
             for report in (*gpu.steps, *gpu.restored):
-                self._count(agent_metrics.STEPS, step_kind(report.step), report.result.value)
+                self._count("nodeagent_steps_total", step_kind(report.step), report.result.value)
             before = gpu.plan.before
             for slot, lost in downtime(gpu).items():
                 where = (str(before.index), before.uuid, str(slot))
-                self._count(agent_metrics.MIG_DOWNTIME, *where, by=lost)
+                self._count("nodeagent_mig_slot_out_of_use_seconds_total", *where, by=lost)
 
     def add_claim(self, operation: str, seconds: float, reason: str) -> None:
         """An attempt to prepare or release a claim took `seconds`, and failed for a `reason`; "":
         it did not.
         """
         if reason:
-            self._count(agent_metrics.CLAIM_FAILURES, operation, reason)
+            self._count("nodeagent_claim_failures_total", operation, reason)
         else:
             self._durations[operation].add(seconds)
 
-    def _count(self, metric: AgentMetric, *labels: str, by: Number = 1) -> None:
+    def _count(self, metric: str, *labels: str, by: Number = 1) -> None:
         self._counts[metric, labels] = self._counts.get((metric, labels), 0) + by
 
     def families(self) -> list[Family]:
@@ -82,10 +81,10 @@ def reader_samples(readers: Iterable[ReaderState], now: float) -> Iterator[Agent
     for reader in readers:
         labels = (reader.name, reader.gpu, reader.uuid)
         if reader.at is not None:
-            yield AgentSample(agent_metrics.SAMPLE_AGE, now - reader.at, labels)
-        yield AgentSample(agent_metrics.READER_SUCCESS, int(reader.succeeded), labels)
+            yield AgentSample("nodeagent_sample_age_seconds", now - reader.at, labels)
+        yield AgentSample("nodeagent_reader_success", int(reader.succeeded), labels)
         if reader.duration is not None:
-            yield AgentSample(agent_metrics.READER_DURATION, reader.duration, labels)
+            yield AgentSample("nodeagent_reader_duration_seconds", reader.duration, labels)
 
 
 # --- for how long a change kept each memory slice of a GPU from being used ---

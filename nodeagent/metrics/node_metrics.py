@@ -10,7 +10,6 @@ from operator import or_
 from nodeagent.health.findings import Severity, worst
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
-from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.plan.layouts import Card, creatable, fragmentation, free_slots
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
@@ -24,9 +23,9 @@ Labels = tuple[str, ...]
 def node_samples(state: NodeState) -> Iterator[AgentSample]:
     """All of it. GPUs that do not answer are left out: what is known of them is old."""
     if state.digest:
-        yield AgentSample(agent_metrics.PLAN_APPLIED, int(state.phase is Phase.IN_SYNC))
+        yield AgentSample("nodeagent_plan_applied", int(state.phase is Phase.IN_SYNC))
     for phase in Phase:
-        yield AgentSample(agent_metrics.PHASE, int(phase is state.phase), (phase.value,))
+        yield AgentSample("nodeagent_phase", int(phase is state.phase), (phase.value,))
     for gpu in state.observed.gpus:
         if gpu.access is Access.OK and gpu.mig is not None and gpu.mig.current:
             yield from _layout(gpu)
@@ -43,26 +42,26 @@ def _layout(gpu: Gpu) -> Iterator[AgentSample]:
     labels = _gpu(gpu)
     counts = Counter(instance.profile for instance in gpu.instances)
     for profile, count in sorted(counts.items()):
-        yield AgentSample(agent_metrics.MIG_INSTANCES, count, (*labels, profile))
+        yield AgentSample("nodeagent_mig_instances", count, (*labels, profile))
     room = creatable(gpu)
     free = free_slots(gpu)
     for profile, count in room.items():
-        yield AgentSample(agent_metrics.MIG_CREATABLE, count, (*labels, profile))
-    yield AgentSample(agent_metrics.MIG_SLOTS_FREE, len(free), labels)
+        yield AgentSample("nodeagent_mig_creatable", count, (*labels, profile))
+    yield AgentSample("nodeagent_mig_slots_free", len(free), labels)
     card, taken = Card.of(gpu), ~sum(1 << slot for slot in free)
     masks = (mask for name in room for mask in card.profiles[name].masks.values())
     usable = [mask for mask in masks if not mask & taken]  # that some creatable profile could take
     largest = max((mask.bit_count() for mask in usable), default=0)
-    yield AgentSample(agent_metrics.MIG_LARGEST_CREATABLE, largest, labels)
+    yield AgentSample("nodeagent_mig_largest_creatable_slots", largest, labels)
     if free:
         reached = reduce(or_, usable, 0).bit_count()
-        yield AgentSample(agent_metrics.MIG_UNUSABLE, 1 - reached / len(free), labels)
+        yield AgentSample("nodeagent_mig_slots_unusable_ratio", 1 - reached / len(free), labels)
     fragmented = fragmentation(gpu)
     if fragmented is not None:
-        yield AgentSample(agent_metrics.MIG_FRAGMENTATION, fragmented, labels)
+        yield AgentSample("nodeagent_mig_fragmentation_ratio", fragmented, labels)
     for instance, device in gpu.mig_devices():
         info = _device_info(gpu, instance, device, card.slots)
-        yield AgentSample(agent_metrics.MIG_DEVICE_INFO, 1, info)
+        yield AgentSample("nodeagent_mig_device_info", 1, info)
 
 
 def _device_info(gpu: Gpu, instance: GpuInstance, device: ComputeInstance, slots: int) -> Labels:
@@ -88,7 +87,7 @@ def claim_samples(state: NodeState) -> Iterator[AgentSample]:
         return
     counts = Counter(claim.phase for claim in state.claims)
     for phase in ClaimPhase:
-        yield AgentSample(agent_metrics.CLAIMS, counts[phase], (phase.value,))
+        yield AgentSample("nodeagent_claims", counts[phase], (phase.value,))
     slots = {gpu.uuid: Card.of(gpu).slots for gpu in state.observed.gpus}
     for claim in with_use(state.claims, state.mps):
         if claim.phase in _HOLDING:
@@ -96,9 +95,11 @@ def claim_samples(state: NodeState) -> Iterator[AgentSample]:
                 yield from _held(claim, device, slots.get(device.gpu, 0))
     for gpu in state.observed.gpus:
         if free := state.free_shares.get(gpu.uuid):
-            yield AgentSample(agent_metrics.SHARES_FREE_MEMORY, free.memory, _gpu(gpu))
+            yield AgentSample("nodeagent_shares_free_memory_bytes", free.memory, _gpu(gpu))
             if free.threads is not None:
-                yield AgentSample(agent_metrics.SHARES_FREE_THREADS, free.threads, _gpu(gpu))
+                yield AgentSample(
+                    "nodeagent_shares_free_thread_percentage", free.threads, _gpu(gpu)
+                )
 
 
 def _held(claim: Claim, device: ClaimDevice, slots: int) -> Iterator[AgentSample]:
@@ -113,29 +114,31 @@ def _held(claim: Claim, device: ClaimDevice, slots: int) -> Iterator[AgentSample
     whose = (claim.namespace, claim.name, pod)
     if share := device.share:
         labels = (index, device.gpu, claim.namespace, claim.name, device.request, pod)
-        yield AgentSample(agent_metrics.CLAIM_SHARE_MEMORY_LIMIT, share.memory, labels)
+        yield AgentSample("nodeagent_claim_share_memory_limit_bytes", share.memory, labels)
         if share.used is not None:
-            yield AgentSample(agent_metrics.CLAIM_SHARE_MEMORY, share.used, labels)
+            yield AgentSample("nodeagent_claim_share_memory_used_bytes", share.used, labels)
         if share.threads is not None:
-            yield AgentSample(agent_metrics.CLAIM_SHARE_THREADS, share.threads, labels)
+            yield AgentSample(
+                "nodeagent_claim_share_active_thread_percentage", share.threads, labels
+            )
         return
-    yield AgentSample(agent_metrics.CLAIM_SLICES, size, (*where, *whose))
+    yield AgentSample("nodeagent_claim_slices", size, (*where, *whose))
 
 
 # --- MPS ------------------------------------------------------------------------------------------
 
 
 def _daemon(daemon: MpsDaemon, labels: Labels) -> Iterator[AgentSample]:
-    yield AgentSample(agent_metrics.MPS_DAEMON_UP, int(daemon.is_ready), labels)
-    yield AgentSample(agent_metrics.MPS_RESTARTS, daemon.restarts, labels)
+    yield AgentSample("nodeagent_mps_daemon_up", int(daemon.is_ready), labels)
+    yield AgentSample("nodeagent_mps_restarts_total", daemon.restarts, labels)
     if daemon.server is not None:
         yield AgentSample(
-            agent_metrics.MPS_SERVER_ACTIVE, int(daemon.server.status == "ACTIVE"), labels
+            "nodeagent_mps_server_active", int(daemon.server.status == "ACTIVE"), labels
         )
-    yield AgentSample(agent_metrics.MPS_CLIENTS, len(daemon.clients), labels)
+    yield AgentSample("nodeagent_mps_clients", len(daemon.clients), labels)
     intruders = sum(bool(client.findings) for client in daemon.clients)
-    yield AgentSample(agent_metrics.MPS_INTRUDERS, intruders, labels)
-    yield AgentSample(agent_metrics.MPS_WAITING, len(daemon.waiting), labels)
+    yield AgentSample("nodeagent_mps_intruders", intruders, labels)
+    yield AgentSample("nodeagent_mps_waiting_clients", len(daemon.waiting), labels)
     for client in daemon.clients:
         yield from _client(client, labels)
 
@@ -145,11 +148,13 @@ def _client(client: MpsClient, device: Labels) -> Iterator[AgentSample]:
     whose = (pod.container, pod.namespace, pod.name) if pod else (client.container, "", "")
     labels = (*device, str(client.pid), client.slot or client.share, *whose)
     if memory.used is not None:
-        yield AgentSample(agent_metrics.MPS_CLIENT_MEMORY, memory.used, labels)
+        yield AgentSample("nodeagent_mps_client_memory_bytes", memory.used, labels)
     if memory.limit is not None:
-        yield AgentSample(agent_metrics.MPS_CLIENT_MEMORY_LIMIT, memory.limit, labels)
+        yield AgentSample("nodeagent_mps_client_memory_limit_bytes", memory.limit, labels)
     if client.threads is not None:
-        yield AgentSample(agent_metrics.MPS_CLIENT_THREADS, float(client.threads), labels)
+        yield AgentSample(
+            "nodeagent_mps_client_active_thread_percentage", float(client.threads), labels
+        )
 
 
 # --- health ---------------------------------------------------------------------------------------
@@ -173,17 +178,17 @@ def health_samples(state: HealthState) -> Iterator[AgentSample]:
             finding.severity.value,
             finding.action.value,
         )
-        yield AgentSample(agent_metrics.GPU_FINDING, 1.0, labels)
+        yield AgentSample("nodeagent_gpu_finding", 1.0, labels)
     events = Counter(dict.fromkeys(state.gpus, 0))
     for count in state.xids:
         events[count.gpu] += count.count
     for gpu in sorted(events):
         labels = _known_gpu(state, gpu)
-        yield AgentSample(agent_metrics.XID_EVENTS, float(events[gpu]), labels)
+        yield AgentSample("nodeagent_gpu_xid_events_total", float(events[gpu]), labels)
     for count in sorted(state.xids, key=lambda c: (c.gpu, c.xid, _number(c.instance))):
         labels = (str(count.xid), *_known_gpu(state, count.gpu), _number(count.instance))
-        yield AgentSample(agent_metrics.XID_TOTAL, float(count.count), labels)
-        yield AgentSample(agent_metrics.XID_LAST, count.last.wall, labels)
+        yield AgentSample("nodeagent_gpu_xid_total", float(count.count), labels)
+        yield AgentSample("nodeagent_gpu_xid_last_timestamp_seconds", count.last.wall, labels)
 
 
 def _checks(state: HealthState) -> Iterator[AgentSample]:
@@ -196,7 +201,7 @@ def _checks(state: HealthState) -> Iterator[AgentSample]:
         figure = _FIGURES.get(worst(status[gpu, check]))
         if figure is not None:
             labels = (check, *_known_gpu(state, gpu))
-            yield AgentSample(agent_metrics.GPU_HEALTH, figure, labels)
+            yield AgentSample("nodeagent_gpu_health", figure, labels)
 
 
 def _known_gpu(state: HealthState, uuid: str) -> Labels:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nodeagent.cluster.kubelet.processes import Owner
-from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.plan.layouts import Card
@@ -142,17 +141,19 @@ class Accounts:
         """Time held and used, and for how long devices that are held have done nothing."""
         for holder, account in self._accounts.items():
             labels = _labels(holder)
-            yield AgentSample(agent_metrics.GPU_SECONDS_HELD, account.gpu_seconds, labels)
-            yield AgentSample(agent_metrics.GPU_SECONDS_USED, account.gpu_seconds_used, labels)
-            yield AgentSample(agent_metrics.SLICE_SECONDS_HELD, account.slice_seconds, labels)
-            yield AgentSample(agent_metrics.SLICE_SECONDS_USED, account.slice_seconds_used, labels)
+            yield AgentSample("nodeagent_gpu_seconds_held_total", account.gpu_seconds, labels)
+            yield AgentSample("nodeagent_gpu_seconds_used_total", account.gpu_seconds_used, labels)
+            yield AgentSample("nodeagent_slice_seconds_held_total", account.slice_seconds, labels)
+            yield AgentSample(
+                "nodeagent_slice_seconds_used_total", account.slice_seconds_used, labels
+            )
         now = self._since or 0.0
         for key, hold in self._holds.items():
             if key[0] in self._active:
                 idle = now - self._idle_since.get(key, now)
                 for owner in hold.owners:
                     labels = (*hold.labels, *_labels(owner))
-                    yield AgentSample(agent_metrics.HELD_IDLE, idle, labels)
+                    yield AgentSample("nodeagent_held_idle_seconds", idle, labels)
 
 
 def _labels(owner: Owner) -> tuple[str, ...]:

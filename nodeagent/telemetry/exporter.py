@@ -12,7 +12,6 @@ from functools import partial
 from types import MappingProxyType
 
 from nodeagent.cluster.kubelet.processes import Owner
-from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import catalogue
@@ -163,18 +162,18 @@ class Exporter:
             self._page = self._write(state, who, self._sample(who))
         samples = [*reader_samples(self._readers, now), *cost]
         samples += [
-            AgentSample(agent_metrics.HTTP_REFUSED, count, key)
+            AgentSample("nodeagent_http_refused_total", count, key)
             for key, count in sorted(refused.items())
         ]
         cluster = self._current().cluster
         if cluster is not None:
-            samples.append(AgentSample(agent_metrics.CLUSTER_REACHABLE, int(cluster.reachable)))
+            samples.append(AgentSample("nodeagent_cluster_reachable", int(cluster.reachable)))
         added = render(agent_families(samples))
         return self._page.gzipped(added) if zipped else self._page.text(added)
 
     def _write(self, state: NodeState, who: Mapping[Device, DeviceUse], sample: SampleSet) -> Page:
         sample = by_owner(sample, who)
-        ignored = AgentSample(agent_metrics.COUNTERS_IGNORED, len(self._selection.findings))
+        ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
         health = health_samples(state.health) if state.health else ()
         page = (
             *self._families(sample, self._selection, self._blocks),

@@ -19,7 +19,6 @@ from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
 from nodeagent.gpu.users import PROCESS_KINDS, NvmlProcess, device_processes
-from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.structs import Struct, field
 from nodeagent.telemetry.samples import ProcessReading, ProcessSample
@@ -109,12 +108,12 @@ def process_samples() -> tuple[AgentSample, ...]:
         times, memory = own.cpu_times(), own.memory_info()
         most, _ = own.rlimit(resource.RLIMIT_NOFILE)
         return (
-            AgentSample(agent_metrics.CPU_SECONDS, times.user + times.system),
-            AgentSample(agent_metrics.RESIDENT_MEMORY, memory.rss),
-            AgentSample(agent_metrics.VIRTUAL_MEMORY, memory.vms),
-            AgentSample(agent_metrics.OPEN_FILES, own.num_fds()),
-            AgentSample(agent_metrics.MAX_FILES, most),
-            AgentSample(agent_metrics.START_TIME, _started()),
+            AgentSample("process_cpu_seconds_total", times.user + times.system),
+            AgentSample("process_resident_memory_bytes", memory.rss),
+            AgentSample("process_virtual_memory_bytes", memory.vms),
+            AgentSample("process_open_fds", own.num_fds()),
+            AgentSample("process_max_fds", most),
+            AgentSample("process_start_time_seconds", _started()),
         )
     except (psutil.Error, OSError):
         return ()

@@ -13,7 +13,6 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import EventListener
 from nodeagent.gpu.event_listener import Timing as EventTiming
 from nodeagent.health.findings import Finding, Moment
-from nodeagent.metrics.agent_metrics import GPU_FINDING, GPU_HEALTH
 from nodeagent.metrics.node_metrics import health_samples
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan
@@ -93,7 +92,7 @@ class World:
         reported += report["health"]["findings"]
         in_status = any(f["cause"] == cause for f in reported)
         samples = tuple(health_samples(self.part.state))
-        found = [s.labels for s in samples if s.metric is GPU_FINDING]
+        found = [s.labels for s in samples if s.metric == "nodeagent_gpu_finding"]
         assert any(cause in labels for labels in found) is in_status
         finding = self.found(cause)
         assert (finding is not None) is in_status
@@ -104,7 +103,7 @@ class World:
             expected = {"healthy": 1.0, "degraded": 0.5, "unhealthy": 0.0}
             for sample in samples:
                 mine = {finding.check, finding.place.gpu} <= set(sample.labels)
-                if sample.metric is GPU_HEALTH and mine:
+                if sample.metric == "nodeagent_gpu_health" and mine:
                     assert sample.value == expected[finding.severity.value]
         return in_status
 

@@ -10,7 +10,6 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.topology import Topology
 from nodeagent.health.findings import Moment, Severity
 from nodeagent.health.reporting import condition, sentence
-from nodeagent.metrics.agent_metrics import GPU_HEALTH
 from nodeagent.metrics.node_metrics import health_samples
 from nodeagent.plan.observed import MigMode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
@@ -47,7 +46,7 @@ async def installed(
 
 
 def figures_of(w: World, check: str) -> tuple[float, ...]:
-    samples = (s for s in health_samples(w.part.state) if s.metric is GPU_HEALTH)
+    samples = (s for s in health_samples(w.part.state) if s.metric == "nodeagent_gpu_health")
     return tuple(s.value for _, s in sorted((s.labels, s) for s in samples if s.labels[0] == check))
 
 

@@ -20,8 +20,6 @@ from nodeagent.health.readings import (
 from nodeagent.health.reporting import HealthEvent, condition, events, of_gpu
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.metrics import agent_metrics
-from nodeagent.metrics.agent_metrics import AgentMetric
 from nodeagent.metrics.node_metrics import health_samples
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import replace
@@ -43,9 +41,9 @@ def news(evaluation: Evaluation) -> tuple[HealthEvent, ...]:
     return events(evaluation, default_table(), REMEDIES.of_finding)
 
 
-def samples(node: Node, metric: AgentMetric) -> dict[tuple[str, ...], float]:
+def samples(node: Node, metric: str) -> dict[tuple[str, ...], float]:
     """The values of a metric of the agent's own, by labels."""
-    return {s.labels: s.value for s in health_samples(node.state) if s.metric is metric}
+    return {s.labels: s.value for s in health_samples(node.state) if s.metric == metric}
 
 
 def _sick_slice() -> Node:
@@ -199,17 +197,17 @@ def test_the_metrics() -> None:
     node = _sick_slice()
     node.xid(43)
     node.read(gpu(temperature=50, slowdown_temperature=90))
-    assert samples(node, agent_metrics.GPU_HEALTH) == {
+    assert samples(node, "nodeagent_gpu_health") == {
         ("xid", "0", GPU): 0.0,
         ("ecc", "0", GPU): 1.0,
         ("temperature", "0", GPU): 1.0,
     }
-    assert samples(node, agent_metrics.XID_EVENTS) == {("0", GPU): 2.0}
-    assert samples(node, agent_metrics.XID_TOTAL) == {
+    assert samples(node, "nodeagent_gpu_xid_events_total") == {("0", GPU): 2.0}
+    assert samples(node, "nodeagent_gpu_xid_total") == {
         ("43", "0", GPU, ""): 1.0,
         ("95", "0", GPU, "2"): 1.0,
     }
-    assert samples(node, agent_metrics.XID_LAST).keys() == {
+    assert samples(node, "nodeagent_gpu_xid_last_timestamp_seconds").keys() == {
         ("43", "0", GPU, ""),
         ("95", "0", GPU, "2"),
     }
@@ -222,9 +220,9 @@ def test_the_first_xid_is_an_increase() -> None:
     """A GPU that had none has a counter all the same, so that the first one makes it grow."""
     node = Node()
     node.read(gpu())
-    assert samples(node, agent_metrics.XID_EVENTS) == {("0", GPU): 0.0}
+    assert samples(node, "nodeagent_gpu_xid_events_total") == {("0", GPU): 0.0}
     node.xid(79)
-    assert samples(node, agent_metrics.XID_EVENTS) == {("0", GPU): 1.0}
+    assert samples(node, "nodeagent_gpu_xid_events_total") == {("0", GPU): 1.0}
 
 
 def test_a_check_that_cannot_be_read_any_more_has_no_figure() -> None:
@@ -233,14 +231,14 @@ def test_a_check_that_cannot_be_read_any_more_has_no_figure() -> None:
     rows, link = RemappedRows(0, 1, pending=False, failed=False), LinkReading(0, up=True)
     node.read(gpu(complete=True, rows=rows, nvlinks=(link,)))
     known = {("rowRemap", "0", GPU): 1.0, ("nvlink", "0", GPU): 1.0}
-    assert samples(node, agent_metrics.GPU_HEALTH) == known
+    assert samples(node, "nodeagent_gpu_health") == known
     node.read(gpu())  # only what changes fast was asked
-    assert samples(node, agent_metrics.GPU_HEALTH) == known
+    assert samples(node, "nodeagent_gpu_health") == known
     node.read(gpu(complete=True, mig=True))
-    assert samples(node, agent_metrics.GPU_HEALTH) == {}
+    assert samples(node, "nodeagent_gpu_health") == {}
     node.read(gpu(complete=True, rows=replace(rows, failed=True)))
     node.read(gpu(complete=True, mig=True))
-    assert samples(node, agent_metrics.GPU_HEALTH) == {("rowRemap", "0", GPU): 0.0}
+    assert samples(node, "nodeagent_gpu_health") == {("rowRemap", "0", GPU): 0.0}
 
 
 @pytest.mark.parametrize("action", [0, 1])
@@ -252,11 +250,11 @@ def test_a_gpu_that_does_not_answer_has_no_figures(silence: Silence, action: int
                ecc_uncorrected=1, held_by_heat=0, recovery_action=action)  # fmt: skip
     for _ in range(8):
         node.read(well, after=50.0)
-    checks = {check for check, *_ in samples(node, agent_metrics.GPU_HEALTH)}
+    checks = {check for check, *_ in samples(node, "nodeagent_gpu_health")}
     assert checks == {"gpuAccess", "temperature", "ecc", "thermal", "recoveryAction"}
     node.read(gpu(answer=Answer(silence, node.now)))
-    found = {check: n for (check, *_), n in samples(node, agent_metrics.GPU_HEALTH).items()}
+    found = {check: n for (check, *_), n in samples(node, "nodeagent_gpu_health").items()}
     assert found.pop("gpuAccess", None) in (0.0, None)
     assert found == ({"ecc": 0.0, "recoveryAction": 0.0} if action else {"ecc": 0.5})
     node.read(well)
-    assert {check for check, *_ in samples(node, agent_metrics.GPU_HEALTH)} >= {"temperature"}
+    assert {check for check, *_ in samples(node, "nodeagent_gpu_health")} >= {"temperature"}

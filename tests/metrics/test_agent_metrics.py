@@ -1,7 +1,6 @@
 import pytest
 
 from nodeagent.metrics.agent_metrics import (
-    RECONCILE_DURATION,
     AgentSample,
     Durations,
     agent_families,
@@ -64,7 +63,7 @@ def test_steps_are_counted_by_kind_and_result() -> None:
 
 def test_durations_are_a_histogram_that_the_parser_takes() -> None:
     parser = pytest.importorskip("prometheus_client.parser")
-    durations = Durations(RECONCILE_DURATION, bounds=(0.5, 1.0))
+    durations = Durations("nodeagent_reconcile_duration_seconds", bounds=(0.5, 1.0))
     assert render([durations.family()]) == b""
     for seconds in (0.5, 0.75, 9.0):
         durations.add(seconds)

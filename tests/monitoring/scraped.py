@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nodeagent.health.readings import RemappedRows
-from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AGENT_METRICS, AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import Kind
@@ -159,21 +158,21 @@ def _own(phase: Phase) -> str:
     held = [
         AgentSample(metric, value, holder)
         for metric, value in (
-            (agent_metrics.GPU_SECONDS_HELD, 100.0),
-            (agent_metrics.GPU_SECONDS_USED, 40.0),
-            (agent_metrics.SLICE_SECONDS_HELD, 400.0),
-            (agent_metrics.SLICE_SECONDS_USED, 160.0),
+            ("nodeagent_gpu_seconds_held_total", 100.0),
+            ("nodeagent_gpu_seconds_used_total", 40.0),
+            ("nodeagent_slice_seconds_held_total", 400.0),
+            ("nodeagent_slice_seconds_used_total", 160.0),
         )
     ]
     place = (str(divided.index), divided.uuid, lost.profile, str(lost.id))
     samples = (
         *node_samples(state),
-        AgentSample(agent_metrics.HELD_IDLE, 60.0, (*place, *holder)),
-        AgentSample(agent_metrics.COUNTERS_IGNORED, 1.0),
+        AgentSample("nodeagent_held_idle_seconds", 60.0, (*place, *holder)),
+        AgentSample("nodeagent_counters_ignored", 1.0),
         *reader_samples(readers, now=100.0),
         *process_samples(),
         *held,
-        AgentSample(agent_metrics.BUILD_INFO, 1, ("0.1.0", "3.11")),
+        AgentSample("nodeagent_build_info", 1, ("0.1.0", "3.11")),
     )
     return render([*agent_families(samples), *work.families()]).decode()
 

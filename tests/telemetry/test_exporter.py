@@ -1,7 +1,6 @@
 import gzip
 
 from nodeagent.health.readings import GpuReading
-from nodeagent.metrics import agent_metrics
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
@@ -33,7 +32,7 @@ class Rig:
         self.exporter = Exporter(
             read_selection(FIELDS),
             host=(),
-            build=AgentSample(agent_metrics.BUILD_INFO, 1, ("1", "3")),
+            build=AgentSample("nodeagent_build_info", 1, ("1", "3")),
             clock=lambda: self.now,
             current=lambda: self.state,
         )
@@ -182,7 +181,7 @@ def test_the_cluster_is_reachable_or_not_at_the_scrape() -> None:
 def test_the_age_is_that_of_the_scrape() -> None:
     rig = Rig(whole())
     rig.sample({USED: ((WHOLE, 7),)})
-    cost = [AgentSample(agent_metrics.CPU_SECONDS, 1.5)]
+    cost = [AgentSample("process_cpu_seconds_total", 1.5)]
 
     def scraped(passed: float, zipped: bool) -> str:
         rig.now += passed

@@ -1,8 +1,6 @@
 from typing import Any
 
 from nodeagent.cluster.kubelet.processes import Owner
-from nodeagent.metrics import agent_metrics
-from nodeagent.metrics.agent_metrics import AgentMetric
 from nodeagent.metrics.samples import NvLink, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.plan.observed import Access, DeviceDaemon, ObservedNode
 from nodeagent.structs import replace
@@ -169,8 +167,8 @@ OF_GPU, PART_3 = Subject(WholeGpu(GPU)), Subject(Slice(GPU, "1g.10gb", 3))
 TEAM_A, TEAM_B = (("", "team", name, "", "") for name in "ab")
 
 
-def _values(accounts: Accounts, metric: AgentMetric) -> dict[tuple[str, ...], float]:
-    return {s.labels: s.value for s in accounts.samples() if s.metric is metric}
+def _values(accounts: Accounts, metric: str) -> dict[tuple[str, ...], float]:
+    return {s.labels: s.value for s in accounts.samples() if s.metric == metric}
 
 
 def _observe(
@@ -184,15 +182,17 @@ def test_time_of_gpus_and_of_slices() -> None:
     shared = whole(user(0, "a"), user(0, "b"))
     _observe(accounts, 0.0, shared, {WHOLE: 0.5})
     _observe(accounts, 10.0, shared, {WHOLE: 0.5})
-    held = _values(accounts, agent_metrics.GPU_SECONDS_HELD)
+    held = _values(accounts, "nodeagent_gpu_seconds_held_total")
     assert held == {TEAM_A: 5.0, TEAM_B: 5.0}
-    assert _values(accounts, agent_metrics.GPU_SECONDS_USED) == {TEAM_A: 2.5, TEAM_B: 2.5}
+    assert _values(accounts, "nodeagent_gpu_seconds_used_total") == {TEAM_A: 2.5, TEAM_B: 2.5}
     parts = divided({3: [user(0, "c")]})
     _observe(accounts, 20.0, parts, {})
     _observe(accounts, 30.0, parts, {(GPU.uuid, 3): 1.0})
-    assert _values(accounts, agent_metrics.SLICE_SECONDS_HELD)["", "team", "c", "", ""] == 10.0
-    assert _values(accounts, agent_metrics.SLICE_SECONDS_USED)["", "team", "c", "", ""] == 10.0
-    assert _values(accounts, agent_metrics.GPU_SECONDS_HELD)["", "team", "c", "", ""] == 10.0 / 8
+    assert _values(accounts, "nodeagent_slice_seconds_held_total")["", "team", "c", "", ""] == 10.0
+    assert _values(accounts, "nodeagent_slice_seconds_used_total")["", "team", "c", "", ""] == 10.0
+    assert (
+        _values(accounts, "nodeagent_gpu_seconds_held_total")["", "team", "c", "", ""] == 10.0 / 8
+    )
 
 
 def test_idle_counts_from_the_first_look_that_found_nothing_done() -> None:
@@ -206,9 +206,9 @@ def test_idle_counts_from_the_first_look_that_found_nothing_done() -> None:
         (40.0, 0.0, 10.0),
     ):
         _observe(accounts, now, node, {part: active})
-        assert _values(accounts, agent_metrics.HELD_IDLE) == {series: expected}
+        assert _values(accounts, "nodeagent_held_idle_seconds") == {series: expected}
     _observe(accounts, 50.0, node, {})
-    assert _values(accounts, agent_metrics.HELD_IDLE) == {}
+    assert _values(accounts, "nodeagent_held_idle_seconds") == {}
 
 
 def test_activity_is_gpms_where_it_is_there() -> None:
@@ -223,23 +223,23 @@ def test_time_that_stands_jumps_or_is_unknown_does_not_count() -> None:
         accounts, node = Accounts(longest_gap=60), whole(user(0, "a"))
         for now, expected in ((100.0, 0.0), (later, 0.0), (later + 1, 1.0)):
             _observe(accounts, now, node, {})
-            assert _values(accounts, agent_metrics.GPU_SECONDS_HELD) == {TEAM_A: expected}
+            assert _values(accounts, "nodeagent_gpu_seconds_held_total") == {TEAM_A: expected}
 
 
 def test_a_hold_that_ended_has_its_last_interval() -> None:
     accounts = Accounts(longest_gap=60)
     for now, pod in ((0.0, "a"), (5.0, "b"), (7.0, "b")):
         _observe(accounts, now, whole(user(0, pod)), {WHOLE: 1.7})
-    assert _values(accounts, agent_metrics.GPU_SECONDS_HELD) == {TEAM_A: 5.0, TEAM_B: 2.0}
+    assert _values(accounts, "nodeagent_gpu_seconds_held_total") == {TEAM_A: 5.0, TEAM_B: 2.0}
     # Whatever a counter says, used is at most held.
-    assert _values(accounts, agent_metrics.GPU_SECONDS_USED) == {TEAM_A: 0.0, TEAM_B: 2.0}
+    assert _values(accounts, "nodeagent_gpu_seconds_used_total") == {TEAM_A: 0.0, TEAM_B: 2.0}
 
 
 def test_who_let_go_is_forgotten_after_a_while() -> None:
     accounts = Accounts(longest_gap=60, keep=30.0)
     for now, users, kept in ((0.0, [user(0, "a")], 1), (10.0, [], 1), (30.0, [], 1), (31.0, [], 0)):
         _observe(accounts, now, whole(*users), {})
-        assert len(_values(accounts, agent_metrics.GPU_SECONDS_HELD)) == kept
+        assert len(_values(accounts, "nodeagent_gpu_seconds_held_total")) == kept
 
 
 def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
@@ -250,7 +250,7 @@ def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
     }
     accounts, node = Accounts(longest_gap=60), whole(*map(user, owners))
     accounts.observe(0.0, node, uses(node, {}, owners.get), {})
-    assert _values(accounts, agent_metrics.GPU_SECONDS_HELD).keys() == {
+    assert _values(accounts, "nodeagent_gpu_seconds_held_total").keys() == {
         ("0123456789ab", "", "", "", ""),
         ("", "", "", "train.service", ""),
         ("", "", "", "", "1000"),

@@ -94,7 +94,7 @@ async def test_a_list_that_fails_leaves_the_others() -> None:
 
 
 def test_the_cost_is_of_this_process() -> None:
-    cost = {sample.metric.name: sample.value for sample in process_samples()}
+    cost = {sample.metric: sample.value for sample in process_samples()}
     memory = cost["process_resident_memory_bytes"]
     assert 10 << 20 < memory < cost["process_virtual_memory_bytes"]
     assert 0 < cost["process_open_fds"] < cost["process_max_fds"]
