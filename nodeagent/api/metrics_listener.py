@@ -110,14 +110,15 @@ class MetricsListener:
         """One check for all files, so that a reload forgets no password that was right."""
         if not config.users:
             return None
+        users = {name: hashed.encode() for name, hashed in config.users.items()}
         if self._check is None:
             try:
-                self._check = await asyncio.to_thread(PasswordCheck, config.users, self.limits)
+                self._check = await asyncio.to_thread(PasswordCheck, users, self.limits)
             except ImportError as error:
                 raise NodeagentError(
                     f"passwords cannot be checked: {error}", remedy="install the package bcrypt"
                 ) from None
-        self._check.users = config.users
+        self._check.users = users
         return self._check
 
     def _app(self, config: WebConfig, check: PasswordCheck | None) -> web.Application:
@@ -128,7 +129,7 @@ class MetricsListener:
         app = web.Application(middlewares=middlewares, client_max_size=1024)
 
         async def set_more(_: web.Request, response: web.StreamResponse) -> None:
-            response.headers.update(config.headers)
+            response.headers.update(config.http.headers if config.http else {})
 
         app.on_response_prepare.append(set_headers)
         app.on_response_prepare.append(set_more)
