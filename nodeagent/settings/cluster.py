@@ -43,11 +43,6 @@ class KubernetesSettings(Group):
         "app=nvidia-device-plugin-daemonset",
         "app.kubernetes.io/name=nvidia-device-plugin",
     )
-    plugin_configs: Annotated[
-        FilePath | None,
-        "Folder with the device plugin's configurations, one file for each name: what "
-        "the node should offer to pods is known exactly then.",
-    ] = None
     cordon: Annotated[bool, "Whether the node is cordoned while its devices change."] = False
     taints: Annotated[
         bool,

@@ -9,7 +9,6 @@ from pathlib import Path
 import yaml
 
 from nodeagent.api.web_config import read_web_config
-from nodeagent.cluster.drain import device_plugin
 from nodeagent.cluster.plan_sources.nos import requested_devices
 from nodeagent.documents.reading import read_document
 from nodeagent.documents.xids import read_xid_table
@@ -174,13 +173,6 @@ def parsers() -> tuple[Parser, ...]:
             (Refused,),
             tuple(b"30s 1h [::1]:9470 8Gi true 7 mixed 'a b' /etc/plan.yaml auto".split()),
             (b"9" * (128 << 10), b"'" * (128 << 10), b"a " * (64 << 10)),
-        ),
-        Parser(
-            "device plugin",
-            lambda text, _: device_plugin.read_configuration(text),
-            (DocumentError,),
-            both_ways(_PLUGIN),
-            _LARGE,
         ),
         Parser(
             "nos' configuration",

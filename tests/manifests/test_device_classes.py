@@ -17,7 +17,7 @@ from nodeagent.claims.offering.pool_offer import OfferContext, pool_offer
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.claims.serving.configuration import read_configuration
-from nodeagent.cluster.drain.device_plugin import resource_of
+from nodeagent.cluster.drain.allocatable import resource_of
 from nodeagent.plan.desired import SharedBy
 from nodeagent.settings import load_settings
 from nodeagent.simulation.boards import board_names, load_board

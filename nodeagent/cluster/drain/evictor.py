@@ -15,7 +15,6 @@ from typing import NoReturn
 
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.drain.changes import cordoning
-from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
 from nodeagent.cluster.drain.node import DrainedNode, api_problem
 from nodeagent.cluster.drain.restore import Restore
@@ -29,20 +28,15 @@ from nodeagent.structs import replace
 
 
 class Evictor:
-    """Evicts what the last observation asks for while `run` runs.
-
-    Not while another manager objects, nor for a plan that would be refused afterwards.
-    """
+    """Evicts what the last observation asks for while `run` runs. Not beside another manager."""
 
     def __init__(
         self,
         node: DrainedNode,
-        plugin: DevicePlugin,
         restore: Restore,
         policy: Policy,
     ) -> None:
         self._node = node
-        self._plugin = plugin
         self._restore = restore
         self._policy = policy
         self._goal: tuple[PlanEvaluation, NodePlan] | None = None
@@ -121,10 +115,7 @@ class Evictor:
             }
             wanted = [pod for pod in found.wanted if self._is_blocking(pod, here)]
             if wanted and asyncio.get_running_loop().time() >= self._next_attempt:
-                objections = self._node.objections() or await self._plugin.objections(
-                    configuration_of(evaluation)
-                )
-                if objections:
+                if objections := self._node.objections():
                     self._report(objections, cordon=False)
                     return self._backoff.next()
                 await self._evict({pod: found.wanted[pod] for pod in wanted}, here)

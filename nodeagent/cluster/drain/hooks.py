@@ -16,7 +16,6 @@ import structlog
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import leaving_pods, preparations
-from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
 from nodeagent.cluster.drain.evictor import Evictor
 from nodeagent.cluster.drain.finished_pods import FinishedPods
 from nodeagent.cluster.drain.node import DrainedNode, DrainIntervals, api_problem
@@ -63,10 +62,9 @@ class ClusterHooks(ChangeHooks):
     ) -> None:
         check_settings(settings)
         self._node = DrainedNode(access, node, settings, source, intervals, wake, report)
-        self._plugin = DevicePlugin(settings.plugin_configs)
-        self._restore = Restore(self._node, self._plugin)
+        self._restore = Restore(self._node)
         self._preparation = Preparation(self._node, self._restore)
-        self._evictor = Evictor(self._node, self._plugin, self._restore, policy)
+        self._evictor = Evictor(self._node, self._restore, policy)
         self.finished_pods = FinishedPods(self._node)
         self.restored = self._restore.restored
         self._desired: DesiredNode | None = None  # of the last round
@@ -76,8 +74,7 @@ class ClusterHooks(ChangeHooks):
     async def objections(
         self, evaluation: PlanEvaluation, todo: NodePlan, observed: ObservedNode
     ) -> tuple[Problem, ...]:
-        """Other managers of this node's GPUs, and a configuration of the device plugin that the
-        plan asks for and that cannot be used.
+        """Other managers of this node's GPUs.
 
         While the plan needs nothing, another manager is reported once and objects to nothing.
         """
@@ -86,10 +83,7 @@ class ClusterHooks(ChangeHooks):
             return ()
         needs_work = plan.verdict is not Verdict.IN_SYNC
         await self._node.find_others(working=bool(todo.gpus), unfinished=needs_work)
-        found = self._node.objections() if needs_work else ()
-        if not found and todo.changes_devices:
-            found = await self._plugin.objections(configuration_of(evaluation))
-        return found
+        return self._node.objections() if needs_work else ()
 
     async def prepare(self, todo: NodePlan) -> tuple[Problem, ...]:
         """Notify the cluster's other GPU clients, as the settings say, and wait for them to go."""
@@ -131,8 +125,6 @@ class ClusterHooks(ChangeHooks):
     def observe(self, view: NodeView | None) -> None:
         """The Node is like this now; None: the cluster has none."""
         self._node.view = view
-        if view is not None:
-            self._plugin.observe(view.labels)
         if self._node.refusing and not self._node.objections():
             self._node.wake("no other manager seems to split the GPUs any more")
         self._restore.observe(view)

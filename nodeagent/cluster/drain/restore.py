@@ -7,7 +7,7 @@ view shows that nothing is left to do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
@@ -17,13 +17,11 @@ from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.allocatable import AwaitedAllocatable
 from nodeagent.cluster.drain.changes import (
-    PLUGIN_CONFIG,
     NodeChange,
     restorations,
     restoring,
     uncordoning,
 )
-from nodeagent.cluster.drain.device_plugin import DevicePlugin, configuration_of
 from nodeagent.cluster.drain.node import DrainedNode, api_problem
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.pacing import Backoff
@@ -47,9 +45,8 @@ class Restore:
     so, paused labels while another manager may have paused them.
     """
 
-    def __init__(self, node: DrainedNode, plugin: DevicePlugin) -> None:
+    def __init__(self, node: DrainedNode) -> None:
         self._node = node
-        self._plugin = plugin
         self.restored: Signal[None] = Signal(None)
         here = f"--field-selector spec.nodeName={node.name}"
         labels = node.plugin_pods or (_PLUGIN_LABELS,)
@@ -63,7 +60,6 @@ class Restore:
         self._node_changed = False  # since it was restored; its last view may not show it
         self._devices_changed = False  # perhaps, and what the node offers with them
         self._configured = False  # the plugin's configuration was set since the last round
-        self._expected: Mapping[str, int] | None = None  # to be awaited once all is undone
         self._failure: tuple[Problem, ...] = ()
         self._lock = asyncio.Lock()
         self._due = asyncio.Event()
@@ -88,7 +84,7 @@ class Restore:
         """Put nothing back from now on, until `end_round`."""
         self._working = True
         if changes_devices:
-            self._devices_changed, self._expected = True, None
+            self._devices_changed = True
             self._allocatable.forget()
 
     @asynccontextmanager
@@ -105,7 +101,7 @@ class Restore:
         self._due.set()
 
     def observe(self, view: NodeView | None) -> None:
-        self._allocatable.observe(view.allocatable if view is not None else None)
+        self._allocatable.observe(view)
         self._due.set()
 
     def hold_cordon(self, needed: bool) -> None:
@@ -139,7 +135,7 @@ class Restore:
     async def shut_down(self, *, within: float) -> None:
         """Put back at once what can be in so many seconds; nothing is awaited any more."""
         self._working = self._devices_changed = self.holds_cordon = False
-        self._last_round = self._expected = None
+        self._last_round = None
         self._allocatable.forget()
         try:
             async with asyncio.timeout(within):
@@ -153,7 +149,6 @@ class Restore:
             if self._working:
                 return
             before = self._last_round
-            await self._find_expected()
             if self._node_changed or not self._is_restored():
                 await self._restore()
                 self._node_changed = False
@@ -181,7 +176,7 @@ class Restore:
                 for change in self._changes(view):
                     await self._delete(change.delete, deleted)
                     view = await self._node.patch(view, change)
-                if not self._await_expected() and (uncordon := self._uncordoning(view)):
+                if not self._await_offer() and (uncordon := self._uncordoning(view)):
                     await self._node.patch(view, uncordon)
             except faults.WriteConflict:
                 continue
@@ -191,7 +186,7 @@ class Restore:
     def _is_restored(self) -> bool:
         """Whether the Node, as it was seen last, needs nothing done by now."""
         view = self._node.known
-        return not self._changes(view) and (self._await_expected() or not self._uncordoning(view))
+        return not self._changes(view) and (self._await_offer() or not self._uncordoning(view))
 
     def _changes(self, node: NodeView) -> tuple[NodeChange, ...]:
         return restorations(
@@ -230,29 +225,19 @@ class Restore:
             return None
         evaluation, _ = self._last_round
         is_done = evaluation.plan is not None and evaluation.plan.verdict is Verdict.IN_SYNC
-        return configuration_of(evaluation) if is_done else None
+        document = evaluation.document
+        return document.device_plugin_config if is_done and document else None
 
     # --- what the node offers ---------------------------------------------------------------------
 
-    async def _find_expected(self) -> None:
-        """Find out what the node should offer, if that may be something else than before."""
-        if self._last_round is None:
-            return
-        labels, due = self._node.known.labels, self._configuration_due()
-        if not self._devices_changed and (due is None or labels.get(PLUGIN_CONFIG) == due):
-            return
-        self._devices_changed = False
-        gpus = self._last_round[1].gpus
-        expected = await self._plugin.expected(gpus, labels, wanted=due)
-        if not self._devices_changed:  # no work began meanwhile
-            self._expected = expected
-
-    def _await_expected(self) -> bool:
-        """Begin to wait for what is expected, if that is new; return whether it is awaited now."""
-        if self._expected is not None:
-            expected, self._expected = self._expected, None
-            self._allocatable.begin(expected)
-        return self._allocatable.expected is not None
+    def _await_offer(self) -> bool:
+        """Begin to wait for what the node should offer, if that may be something else than before;
+        return whether it is awaited now.
+        """
+        if self._devices_changed and self._last_round is not None and not self._working:
+            self._devices_changed = False
+            self._allocatable.begin(self._last_round[1].gpus)
+        return self._allocatable.is_awaited
 
     def _allocatable_changed(self, reason: str) -> None:
         for problem in self._allocatable.problems:

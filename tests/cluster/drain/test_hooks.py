@@ -187,7 +187,7 @@ async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path
         server.add_pod("plugin", namespace="gpu", node=NODE, labels=PLUGIN)
         it.around.after_round(*judged([AFTER]))
         offer(server, **{"mig-3g.40gb": "2"})
-        await until(lambda: "the node offers what it should" in it.woken)
+        await until(lambda: "the node offers what it should, as far as that is known" in it.woken)
         assert [r for r in asked(server) if r.startswith("DELETE")] == deletions
 
 
@@ -227,7 +227,7 @@ async def test_a_change_without_clients_to_notify_asks_for_the_pods_alone(
         before = len(asked(server))
         assert await it.round() == ()
         offer(server, **{"mig-3g.40gb": "2"})
-        await until(lambda: "the node offers what it should" in it.woken)
+        await until(lambda: "the node offers what it should, as far as that is known" in it.woken)
         assert asked(server)[before:] == ["GET /api/v1/pods"]
 
 
