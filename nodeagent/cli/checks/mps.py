@@ -101,13 +101,8 @@ def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Pre
             "the plan has user: any, but this driver's MPS has no multi-user server",
             "write a user, or install driver 555 or newer",
         )
-    can = {True: "yes", False: "no", None: "not known"}
-    abilities = (
-        f"multi-user server: {can[found.multi_user]}, "
-        f"static partitioning: {can[found.static_partitioning]}, "
-        f"protocol v3: {can[found.protocol_v3]}"
-    )
-    return ok(check, f"{found.version or 'unknown version'}; {abilities}")
+    can = {True: "yes", False: "no", None: "not known"}[found.multi_user]
+    return ok(check, f"{found.version or 'unknown version'}; multi-user server: {can}")
 
 
 # --- the machine ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from nodeagent.files.open_directory import DIRECTORY_FLAGS, make_open_directory
 from nodeagent.mps.commands import ControlCommand
@@ -91,22 +91,20 @@ def _kill_daemons(pipe_directory: str) -> None:
 # In this order: the first one came with 555, the second, which newer drivers' documents prefer,
 # after it.
 MULTI_USER_FLAGS = ("-multiuser-server", "-M")
+_PLAIN = "plain"  # the trial without a flag
 _PAUSE = 0.01  # seconds between two looks for a socket
 _DYING = 0.2  # seconds for a process to end whose end was noticed otherwise
-_COMPLAINT = re.compile("unknown|usage|cannot|invalid", re.IGNORECASE)
 _VERSION = re.compile(r"\bversion:?\s+(\d[\w.]*)", re.IGNORECASE)
 
 
 class Probe(Struct, frozen=True):
     """What was found. `version` is what the control program calls itself, "" where it says
     nothing (before 580). `multi_user_flag` asks for a server of all users in the form that is
-    understood, "" where none is. None: they could not be read, and `problems` may say why.
+    understood, "" where none is, None where that is not known; `problems` may say why.
     """
 
     version: str
     multi_user_flag: str | None
-    static_partitioning: bool | None
-    protocol_v3: bool | None
     problems: tuple[Problem, ...]
 
     @property
@@ -140,20 +138,6 @@ def _made(folder: Path, opened: ExitStack) -> BinaryIO:
     return opened.enter_context((folder / "said").open("wb"))
 
 
-class _Trial(Struct, frozen=True):
-    """What came of one start: whether it went on, what it said, and the reply to the question."""
-
-    accepted: bool | None  # None: nothing came of it in time
-    said: str
-    reply: tuple[str, ...] = ()
-
-    @property
-    def understood(self) -> bool | None:
-        if not self.accepted:
-            return self.accepted
-        return not any(_COMPLAINT.match(line) for line in self.reply)
-
-
 class _Trials(Struct, frozen=True):
     """Starts of daemons in `folder`."""
 
@@ -162,54 +146,51 @@ class _Trials(Struct, frozen=True):
     deadline: float
 
     async def all(self) -> Probe:
-        longest = len(os.fsencode(self.folder)) + len(f"/plain/pipe/{LONGEST_SOCKET}")
+        longest = len(os.fsencode(self.folder)) + len(f"/{_PLAIN}/pipe/{LONGEST_SOCKET}")
         if longest > MAX_SOCKET_PATH:
             return _nothing(Problem.of(Code.MPS, "longPath", folder=self.folder, remedy=SHORTER))
         try:
-            plain = await self._try("plain")
+            accepted, said = await self._try(_PLAIN)
         except OSError as error:
             program = self.programs.control[0]
             return _nothing(Problem.of(Code.MPS, "noProgram", program=program, why=error.strerror))
-        if not plain.accepted:
-            why = plain.said.strip().splitlines()[-1:] or ["it said nothing"]
-            if plain.accepted is None:
+        if not accepted:
+            why = said.strip().splitlines()[-1:] or ["it said nothing"]
+            if accepted is None:
                 why = [f"it did not answer within {self.deadline:g} s"]
             return _nothing(Problem.of(Code.MPS, "noDaemon", why=why[0][:200]))
-        async with asyncio.TaskGroup() as group:  # a cancellation waits until each has ended
-            trials = [
-                group.create_task(self._flag("first", MULTI_USER_FLAGS[0])),
-                group.create_task(self._flag("second", MULTI_USER_FLAGS[1])),
-                group.create_task(self._flag("static", "-S", question="lspart")),
-                group.create_task(self._flag("newer", "-p", "3", words=("server", "list"))),
-            ]
-        first, second, static, newer = (trial.result() for trial in trials)
-        found = _VERSION.search(plain.said)
-        if found is None:
-            with suppress(OSError):
-                found = _VERSION.search(await self._output_of("-v"))
-        return Probe(
-            version=found[1] if found else "",
-            multi_user_flag=_multi_user_flag(first, second),
-            static_partitioning=static.understood,
-            protocol_v3=newer.understood,
-            problems=self._problems(first, second, static, newer),
-        )
-
-    def _problems(self, *trials: _Trial) -> tuple[Problem, ...]:
         problems: tuple[Problem, ...] = ()
         if shutil.which(SERVER, path=self.programs.path) is None:
-            problems += (
-                Problem.of(Code.MPS, "noServer", server=SERVER, folders=self.programs.path),
-            )
-        if any(trial.accepted is None for trial in trials):
-            problems += (Problem.of(Code.MPS, "notProbed", seconds=f"{self.deadline:g}"),)
-        return problems
+            folders = self.programs.path
+            problems += (Problem.of(Code.MPS, "noServer", server=SERVER, folders=folders),)
+        flag = None
+        if os.geteuid() == 0:  # whatever the program is, it refuses everybody but root
+            flag = await self._multi_user_flag()
+            if flag is None:
+                problems += (Problem.of(Code.MPS, "notProbed", seconds=f"{self.deadline:g}"),)
+        found = _VERSION.search(said)
+        if found is None:
+            with suppress(OSError):
+                found = _VERSION.search(await self._version_words())
+        return Probe(found[1] if found else "", flag, problems)
 
-    async def _try(
-        self, name: str, *flags: str, question: str = "get_server_list", words: tuple[str, ...] = ()
-    ) -> _Trial:
-        """Start a daemon with these flags and ask it: by `words` on the command line, else the
-        `question`. Raises OSError when the program cannot be run.
+    async def _multi_user_flag(self) -> str | None:
+        """Find the first form that is understood. A start that fails for want of a process or a
+        descriptor says nothing of it, as a plain one went well before.
+        """
+        is_known = True
+        for number, flag in enumerate(MULTI_USER_FLAGS):
+            accepted: bool | None = None
+            with suppress(OSError):
+                accepted, _ = await self._try(str(number), flag)
+            if accepted:
+                return flag
+            is_known &= accepted is not None
+        return "" if is_known else None
+
+    async def _try(self, name: str, *flags: str) -> tuple[bool | None, str]:
+        """Start a daemon with these flags: whether it serves (None: nothing came of it in time),
+        and what it said. Raises OSError when the program cannot be run.
         """
         folder = self.folder / name
         with ExitStack() as opened:
@@ -225,11 +206,9 @@ class _Trials(Struct, frozen=True):
                 cwd="/",
                 start_new_session=True,
             )
-        reply: tuple[str, ...] | None = None
         try:
             async with asyncio.timeout(self.deadline):
-                reply = await self._ask(folder, process, question, words)
-            accepted: bool | None = reply is not None
+                accepted: bool | None = await self._answers(folder, process)
         except (TimeoutError, ControlError):
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _DYING)
@@ -238,48 +217,29 @@ class _Trials(Struct, frozen=True):
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-        text = await asyncio.to_thread((folder / "said").read_text, errors="replace")
-        return _Trial(accepted, text, reply or ())
+        return accepted, await asyncio.to_thread((folder / "said").read_text, errors="replace")
 
-    async def _flag(self, name: str, *flags: str, **asked: Any) -> _Trial:
-        """Try flags by `_try`, after a plain start that went well: a start that fails for want of a
-        process or a descriptor says nothing of the flags.
-        """
-        try:
-            return await self._try(name, *flags, **asked)
-        except OSError:
-            return _Trial(None, "")
-
-    async def _ask(
-        self,
-        folder: Path,
-        process: asyncio.subprocess.Process,
-        question: str,
-        words: tuple[str, ...],
-    ) -> tuple[str, ...] | None:
-        """The reply; None when the daemon ended before."""
+    async def _answers(self, folder: Path, process: asyncio.subprocess.Process) -> bool:
+        """Wait for an answer; False when the daemon ended before."""
         while not await asyncio.to_thread((folder / "pipe" / "control").exists):
             if process.returncode is not None:
-                return None
+                return False
             await asyncio.sleep(_PAUSE)
-        if words:
-            said = await self._output_of(*words, folder=folder)
-            return tuple(said.splitlines()) if process.returncode is None else None
         client = ControlClient(
             self.programs,
             pipe_directory=str(folder / "pipe"),
             log_directory=str(folder / "log"),
             deadline=self.deadline,
         )
-        [reply] = await client.converse((ControlCommand(question, tuple),))
-        return tuple(reply)
+        await client.converse((ControlCommand("get_server_list", tuple),))
+        return True
 
-    async def _output_of(self, *words: str, folder: Path | None = None) -> str:
-        """What the program prints for these words, on either stream, within the deadline."""
-        command = [*self.programs.control, *words]
+    async def _version_words(self) -> str:
+        """What the program prints for -v, on either stream, within the deadline."""
         try:
             async with asyncio.timeout(self.deadline):
-                said = await run_program(command, self._environment(folder or self.folder))
+                environment = self._environment(self.folder)
+                said = await run_program([*self.programs.control, "-v"], environment)
         except TimeoutError:
             return ""
         return said.stdout + said.stderr
@@ -288,15 +248,5 @@ class _Trials(Struct, frozen=True):
         return self.programs.environment(str(folder / "pipe"), str(folder / "log"))
 
 
-def _multi_user_flag(*trials: _Trial) -> str | None:
-    """The first that is understood, of trials of each."""
-    if os.geteuid() != 0:
-        return None  # whatever the program is, it refuses everybody but root
-    for trial, flag in zip(trials, MULTI_USER_FLAGS, strict=True):
-        if trial.accepted:
-            return flag
-    return None if any(trial.accepted is None for trial in trials) else ""
-
-
 def _nothing(problem: Problem) -> Probe:
-    return Probe("", None, None, None, (problem,))
+    return Probe("", None, (problem,))
