@@ -11,7 +11,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.kubelet.device_users import FinishedAmong, Recorded
+    from nodeagent.cluster.kubelet.device_users import Recorded
     from nodeagent.gpu.topology import Topology
     from nodeagent.gpu.users import UsageSource
     from nodeagent.settings import Settings
@@ -24,7 +24,6 @@ def make_driver(
     original: OriginalSettings | None = None,
     topology: Topology | None = None,
     time_slices: bool = False,
-    finished: FinishedAmong | None = None,
     recorded: Recorded | None = None,
 ) -> Driver:
     """Make the driver, an async context manager: one a process, since its calls may hang for good.
@@ -40,7 +39,7 @@ def make_driver(
     return Driver(
         observe_deadline=settings.driver.observe_deadline,
         step_deadline=settings.driver.step_deadline,
-        sources=tuple(_sources(settings, finished, recorded, simulated=simulated)),
+        sources=tuple(_sources(settings, recorded, simulated=simulated)),
         nvidia_smi=settings.nvidia_smi if simulated_smi is None else simulated_smi,
         proc_root=None if simulated else Path("/proc"),
         topology=topology,
@@ -51,11 +50,7 @@ def make_driver(
 
 
 def _sources(
-    settings: Settings,
-    finished: FinishedAmong | None,
-    recorded: Recorded | None,
-    *,
-    simulated: bool,
+    settings: Settings, recorded: Recorded | None, *, simulated: bool
 ) -> Iterator[UsageSource]:
     if not simulated:
         from nodeagent.gpu.capability_files import CapabilityUsers, UsageProbe
@@ -67,11 +62,7 @@ def _sources(
 
     in_cluster = is_in_cluster(settings.kubernetes)
     kubelet = kubelet_users(
-        settings.kubelet,
-        in_cluster=in_cluster,
-        simulated=simulated,
-        finished=finished,
-        recorded=recorded,
+        settings.kubelet, in_cluster=in_cluster, simulated=simulated, recorded=recorded
     )
     if kubelet:
         yield kubelet

@@ -89,7 +89,6 @@ class Agent:
             simulated_smi=simulation.nvidia_smi if simulation else None,
             original=original,
             topology=Topology(),
-            finished=self._cluster.hooks.finished_pods.among if self._cluster else None,
             recorded=self._recorded,
         )
         follows_log = simulation is None or "kernel_log" in settings.health.given

@@ -35,7 +35,7 @@ REQUESTS: dict[str, tuple[str, Callable[[], Request]]] = {
     "create_event": (BASE, lambda: requests.create_event({"metadata": {"namespace": "default"}})),
     "patch_event": (BASE, lambda: requests.patch_event("x", {})),
     "list_pods": (BASE, lambda: requests.list_pods("gpu-0")),
-    "get_pod": (BASE, lambda: requests.get_pod("team-a", "x")),
+    "get_pod": (DRA, lambda: requests.get_pod("team-a", "x")),
     "get_config_map": (NOS, lambda: requests.get_config_map(*NOS_MAP)),
     "evict_pod": (EVICTIONS, lambda: requests.evict_pod("team-a", "x", uid="1")),
     "apply_claim_devices": (DRA, lambda: requests.apply_claim_devices("team-a", "x", {})),

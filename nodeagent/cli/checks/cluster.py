@@ -160,8 +160,6 @@ def _needed(settings: KubernetesSettings, *, claims: bool) -> Iterator[tuple[Rig
     yield Right("watch", "nodes"), "changes of the Node are seen late", _RIGHTS
     for verb in ("create", "patch"):
         yield Right(verb, "events", "default"), "Events about the Node are not published", _RIGHTS
-    finished = "devices of pods that have ended may count as in use"
-    yield Right("get", "pods"), finished, _RIGHTS
     if settings.clients == "deletePods":
         goes_on = "the device plugin goes on offering devices that are gone"
         component = (
@@ -173,6 +171,8 @@ def _needed(settings: KubernetesSettings, *, claims: bool) -> Iterator[tuple[Rig
             slices = Right(verb, "resourceslices", group=DRA_GROUP)
             yield slices, "claims are not offered what there is", _DRA
         yield Right("get", "resourceclaims", group=DRA_GROUP), "no claim is prepared", _DRA
+        unseen = "claims are not refused for what a container cannot use together"
+        yield Right("get", "pods"), unseen, _DRA
         status = Right("patch", "resourceclaims/status", group=DRA_GROUP)
         yield status, "claims do not show what became of their devices", _DRA
     with suppress(UsageError):  # reported by `_unused`

@@ -68,13 +68,9 @@ def _to_evict(plan: NodePlan, desired: DesiredNode) -> Iterator[tuple[Gpu, Desir
         wanted = desired.gpus.get(gpu_plan.before.key)
         if wanted is None or wanted.when_in_use is not WhenInUse.EVICT:
             continue
-        if is_in_use(gpu_plan):
+        in_use = any(problem.code is Code.IN_USE for problem in gpu_plan.problems)
+        if in_use and gpu_plan.verdict is Verdict.BLOCKED:
             yield gpu_plan.before, wanted
-
-
-def is_in_use(gpu: GpuPlan) -> bool:
-    """Whether its plan is blocked by its users."""
-    return gpu.verdict is Verdict.BLOCKED and any(p.code is Code.IN_USE for p in gpu.problems)
 
 
 def _for_gpu(

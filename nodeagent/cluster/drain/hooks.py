@@ -17,7 +17,6 @@ from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import leaving_pods, preparations
 from nodeagent.cluster.drain.evictor import Evictor
-from nodeagent.cluster.drain.finished_pods import FinishedPods
 from nodeagent.cluster.drain.node import DrainedNode, DrainIntervals, api_problem
 from nodeagent.cluster.drain.owners import OtherManager
 from nodeagent.cluster.drain.pods import Pod, PodSelector
@@ -44,8 +43,7 @@ class ClusterHooks(ChangeHooks):
 
     `source` is the agent's plan source. `wake` requests another round of the loop, with the reason;
     `report` adds to the event log. `restored` publishes that all that was done around a change
-    is put back. `finished_pods` is for the reader of the kubelet. Raises UsageError for
-    wrong settings.
+    is put back. Raises UsageError for wrong settings.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class ClusterHooks(ChangeHooks):
         self._restore = Restore(self._node)
         self._preparation = Preparation(self._node, self._restore)
         self._evictor = Evictor(self._node, self._restore, policy)
-        self.finished_pods = FinishedPods(self._node)
         self.restored = self._restore.restored
         self._desired: DesiredNode | None = None  # of the last round
 
@@ -102,7 +99,6 @@ class ClusterHooks(ChangeHooks):
             self._evictor.forget()
         else:
             self._evictor.observe(evaluation, looked_at, postponed)
-        self.finished_pods.observe(evaluation)
         self._restore.end_round(evaluation, observed)
 
     @property
@@ -144,7 +140,6 @@ class ClusterHooks(ChangeHooks):
             async with asyncio.TaskGroup() as parts:
                 parts.create_task(self._restore.run(), name="put back around a change")
                 parts.create_task(self._evictor.run(), name="evict pods")
-                parts.create_task(self.finished_pods.run(), name="look for finished pods")
         finally:
             self._preparation.forget()
 

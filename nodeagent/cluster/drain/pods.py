@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from msgspec.json import Decoder
 
@@ -20,19 +20,17 @@ _DYNAMIC_MIG: Final = re.compile(r"(?:^|,)\s*DynamicMIG=true\s*(?:,|$)", re.IGNO
 class Pod:
     """A pod on this node.
 
-    `ended`: it is finished, and no container is reported as running. `terminating`: its deletion
-    was requested. `controller` is the kind of its controlling owner ("DaemonSet"), "" without one.
-    `mirror`: the kubelet runs it from a file, and the API server cannot remove it. `selects` are
-    the node labels that its nodeSelector and its required node affinity name. `dynamic_mig`: a
-    container's variable switches on the feature gate DynamicMIG. `uid` distinguishes it from a
-    later pod of the same name.
+    `terminating`: its deletion was requested. `controller` is the kind of its controlling owner
+    ("DaemonSet"), "" without one. `mirror`: the kubelet runs it from a file, and the API server
+    cannot remove it. `selects` are the node labels that its nodeSelector and its required node
+    affinity name. `dynamic_mig`: a container's variable switches on the feature gate DynamicMIG.
+    `uid` distinguishes it from a later pod of the same name.
     """
 
     namespace: str
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     phase: str = "Running"
-    ended: bool = False
     terminating: bool = False
     controller: str = ""
     mirror: bool = False
@@ -135,15 +133,8 @@ class _Spec(Struct, rename="camel", frozen=True):
     ephemeral_containers: list[_Container] | None = None
 
 
-class _ContainerStatus(Struct):
-    state: dict[str, Any] | None = None
-
-
-class _Status(Struct, rename="camel", frozen=True):
+class _Status(Struct, frozen=True):
     phase: str = ""
-    init_container_statuses: list[_ContainerStatus] | None = None
-    container_statuses: list[_ContainerStatus] | None = None
-    ephemeral_container_statuses: list[_ContainerStatus] | None = None
 
 
 @read_in_threads
@@ -167,23 +158,12 @@ def read_pod(text: bytes) -> Pod:
         uid=metadata.uid,
         labels=metadata.labels or {},
         phase=pod.status.phase,
-        ended=_has_ended(pod.status),
         terminating=metadata.deletion_timestamp is not None,
         controller=next(owners, ""),
         mirror=_MIRROR in (metadata.annotations or {}),
         selects=frozenset(_selected(pod.spec)),
         dynamic_mig=any(map(_DYNAMIC_MIG.search, _feature_gates(pod.spec))),
     )
-
-
-def _has_ended(status: _Status) -> bool:
-    containers = (
-        *(status.init_container_statuses or ()),
-        *(status.container_statuses or ()),
-        *(status.ephemeral_container_statuses or ()),
-    )
-    is_running = any("running" in (one.state or {}) for one in containers)
-    return status.phase in ("Succeeded", "Failed") and not is_running
 
 
 def _selected(spec: _Spec) -> Iterator[str]:

@@ -21,7 +21,6 @@ from nodeagent.cluster.kubelet.allocations import (
     ByUuid,
     DeviceId,
     Holding,
-    PodName,
 )
 from nodeagent.cluster.kubelet.processes import ProcessPod, ProcessPods
 from nodeagent.errors import NodeagentError
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 _BUSY_PAUSE = 0.05  # seconds; the kubelet serves 100 calls a second, to all that ask it
 
 Owners = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod
-FinishedAmong = Callable[[Collection[PodName], float], Awaitable[Collection[PodName]]]
-"""Gives those of the pods that are known to have ended, within so many seconds. Raises nothing."""
 Recorded = Callable[[], Collection[tuple[str, str]]]
 """Gives the agent's own claims (namespace, name) whose devices are known from their records."""
 
@@ -49,7 +46,6 @@ def kubelet_users(
     *,
     in_cluster: bool,
     simulated: bool,
-    finished: FinishedAmong | None = None,
     recorded: Recorded | None = None,
 ) -> KubeletUsage | None:
     """Make the kubelet a source of users; None where the settings say not to ask it.
@@ -64,7 +60,6 @@ def kubelet_users(
         deadline=settings.deadline,
         optional=settings.use == "auto" and not in_cluster,
         processes=None if simulated else ProcessPods(),
-        finished=finished,
         recorded=recorded,
     )
 
@@ -72,7 +67,7 @@ def kubelet_users(
 class KubeletUsage(UsageSource):
     """The kubelet as a source of users; belongs to one event loop.
 
-    `deadline` in seconds, for the kubelet and for `finished` each. `optional`: on a node without
+    `deadline` in seconds. `optional`: on a node without
     the socket's folder nothing is allocated. `processes` finds the pod of a process. Claims that
     `recorded` knows are left out: their devices are protected by their records.
     """
@@ -86,11 +81,9 @@ class KubeletUsage(UsageSource):
         deadline: float,
         optional: bool = False,
         processes: ProcessPods | None = None,
-        finished: FinishedAmong | None = None,
         recorded: Recorded | None = None,
     ) -> None:
         super().__init__()
-        self._finished = finished
         self._recorded = recorded
         self._socket = socket
         self._deadline = deadline
@@ -127,25 +120,19 @@ class KubeletUsage(UsageSource):
         try:
             if self._optional and not await asyncio.to_thread(self._socket.parent.is_dir):
                 return Allocations()
-            allocations = self._unrecorded(await self._allocations())
-            pods = {one.pod for one in allocations}
-            # In this order. Had the API server been asked first, a pod that had finished by then
-            # could be replaced by another of its name before the kubelet is asked, and the
-            # devices of the new one would count as free.
-            gone = await self._finished(pods, self._deadline) if self._finished else ()
-            return Allocations(tuple(one for one in allocations if one.pod not in gone))
+            return Allocations(self._unrecorded(await self._allocations()))
         except NodeagentError as error:
             return UnknownUsers(error.message)
         except OSError as error:
             return UnknownUsers(f"{self._socket.parent} cannot be read: {error.strerror}")
 
-    def _unrecorded(self, found: Sequence[Holding]) -> Sequence[Holding]:
+    def _unrecorded(self, found: Sequence[Holding]) -> tuple[Holding, ...]:
         known = self._recorded() if self._recorded else ()
-        return [
+        return tuple(
             one
             for one in found
             if not (isinstance(one.device, ByClaim) and one.device.claim in known)
-        ]
+        )
 
     async def _allocations(self) -> tuple[Holding, ...]:
         if self._client is None:  # gRPC is imported only where there is a kubelet

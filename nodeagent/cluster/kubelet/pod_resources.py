@@ -95,8 +95,7 @@ class PodResourcesClient:
     async def allocations(self) -> tuple[Holding, ...]:
         """What containers hold. Also those of a checkpoint, after a restart of the kubelet.
 
-        Kubelets before 1.34 also list pods that have succeeded or failed, whose devices may
-        already belong to another pod, and the answer does not say which they are.
+        Kubelets before 1.34 also list pods that have succeeded or failed: these hold theirs.
         """
         return await asyncio.to_thread(holdings_in, await self._list())
 

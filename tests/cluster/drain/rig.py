@@ -60,14 +60,13 @@ def judged(
     return PlanEvaluation(plan(desired, observed), document, desired), observed
 
 
-def used(gpu: Gpu, *pods: str, kubelet: bool = False) -> Gpu:
-    """The GPU with its instances used by these pods of the namespace team in turn, as processes or
-    as the kubelet says; "" is a process of no pod, and "-" stands for no use.
+def used(gpu: Gpu, *pods: str) -> Gpu:
+    """The GPU with its instances used by processes of these pods of the namespace team in turn; ""
+    is a process of no pod, and "-" stands for no use.
     """
     usages = {}
     for number, (instance, pod) in enumerate(zip(gpu.instances, pods, strict=False)):
-        pid, source = (0, "kubelet") if kubelet else (100 + number, "process")
-        user = User(pid, "python", source, namespace="team" if pod else "", pod=pod)
+        user = User(100 + number, "python", namespace="team" if pod else "", pod=pod)
         usages[instance.id] = Usage() if pod == "-" else Usage((user,))
     return gpu.with_mig_devices(
         lambda instance, device: replace(device, usage=usages.get(instance.id, Usage()))

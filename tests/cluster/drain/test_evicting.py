@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.drain.finished_pods import ended_pods
-from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import WhenInUse
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
-from tests.cluster.client.rig import kubeconfig, until
+from tests.cluster.client.rig import until
 from tests.cluster.drain.rig import (
     AFTER,
     EMPTY,
@@ -46,8 +43,8 @@ async def server() -> AsyncIterator[ApiServer]:
         yield api
 
 
-def held(*pods: str, kubelet: bool = False) -> Gpu:
-    return used(with_instances(EMPTY, [("2g.20gb", 0), ("2g.20gb", 4)]), *pods, kubelet=kubelet)
+def held(*pods: str) -> Gpu:
+    return used(with_instances(EMPTY, [("2g.20gb", 0), ("2g.20gb", 4)]), *pods)
 
 
 def settle(it: Agent, gpu: Gpu) -> None:
@@ -195,60 +192,6 @@ async def test_a_pod_that_comes_before_its_eviction(server: ApiServer, tmp_path:
         server.add_pod("a", namespace="team", node=NODE)
         await until(lambda: GONE in it.woken)
         assert evicted(server) == []
-
-
-async def test_pods_that_the_kubelet_alone_lists(server: ApiServer, tmp_path: Path) -> None:
-    a, b = PodName("team", "a"), PodName("team", "b")
-    server.patch_pod("a", {"status": {"phase": "Succeeded"}}, namespace="team")
-    async with agent(server, tmp_path) as it:
-        pods = it.around.finished_pods
-        before = len(asked(server))
-        assert await pods.among({a, b}, 2.0) == frozenset()
-        assert asked(server)[before:] == [], "no pod is suspected"
-        it.around.after_round(*judged([held("a", "b", kubelet=True)]))
-        await until(lambda: it.woken)
-        assert await pods.among({b}, 2.0) == frozenset()
-        it.around.after_round(*judged([held("a", "b", kubelet=True)]))
-        await until(lambda: len(it.woken) == 2)
-        before = len(asked(server))
-        assert await pods.among({a, b}, 2.0) == {a}
-        assert await pods.among({a, b}, 2.0) == {a}
-        assert asked(server)[before:] == ["GET /api/v1/namespaces/team/pods/a"] * 2
-        server.pods.gone("a", "team")
-        server.add_pod("a", namespace="team", node=NODE)
-        assert await pods.among({a, b}, 2.0) == frozenset(), "it is a new one"
-        before = len(asked(server))
-        assert await pods.among({a, b}, 2.0) == frozenset()
-        settle(it, AFTER)
-        await asyncio.sleep(0.15)
-        assert asked(server)[before:] == []
-
-
-async def test_a_suspicion_that_comes_meanwhile_is_kept(server: ApiServer, tmp_path: Path) -> None:
-    """The answer about one pod says nothing of another that was found to have ended since."""
-    a, b = PodName("team", "a"), PodName("team", "b")
-    server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="team")
-    async with agent(server, tmp_path) as it:
-        pods = it.around.finished_pods
-        it.around.after_round(*judged([held("a", "b", kubelet=True)]))
-        await until(lambda: it.woken)
-        server.faults.next(1, Slow(1.0), path="*/pods/a")
-        asking = asyncio.create_task(pods.among({a, b}, 60.0))
-        await asyncio.sleep(0.01)
-        server.patch_pod("b", {"status": {"phase": "Failed"}}, namespace="team")
-        it.around.after_round(*judged([held("a", "b", kubelet=True)]))
-        await until(lambda: len(it.woken) == 2)
-        assert await asking == {a}
-        assert await pods.among({a, b}, 60.0) == {a, b}
-
-
-async def test_who_has_ended_is_asked_of_the_newest(server: ApiServer, tmp_path: Path) -> None:
-    a, b, c = (PodName("team", name) for name in "abc")
-    server.patch_pod("a", {"status": {"phase": "Failed"}}, namespace="team")
-    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        assert await ended_pods(access, [a, b, c], within=2.0) == {a}
-        server.faults.next(1, Answer(500), path="*/pods/a")
-        assert await ended_pods(access, [a, b], within=2.0) == frozenset()
 
 
 async def test_a_long_goodbye_costs_few_requests(server: ApiServer, tmp_path: Path) -> None:

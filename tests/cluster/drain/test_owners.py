@@ -55,7 +55,6 @@ def test_a_whole_pod() -> None:
         "b",
         {"app": "x"},
         phase="Failed",
-        ended=True,
         terminating=True,
         controller="DaemonSet",
         mirror=True,
@@ -95,19 +94,6 @@ def test_what_is_no_pod() -> None:
     for pod in cases:
         with pytest.raises(ValueError, match=r"Expected|missing"):
             pod_of(pod)
-
-
-def test_when_a_pod_is_over() -> None:
-    cases: list[tuple[dict[str, Any], bool]] = [
-        ({"phase": "Succeeded"}, True),
-        ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {}}}]}, True),
-        ({"phase": "Failed", "containerStatuses": [{"state": {"running": {}}}]}, False),
-        ({"phase": "Failed", "initContainerStatuses": [{"state": {"running": {}}}]}, False),
-        ({"phase": "Running"}, False),
-        ({"phase": "Unknown"}, False),
-    ]
-    for status, over in cases:
-        assert pod_of({**LEAST, "status": status}).ended == over
 
 
 # --- selectors ------------------------------------------------------------------------------------

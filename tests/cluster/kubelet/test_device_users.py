@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -263,37 +263,6 @@ async def test_pods_that_end_while_the_kubelet_starts(kubelet: Kubelet, tmp_path
     cgroup = tmp_path / "proc/12/cgroup"
     cgroup.write_text(cgroup.read_text().rstrip() + " (deleted)\n")
     assert await usage.ask() == Allocations()
-
-
-# --- pods that have finished ----------------------------------------------------------------------
-
-
-async def test_a_finished_pod_that_is_still_listed_is_not_in_the_way(
-    node: SimulatedNode, kubelet: Kubelet
-) -> None:
-    """Its devices are free while the API server says so, which is asked after the kubelet."""
-    asked: list[set[PodName]] = []
-    gone: set[PodName] = set()
-
-    async def finished(pods: Collection[PodName], within: float) -> set[PodName]:
-        assert within == 30
-        assert kubelet.calls
-        asked.append(set(pods))
-        return gone
-
-    usage = KubeletUsage(kubelet.socket, deadline=30, finished=finished)
-    async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
-        gpu = await laid_out(driver, 0, at0="3g.40gb")
-        kubelet.allocate("trainer", [device_of(gpu)])
-        kubelet.allocate("worker", ["nvidia1"])
-        assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
-        assert asked[-1] == {TRAINER, PodName("default", "worker")}
-        gone.add(TRAINER)
-        assert users_of(await driver.observe_gpu(gpu.uuid)) == ()
-        left = await usage.ask()
-        assert isinstance(left, Allocations)
-        assert [one.pod.name for one in left.holdings] == ["worker"]
-        await driver.apply(destroy(gpu, gpu.instances[0]))
 
 
 async def test_claims_with_a_record_are_no_users(
