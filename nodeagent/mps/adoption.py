@@ -42,12 +42,20 @@ from nodeagent.mps.processes import (
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.observed import DeviceDaemon
-from nodeagent.plan.shares import ALL_THREADS, Account, Share, Sharing, WantedMps
+from nodeagent.plan.shares import (
+    ALL_THREADS,
+    MAX_DEVICES,
+    Account,
+    Share,
+    Sharing,
+    WantedMps,
+)
 from nodeagent.plan.users import Usage
-from nodeagent.processes import command_of, groups_of
+from nodeagent.processes import command_of, environment_of, groups_of
 from nodeagent.structs import replace
 
 SHARE = "unrecorded"  # the name of the one share that such a daemon is taken to have
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 _MULTI_USER = frozenset({"-multiuser-server", "-M", "-m", "--multiuser"})
 
 
@@ -65,12 +73,13 @@ async def unrecorded(
         return None
     pipes = DaemonSockets(left.pipe_directory).directory
     control = control_client(pipe_directory=pipes, log_directory=left.log_directory)
+    devices = await asyncio.to_thread(_devices, process, device)
     try:
-        seen = await ask_everything(control, status=False)
+        seen = await ask_everything(control, devices=max(len(devices), 1), status=False)
     except NodeagentError:  # its supervisor meets the same error and acts on it
         seen = None
     account = await asyncio.to_thread(_account, process)
-    wanted = WantedMps(Sharing((_share(seen),), "report"), account)
+    wanted = WantedMps(Sharing((_share(seen),), "report"), account, devices=devices)
     return Record(device, wanted, runs=wanted, process=process, unrecorded=True)
 
 
@@ -123,10 +132,18 @@ def _account(process: MpsProcess) -> Account:
     return Account(process.uid, gid, tuple(group for group in others if group != gid))
 
 
+def _devices(process: MpsProcess, primary: str) -> tuple[str, ...]:
+    """The GPUs of a daemon for several."""
+    found = environment_of(process.pid, _DEVICES)
+    names = found.get(_DEVICES, "").split(",") if isinstance(found, Mapping) else []
+    return tuple(names[:MAX_DEVICES]) if names[0:1] == [primary] and len(names) > 1 else ()
+
+
 def _share(seen: Seen | None) -> Share:
     memory = threads = None
-    if seen is not None and isinstance(seen.memory_limit, MemoryLimit):
-        memory = max(seen.memory_limit.mebibytes, 1)
+    limits = [one for one in seen.memory_limits if isinstance(one, MemoryLimit)] if seen else []
+    if seen is not None and len(limits) == len(seen.memory_limits):
+        memory = max(1, *(limit.mebibytes for limit in limits))
     if seen is not None and isinstance(seen.threads, float) and seen.threads < ALL_THREADS:
         threads = seen.threads
     return Share(SHARE, None, memory, threads)
@@ -176,7 +193,8 @@ async def survey(run_dir: Path, *, programs: Programs) -> Mapping[str, DeviceDae
             else read
         )
         if record is not None:
-            found[record.device] = await _surveyed(run_dir, record, control_client)
+            daemon = await _surveyed(run_dir, record, control_client)
+            found |= dict.fromkeys(record.wanted.devices_on(record.device), daemon)
     return found
 
 
@@ -200,7 +218,7 @@ async def _surveyed(
     if not fault:
         control = control_client(pipe_directory=sockets.directory, log_directory=runs.log_directory)
         try:
-            seen = await ask_everything(control)
+            seen = await ask_everything(control, devices=len(wanted.devices))
         except NodeagentError as error:
             fault = error.message
     if seen is None:

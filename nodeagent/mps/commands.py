@@ -18,10 +18,9 @@ from typing import Generic, TypeVar
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.shares import check_memory, check_number, check_percentage
-from nodeagent.plan.shares import percentage_text
+from nodeagent.plan.shares import MAX_DEVICES, percentage_text
 from nodeagent.structs import Struct
 
-DEVICE = 0  # a daemon has one device, so its ordinal is this
 MAX_PID = 2**22  # the kernel's own limit
 _THREADS, _MEMORY = "active_thread_percentage", "device_pinned_mem_limit"
 _KIBIBYTES = {"K": 1, "M": 1024, "G": 1024**2}
@@ -181,15 +180,22 @@ def get_threads(server: int | None = None) -> ControlCommand[float | None]:
     return ControlCommand(_limit("get", _THREADS, server), partial(_percentage, server=server))
 
 
-def set_memory_limit(mebibytes: int, server: int | None = None) -> ControlCommand[None]:
-    """The MiB for each later client of a server (None: of later servers); no reply."""
+def set_memory_limit(
+    mebibytes: int, server: int | None = None, *, ordinal: int = 0
+) -> ControlCommand[None]:
+    """The MiB on one of the daemon's devices for each later client of a server (None: of later
+    servers); no reply.
+    """
     check_memory(mebibytes)
-    return ControlCommand(f"{_limit('set', _MEMORY, server)} {DEVICE} {mebibytes}M", _nothing)
+    line = f"{_limit('set', _MEMORY, server)} {_ordinal(ordinal)} {mebibytes}M"
+    return ControlCommand(line, _nothing)
 
 
-def get_memory_limit(server: int | None = None) -> ControlCommand[MemoryLimit | None]:
+def get_memory_limit(
+    server: int | None = None, *, ordinal: int = 0
+) -> ControlCommand[MemoryLimit | None]:
     """The limit as for `set_memory_limit`; None: no limit, or the server is busy."""
-    return ControlCommand(f"{_limit('get', _MEMORY, server)} {DEVICE}", _memory_limit)
+    return ControlCommand(f"{_limit('get', _MEMORY, server)} {_ordinal(ordinal)}", _memory_limit)
 
 
 def _limit(verb: str, what: str, server: int | None) -> str:
@@ -211,6 +217,11 @@ def quit_daemon(seconds: int | None) -> ControlCommand[None]:
     if seconds is None:
         return ControlCommand("quit", _anything, ends=True)
     return ControlCommand(f"quit -t {seconds}", _anything, ends=True)
+
+
+def _ordinal(ordinal: int) -> int:
+    check_number("ordinal", ordinal, 0, MAX_DEVICES - 1)
+    return ordinal
 
 
 def _pid(pid: int) -> int:

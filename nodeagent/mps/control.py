@@ -13,7 +13,7 @@ asked before and after: only between two such answers are its clients known.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from random import SystemRandom
@@ -203,15 +203,19 @@ def _read_or_error(command: ControlCommand[Any], reply: Sequence[str]) -> Any:
         return error
 
 
+PrintedLimit = commands.MemoryLimit | UnexpectedReply | None
+
+
 class SeenServer(Struct, frozen=True):
     """A server as its daemon reports it. `status` None: not given (535 has no such command, a busy
     server gives none). `clients` None: not known, as it is busy; then its limits are not either.
+    `memory_limits` by ordinal.
     """
 
     pid: int
     status: ServerStatus | None
     clients: tuple[int, ...] | None
-    memory_limit: commands.MemoryLimit | UnexpectedReply | None
+    memory_limits: tuple[PrintedLimit, ...]
     threads: float | UnexpectedReply | None
 
 
@@ -219,7 +223,7 @@ class Seen(Struct, frozen=True):
     """What a daemon answered. `reports_status`: it has a command for the status of servers."""
 
     servers: tuple[SeenServer, ...]
-    memory_limit: commands.MemoryLimit | UnexpectedReply | None
+    memory_limits: tuple[PrintedLimit, ...]
     threads: float | UnexpectedReply | None
     reports_status: bool = True
 
@@ -247,55 +251,59 @@ class Seen(Struct, frozen=True):
 
 
 async def ask_everything(
-    control: ControlClient, servers: Collection[int] = (), *, status: bool = True
+    control: ControlClient, servers: Collection[int] = (), *, devices: int = 1, status: bool = True
 ) -> Seen:
     """One conversation, and another if there are other servers than the caller knew.
 
-    `status`: whether to ask for the status of servers. Raises ControlError, and UnexpectedReply if
-    not even the list of servers could be read.
+    `devices`: of how many the limits are asked. `status`: whether to ask for the status of servers.
+    Raises ControlError, and UnexpectedReply if not even the list of servers could be read.
     """
-    defaults = commands.get_server_list(), commands.get_memory_limit(), commands.get_threads()
-    listed, memory, threads, *answers = await control.ask_each(
-        *defaults, *_questions(servers, status=status)
+
+    def about(server: int) -> list[ControlCommand[Any]]:
+        questions: list[ControlCommand[Any]] = [
+            commands.get_threads(server),
+            commands.get_client_list(server),
+            *(commands.get_memory_limit(server, ordinal=one) for one in range(devices)),
+            commands.get_threads(server),
+        ]
+        return [*questions, commands.get_server_status(server)] if status else questions
+
+    listed, threads, *answers = await control.ask_each(
+        commands.get_server_list(),
+        commands.get_threads(),
+        *(commands.get_memory_limit(ordinal=one) for one in range(devices)),
+        *(question for server in servers for question in about(server)),
     )
+    memory, answers = answers[:devices], answers[devices:]
     if isinstance(listed, UnexpectedReply):
         raise listed
     new = [server for server in listed if server not in servers]
     if new:
-        answers += await control.ask_each(*_questions(new, status=status))
-    width = 5 if status else 4
+        answers += await control.ask_each(*(one for server in new for one in about(server)))
+    width = 3 + devices + status
     parts = [answers[start : start + width] for start in range(0, len(answers), width)]
     found = dict(zip((*servers, *new), parts, strict=True))
-    seen = [_server(pid, found[pid]) for pid in listed]
+    seen = [_server(pid, found[pid], devices) for pid in listed]
     return Seen(
         tuple(server for server in seen if server is not None),
-        memory,
+        tuple(memory),
         threads,
         reports_status=status and not any(isinstance(a, commands.UnknownCommand) for a in answers),
     )
 
 
-def _questions(servers: Iterable[int], *, status: bool) -> Iterator[ControlCommand[Any]]:
-    for server in servers:
-        yield commands.get_threads(server)
-        yield commands.get_client_list(server)
-        yield commands.get_memory_limit(server)
-        yield commands.get_threads(server)
-        if status:
-            yield commands.get_server_status(server)
-
-
-def _server(pid: int, answers: Sequence[Any]) -> SeenServer | None:
+def _server(pid: int, answers: Sequence[Any], devices: int) -> SeenServer | None:
     """A server, by all that the daemon answers about it; None if it went meanwhile."""
     if any(isinstance(answer, commands.UnknownServer) for answer in answers):
         return None
-    before, clients, memory, after, *status = answers
+    before, clients, *memory = answers[: 2 + devices]
+    after, *status = answers[2 + devices :]
     is_known = isinstance(before, float) and isinstance(after, float)
     return SeenServer(
         pid,
         next((s for s in status if isinstance(s, ServerStatus)), None),
         clients if is_known and isinstance(clients, tuple) else None,
-        memory if is_known else None,
+        tuple(memory) if is_known else (None,) * devices,
         after if is_known else None,
     )
 
@@ -312,8 +320,9 @@ async def set_limits(control: ControlClient, spec: DaemonSpec) -> None:
 
 def _limits(spec: DaemonSpec, server: int | None) -> Iterator[ControlCommand[Any]]:
     yield commands.set_threads(spec.limits.threads, server)
-    if spec.limits.memory is not None:
-        yield commands.set_memory_limit(spec.limits.memory, server)
+    for ordinal, limit in enumerate(spec.limits.memory):
+        if limit is not None:
+            yield commands.set_memory_limit(limit, server, ordinal=ordinal)
 
 
 def differences(seen: Seen, spec: DaemonSpec) -> tuple[str, ...]:
@@ -328,14 +337,16 @@ def differences(seen: Seen, spec: DaemonSpec) -> tuple[str, ...]:
 
 
 def _differences(whose: str, seen: Seen | SeenServer, spec: DaemonSpec) -> Iterator[str]:
-    memory, threads, wanted = seen.memory_limit, seen.threads, spec.limits
-    if isinstance(memory, UnexpectedReply):
-        yield f"{whose}memory limit not known ({memory.message})"
-    elif wanted.memory is None:
-        if memory is not None:
-            yield f"{whose}memory limit is {memory}, wanted none"
-    elif memory is None or not memory.agrees_with(wanted.memory):
-        yield f"{whose}memory limit is {memory or 'not set'}, wanted {wanted.memory}M"
+    threads, wanted = seen.threads, spec.limits
+    for ordinal, (memory, limit) in enumerate(zip(seen.memory_limits, wanted.memory, strict=True)):
+        what = f"{whose}memory limit" + (f" of device {ordinal}" if ordinal else "")
+        if isinstance(memory, UnexpectedReply):
+            yield f"{what} not known ({memory.message})"
+        elif limit is None:
+            if memory is not None:
+                yield f"{what} is {memory}, wanted none"
+        elif memory is None or not memory.agrees_with(limit):
+            yield f"{what} is {memory or 'not set'}, wanted {limit}M"
     if isinstance(threads, UnexpectedReply):
         yield f"{whose}thread percentage not known ({threads.message})"
     elif threads is None or not commands.threads_agree(threads, wanted.threads):

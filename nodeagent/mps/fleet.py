@@ -34,6 +34,7 @@ class Fleet:
     def __init__(self, context: MpsContext) -> None:
         self._context = context
         self._supervisors: dict[str, Supervisor] = {}
+        self._coming: dict[str, tuple[str, ...]] = {}  # devices of daemons that are being started
         self._cordoned: Mapping[str, str] = {}  # devices that admit no new clients, and why
         # A lock lives while it is held or waited for: each new MIG device has a new UUID.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -129,7 +130,7 @@ class Fleet:
 
     def _supervisor(self, record: Record) -> Supervisor:
         supervisor = Supervisor(self._context, record)
-        supervisor.cordon(self._cordoned.get(record.device, ""))
+        self._update_cordon(supervisor)
         self._supervisors[record.device] = supervisor
         return supervisor
 
@@ -138,23 +139,39 @@ class Fleet:
     async def start(self, device: str, wanted: WantedMps) -> None:
         """Make the device's daemon as `wanted`, and wait until it is Ready. Raises NotReady when it
         is late or has failed, while the fleet goes on trying; NodeagentError when a start cannot
-        even be tried.
+        even be tried, as where another daemon serves one of its devices.
         """
         async with self._lock_for_plan(device):
-            supervisor = self._supervisors.get(device) or await self._new(device, wanted)
-            before = supervisor.wanted
-            supervisor.want(wanted)
+            self._insist_on_free(device, wanted.devices_on(device))
+            self._coming[device] = wanted.devices_on(device)
+            try:
+                supervisor = self._supervisors.get(device) or await self._new(device, wanted)
+                before = supervisor.wanted
+                supervisor.want(wanted)
+            finally:
+                del self._coming[device]
             await requests.wait_until_ready(supervisor)
             if supervisor.wanted != before:
                 self._context.changed()  # its clients are judged again, even with the same limits
 
+    def _insist_on_free(self, device: str, devices: Collection[str]) -> None:
+        served = self._coming | {s.device: s.devices for s in self._supervisors.values()}
+        for other, theirs in served.items():
+            if other != device and (shared := set(devices).intersection(theirs)):
+                raise NodeagentError(
+                    f"{min(shared)} is served by the MPS daemon of {other}",
+                    remedy=f"wait until that has no client, or `nodeagent mps drain {other}`",
+                )
+
     async def stop(self, device: str) -> None:
-        """End the device's daemon, remove its files. Raises StillInUse and changes nothing when it
-        has clients or may have; NodeagentError when it does not end.
+        """End the daemon that serves the device, remove its files. Raises StillInUse and changes
+        nothing when it has clients or may have; NodeagentError when it does not end.
         """
-        async with self._lock_for_plan(device):
-            supervisor = self._supervisors.get(device)
-            if supervisor is not None:
+        serving = self._serving(device)
+        name = serving.device if serving else device
+        async with self._lock_for_plan(name):
+            supervisor = self._supervisors.get(name)
+            if supervisor is not None and device in supervisor.devices:
                 await requests.stop(supervisor)
                 await self._forget(supervisor)
 
@@ -166,14 +183,14 @@ class Fleet:
         given up, and their pids are returned, or StillInUse is raised where they are not known.
         Raises NodeagentError where a process could not be ended, and UnknownDevice.
         """
-        async with self._lock(device):
+        async with self._lock(self._known(device).device):
             return await requests.drain(self._known(device), seconds=seconds, force=force)
 
     async def restart(self, device: str, *, force: bool = False) -> None:
         """Restart the daemon, also one that failed or was drained. Raises StillInUse when it has
         clients, which are ended with `force`; NotReady, and UnknownDevice.
         """
-        async with self._lock(device):
+        async with self._lock(self._known(device).device):
             await requests.restart(self._known(device), force=force)
 
     def cordon(self, devices: Mapping[str, str]) -> None:
@@ -182,8 +199,12 @@ class Fleet:
         too.
         """
         self._cordoned = dict(devices)
-        for device, supervisor in self._supervisors.items():
-            supervisor.cordon(self._cordoned.get(device, ""))
+        for supervisor in self._supervisors.values():
+            self._update_cordon(supervisor)
+
+    def _update_cordon(self, supervisor: Supervisor) -> None:
+        reasons = (self._cordoned.get(device, "") for device in supervisor.devices)
+        supervisor.cordon(next(filter(None, reasons), ""))
 
     def retry(self) -> None:
         """Try again what was given up, and start what was drained."""
@@ -193,7 +214,7 @@ class Fleet:
 
     async def keep_only(self, devices: Collection[str]) -> None:
         """End and forget the daemons of all other devices, which do not exist any more."""
-        gone = [s for device, s in self._supervisors.items() if device not in devices]
+        gone = [s for s in self._supervisors.values() if not set(devices) & set(s.devices)]
         await asyncio.gather(*(self._end(supervisor) for supervisor in gone))
 
     async def _end(self, supervisor: Supervisor) -> None:
@@ -221,8 +242,14 @@ class Fleet:
         await supervisor.aclose()
         self._context.changed()
 
+    def _serving(self, device: str) -> Supervisor | None:
+        """Of the daemon that serves the device, perhaps beside others."""
+        if device in self._supervisors:
+            return self._supervisors[device]
+        return next((s for s in self._supervisors.values() if device in s.devices), None)
+
     def _known(self, device: str) -> Supervisor:
-        supervisor = self._supervisors.get(device)
+        supervisor = self._serving(device)
         if supervisor is None:
             known = ", ".join(sorted(self._supervisors)) or "there is none at all"
             raise UnknownDevice(f"{device} has no MPS daemon", remedy=f"daemons: {known}")
@@ -282,7 +309,7 @@ class Fleet:
         )
 
     def daemon_of(self, device: str) -> DeviceDaemon | None:
-        supervisor = self._supervisors.get(device)
+        supervisor = self._serving(device)
         return None if supervisor is None else requests.device_daemon(supervisor)
 
 

@@ -251,7 +251,9 @@ class DaemonMonitor:
     async def _ask(self, state: model.State) -> None:
         hidden = self._sockets.hidden
         known = [server.pid for server in self.seen.servers] if self.seen else []
-        seen = await ask_everything(self._control, known, status=self._reports_status)
+        seen = await ask_everything(
+            self._control, known, devices=len(state.spec.devices), status=self._reports_status
+        )
         wrong = (*differences(seen, state.spec), *self._context.check(state.spec))
         await self._seal()
         if await self._is_replaced():

@@ -24,22 +24,28 @@ MAX_LIMIT = 2**24 - 1  # MiB; 16 TiB, far above any device and far below any ove
 
 
 class Limits(Struct, frozen=True):
-    """The limits of memory in MiB (None: unlimited) and of threads in percent."""
+    """The limits of memory in MiB by ordinal (None: unlimited) and of threads in percent."""
 
-    memory: int | None
+    memory: tuple[int | None, ...]
     threads: float
 
 
 class DaemonSpec(Struct, frozen=True):
     """What the control daemon of a device (a UUID) has to be, and where its sockets are.
 
-    With `private_shm` it has the device's own /dev/shm.
+    With `private_shm` it has the device's own /dev/shm. One that serves several GPUs is kept as
+    that of the first.
     """
 
     device: str
     wanted: WantedMps
     pipe_directory: str
     private_shm: bool = False
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All that it serves, in the order of their ordinals."""
+        return self.wanted.devices_on(self.device)
 
     @property
     def account(self) -> Account:
@@ -73,7 +79,8 @@ class DaemonSpec(Struct, frozen=True):
         """The daemon's defaults. A client's own environment can only lower them, so they are the
         ceiling over all shares.
         """
-        return Limits(self.wanted.sharing.memory_ceiling, self.wanted.sharing.thread_ceiling)
+        sharing = self.wanted.sharing
+        return Limits(tuple(map(sharing.memory_ceiling, self.devices)), sharing.thread_ceiling)
 
     def needs_restart_for(self, wanted: DaemonSpec) -> bool:
         """Whether a daemon like this one cannot become `wanted` while it runs."""
@@ -84,21 +91,32 @@ class DaemonSpec(Struct, frozen=True):
 def client_environment(spec: DaemonSpec, slot: Slot) -> dict[str, str]:
     """What the client in this slot must have in its environment, pipe directory as on the node.
 
-    Only forms that no driver misreads: whole MiB of ordinal 0, which the daemon's one device is
-    to each client. The device is made visible by its UUID, since an index would be counted once
-    more among those that the daemon has. NVIDIA_VISIBLE_DEVICES is left out: it asks a container
-    runtime for the GPU itself, and would undo the `void` where GPUs are given by other means.
+    Only forms that no driver misreads: whole MiB by ordinal, as the daemon counts its devices.
+    Devices are made visible by UUID, since an index would be counted once more among those that
+    the daemon has. Whether CUDA counts those of a client that has only some of them for itself is
+    not documented: each ordinal gets the least of what it may mean. NVIDIA_VISIBLE_DEVICES is left
+    out: it asks a container runtime for the GPU itself, and would undo the `void` where GPUs are
+    given by other means.
 
     Raises ValueError for limits that a driver would take for others, or for none.
     """
+    own = [device for device, _ in slot.share.by_device]
+    visible = [device for device in spec.devices if not own or device in own]
     environment = {
         "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,
-        "CUDA_VISIBLE_DEVICES": spec.device,
+        "CUDA_VISIBLE_DEVICES": ",".join(visible),
         SLOT_VARIABLE: f"{spec.device}/{slot.name}",
     }
-    if slot.share.memory is not None:
-        check_memory(slot.share.memory)
-        environment[MEMORY_VARIABLE] = f"0={slot.share.memory}M"
+    limits = []
+    for ordinal, device in enumerate(spec.devices):
+        meant = {device, *visible[ordinal : ordinal + 1]} & {*visible} or {device}
+        found = [slot.share.memory_on(one) for one in meant]
+        known = [limit for limit in found if limit is not None]
+        if known:
+            check_memory(min(known))
+            limits.append(f"{ordinal}={min(known)}M")
+    if limits:
+        environment[MEMORY_VARIABLE] = ",".join(limits)
     if slot.share.threads is not None:
         check_percentage(slot.share.threads)
         environment[THREADS_VARIABLE] = percentage_text(slot.share.threads)

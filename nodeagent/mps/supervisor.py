@@ -85,6 +85,13 @@ class Supervisor:
         return self.monitor.seen if self.monitor else None
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """All that the daemon serves, or those that its process still does."""
+        runs = self.state.running if self.monitor else None
+        wanted = runs.wanted if runs else self.wanted
+        return wanted.devices_on(self.device) if wanted else (self.device,)
+
+    @property
     def _possible_orphans(self) -> tuple[MpsProcess, ...]:
         """The servers of the process, or of the last one, which its end may leave behind."""
         servers = self.monitor.events.servers if self.monitor else None

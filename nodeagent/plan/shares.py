@@ -15,6 +15,8 @@ from nodeagent.structs import Meta, Struct, field
 
 MIB = 1024**2
 ALL_THREADS = 100.0
+MAX_DEVICES = 32  # of one daemon; it takes limits for ordinals beyond, too, and has none there
+_LEAST = 1  # MiB on a device that a client is not given; a daemon has no way to express none
 MIN_THREADS = 0.1  # percent; the daemon reads back one decimal, below it everything is 0.0
 
 
@@ -41,7 +43,9 @@ class Share(Struct, frozen=True):
 
     `memory` is in whole MiB and `threads` in percent, at most two decimals; None: no limit of
     its own. `total`: the MiB that all its clients may have together, which MPS does not enforce;
-    None: no limit. `path` leads to its place in the plan.
+    None: no limit. `path` leads to its place in the plan. `by_device`: where its clients are given
+    some devices of the daemon, or different amounts, these (UUIDs), each with its MiB; they may
+    have as much together.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Share(Struct, frozen=True):
     threads: Annotated[float, Meta(gt=0, le=ALL_THREADS)] | None
     path: str = ""
     total: Annotated[int, Meta(ge=0)] | None = None
+    by_device: tuple[tuple[str, Annotated[int, Meta(ge=1)]], ...] = ()
 
     def __eq__(self, other: object) -> bool:
         """Compare without `path`: equal limits are equal wherever a plan has them."""
@@ -59,7 +64,15 @@ class Share(Struct, frozen=True):
         return hash(self._compared())
 
     def _compared(self) -> tuple[object, ...]:
-        return self.name, self.count, self.memory, self.threads, self.total
+        return self.name, self.count, self.memory, self.threads, self.total, self.by_device
+
+    def memory_on(self, device: str) -> int | None:
+        """The MiB that a client may have on this device (a UUID); None: no limit."""
+        return dict(self.by_device).get(device, _LEAST) if self.by_device else self.memory
+
+    def total_on(self, device: str) -> int | None:
+        """The MiB that all its clients may have together on this device; None: no limit."""
+        return self.memory_on(device) if self.by_device else self.total
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -84,10 +97,9 @@ class Sharing(Struct, frozen=True):
     def slots(self) -> tuple[Slot, ...]:
         return tuple(slot for share in self.shares for slot in share.slots)
 
-    @property
-    def memory_ceiling(self) -> int | None:
-        """The most MiB any client may have; None when some share has no limit."""
-        limits = [share.memory for share in self.shares]
+    def memory_ceiling(self, device: str) -> int | None:
+        """The most MiB any client may have on the device; None when some share has no limit."""
+        limits = [share.memory_on(device) for share in self.shares]
         known = [limit for limit in limits if limit is not None]
         return max(known) if len(known) == len(limits) else None
 
@@ -109,11 +121,16 @@ class Account(Struct, frozen=True):
 
 
 class WantedMps(Struct, frozen=True):
-    """What one device's control daemon has to be, whichever device that is."""
+    """What one device's control daemon has to be, whichever device that is.
+
+    `devices`: the GPUs (UUIDs) that it serves together, in the order of their ordinals; it is that
+    of the first, its primary. (): it has one device.
+    """
 
     sharing: Sharing
     account: Account
     path: str = ""
+    devices: tuple[str, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         """Compare without `path`, as a Share does."""
@@ -123,15 +140,20 @@ class WantedMps(Struct, frozen=True):
         return hash(self._compared())
 
     def _compared(self) -> tuple[object, ...]:
-        return self.sharing, self.account
+        return self.sharing, self.account, self.devices
+
+    def devices_on(self, device: str) -> tuple[str, ...]:
+        """All that it serves, as the daemon of `device`."""
+        return self.devices or (device,)
 
     def needs_restart_for(self, wanted: WantedMps) -> bool:
         """Whether a daemon like this one cannot become `wanted` while it runs.
 
         It cannot lose a memory limit: no command of the control daemon does that safely.
         """
-        freed = self.sharing.memory_ceiling is not None and wanted.sharing.memory_ceiling is None
-        return freed or self.account != wanted.account
+        has, shall = self.sharing.memory_ceiling, wanted.sharing.memory_ceiling
+        freed = any(has(d) is not None and shall(d) is None for d in self.devices_on(""))
+        return freed or (self.account, self.devices) != (wanted.account, wanted.devices)
 
 
 # --- as text --------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from nodeagent.mps.clients.assess import (
     OffenceKind,
     assess,
     limits_in_force,
+    own_limits,
     own_memory_limit,
     own_threads,
 )
@@ -338,7 +339,7 @@ def test_whatever_a_client_says(memory: str, threads: str) -> None:
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": memory,
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": threads,
     }
-    found = limits_in_force(environment, plan.sharing, GPU)
+    found = limits_in_force(own_limits(environment, GPU), plan.sharing, GPU)
     assert found.memory is not None
     assert 0 < found.memory <= 40960 * MIB
     assert 0 < found.threads <= 40.0
@@ -349,8 +350,12 @@ def test_the_tighter_holds() -> None:
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=80G",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5",
     }
-    assert limits_in_force(environment, wanted().sharing, GPU) == ClientLimits(40 * GIB, 5.0)
-    assert limits_in_force({}, wanted().sharing, GPU) == ClientLimits(40 * GIB, 40.0)
+    assert limits_in_force(own_limits(environment, GPU), wanted().sharing, GPU) == ClientLimits(
+        40 * GIB, 5.0
+    )
+    assert limits_in_force(own_limits({}, GPU), wanted().sharing, GPU) == ClientLimits(
+        40 * GIB, 40.0
+    )
     free = wanted(Share("a", 1, None, None)).sharing
-    assert limits_in_force(None, free, GPU) == ClientLimits(None, 100.0)
-    assert limits_in_force(environment, free, GPU) == ClientLimits(80 * GIB, 5.0)
+    assert limits_in_force(own_limits(None, GPU), free, GPU) == ClientLimits(None, 100.0)
+    assert limits_in_force(own_limits(environment, GPU), free, GPU) == ClientLimits(80 * GIB, 5.0)

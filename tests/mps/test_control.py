@@ -291,16 +291,19 @@ async def test_nothing_of_ours_reaches_the_program(
 
 
 SPEC = with_limits(daemon_spec("/p", "GPU-1"), 1500, 33.33)
-SERVER = SeenServer(50, ServerStatus.ACTIVE, (), MemoryLimit(1, "G"), 33.3)
-SEEN = Seen((SERVER,), MemoryLimit(1, "G"), 33.3)
+SERVER = SeenServer(50, ServerStatus.ACTIVE, (), (MemoryLimit(1, "G"),), 33.3)
+SEEN = Seen((SERVER,), (MemoryLimit(1, "G"),), 33.3)
 
 
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
         (SEEN, ()),
-        (replace(SEEN, memory_limit=None), ("memory limit is not set, wanted 1500M",)),
-        (replace(SEEN, memory_limit=MemoryLimit(2, "G")), ("memory limit is 2G, wanted 1500M",)),
+        (replace(SEEN, memory_limits=(None,)), ("memory limit is not set, wanted 1500M",)),
+        (
+            replace(SEEN, memory_limits=(MemoryLimit(2, "G"),)),
+            ("memory limit is 2G, wanted 1500M",),
+        ),
         (replace(SEEN, threads=100.0), ("thread percentage is 100.0, wanted 33.33",)),
         (
             replace(SEEN, servers=(replace(SERVER, threads=100.0),)),
@@ -308,20 +311,29 @@ SEEN = Seen((SERVER,), MemoryLimit(1, "G"), 33.3)
         ),
         (
             replace(
-                SEEN, servers=(replace(SERVER, clients=None, threads=None, memory_limit=None),)
+                SEEN, servers=(replace(SERVER, clients=None, threads=None, memory_limits=(None,)),)
             ),
             (),  # busy: it is asked again
         ),
-        (replace(SEEN, memory_limit=UnexpectedReply("what?")), ("memory limit not known (what?)",)),
+        (
+            replace(SEEN, memory_limits=(UnexpectedReply("what?"),)),
+            ("memory limit not known (what?)",),
+        ),
     ],
 )
 def test_differences(seen: Seen, words: tuple[str, ...]) -> None:
     assert differences(seen, SPEC) == words
 
 
+def test_differences_of_the_second_device() -> None:
+    both = replace(SPEC, wanted=replace(SPEC.wanted, devices=("GPU-1", "GPU-2")))
+    seen = Seen((), (MemoryLimit(1, "G"), MemoryLimit(5, "M")), 33.3)
+    assert differences(seen, both) == ("memory limit of device 1 is 5M, wanted 1500M",)
+
+
 def test_no_limit_wanted() -> None:
     free = with_limits(SPEC, None, 33.33)
-    assert differences(replace(SEEN, servers=(), memory_limit=None), free) == ()
+    assert differences(replace(SEEN, servers=(), memory_limits=(None,)), free) == ()
     assert differences(replace(SEEN, servers=()), free) == ("memory limit is 1G, wanted none",)
 
 

@@ -54,7 +54,7 @@ async def test_a_plan_that_changed_while_no_agent_was_there(rig: FleetRig) -> No
         assert (await ready(fleet)).pid == pid
         [daemon] = fleet.running()
         assert isinstance(daemon, RunningDaemon)
-        assert (daemon.spec.limits.memory, daemon.wanted) == (2048, wanted(2048))
+        assert (daemon.spec.limits.memory, daemon.wanted) == ((2048,), wanted(2048))
 
 
 async def test_sockets_that_were_hidden_come_back(rig: FleetRig) -> None:

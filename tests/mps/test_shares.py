@@ -69,7 +69,7 @@ def test_named_shares() -> None:
         MpsEntry(PATH, shares(kind("small", 4, 8 * GIB, 15.0), kind("large", 1, 40 * GIB, 40.0)))
     )
     assert [s.name for s in found.slots] == ["small-0", "small-1", "small-2", "small-3", "large-0"]
-    assert (found.memory_ceiling, found.thread_ceiling) == (40960, 40.0)
+    assert (found.memory_ceiling(GPU), found.thread_ceiling) == (40960, 40.0)
     assert [s.memory for s in found.shares] == [8192, 40960]
 
 
@@ -125,7 +125,7 @@ def test_sums_above_the_device() -> None:
     assert memory.path == threads.path == f"{PATH}.shares"
     assert "add up to 104Gi of memory (4 × 16Gi + 1 × 40Gi)" in memory.message
     assert "113.5% of the threads (4 × 20% + 1 × 33.5%)" in threads.message
-    assert sharing(replace(entry, oversubscribe=True)).memory_ceiling == 40960
+    assert sharing(replace(entry, oversubscribe=True)).memory_ceiling(GPU) == 40960
 
 
 def test_sums_are_exact() -> None:
@@ -166,6 +166,33 @@ def test_what_a_client_gets() -> None:
 
 
 @pytest.mark.parametrize(
+    ("by_device", "visible", "limits"),
+    [
+        ((), "GPU-a,GPU-b,GPU-c", "0=8192M,1=8192M,2=8192M"),
+        ((("GPU-a", 10),), "GPU-a", "0=10M,1=1M,2=1M"),
+        # Its ordinal 0 may be the daemon's or the client's own.
+        ((("GPU-c", 10),), "GPU-c", "0=10M,1=1M,2=10M"),
+        ((("GPU-a", 10), ("GPU-c", 20)), "GPU-a,GPU-c", "0=10M,1=20M,2=20M"),
+        ((("GPU-b", 10), ("GPU-c", 20)), "GPU-b,GPU-c", "0=10M,1=10M,2=20M"),
+        ((("GPU-c", 10), ("GPU-b", 20)), "GPU-b,GPU-c", "0=20M,1=10M,2=10M"),
+    ],
+)
+def test_a_client_of_several_devices(
+    by_device: tuple[tuple[str, int], ...], visible: str, limits: str
+) -> None:
+    """Whichever way CUDA counts its devices, no limit is looser than its share's."""
+    group = replace(SPEC.wanted, devices=("GPU-a", "GPU-b", "GPU-c"))
+    share = Share("small", 1, 8192, None, by_device=by_device)
+    found = client_environment(replace(SPEC, device="GPU-a", wanted=group), share.slots[0])
+    assert found == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/x/pipe",
+        "CUDA_VISIBLE_DEVICES": visible,
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": limits,
+        "NODEAGENT_MPS_SLOT": "GPU-a/small-0",
+    }
+
+
+@pytest.mark.parametrize(
     ("written", "mebibytes"),
     [
         ("1.5G", 1430),  # which the daemon would take for 1 MB
@@ -201,8 +228,9 @@ def test_from_the_document_to_what_is_said(written: object, mebibytes: int | Non
     assert found is not None
     wanted = WantedMps(found, Account(1000, 1000))
     daemon = spec_in(Path("/run/x"), GPU, wanted)
-    assert daemon.limits.memory is not None
-    said = set_memory_limit(daemon.limits.memory).line
+    [limit] = daemon.limits.memory
+    assert limit is not None
+    said = set_memory_limit(limit).line
     assert said == f"set_default_device_pinned_mem_limit 0 {mebibytes}M"
     [client] = found.slots
     assert client_environment(daemon, client)[MEMORY_VARIABLE] == f"0={mebibytes}M"
@@ -235,8 +263,9 @@ def test_limits_that_a_driver_misreads_reach_no_client(memory: object, threads: 
         (with_account(SPEC, groups=(44,)), True),
         (with_account(SPEC, any_user=True), True),
         (replace(SPEC, pipe_directory="/run/y"), True),
+        (replace(SPEC, wanted=replace(SPEC.wanted, devices=(SPEC.device, "GPU-2"))), True),
     ],
 )
 def test_what_needs_another_process(other: DaemonSpec, restart: bool) -> None:
     assert SPEC.needs_restart_for(other) is restart
-    assert other.needs_restart_for(SPEC) is (restart and other.limits.memory is not None)
+    assert other.needs_restart_for(SPEC) is (restart and other.limits.memory != (None,))

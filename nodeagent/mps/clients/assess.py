@@ -101,6 +101,7 @@ class Judged:
     """A client with its share and limits, and all that is wrong with it."""
 
     facts: ClientFacts
+    device: str
     limits: ClientLimits
     share: Share | None = None
     slot: str = ""
@@ -131,26 +132,50 @@ class Judged:
         """
         return self.facts.seen, self.facts.start_time, self.facts.pid
 
+    @property
+    def most(self) -> ClientLimits:
+        """What its share allows on the device."""
+        return _most(self.share, self.device)
+
     def add(self, kind: OffenceKind, message: str) -> None:
         self.wrongs.append((kind, message))
 
 
 def assess(facts: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tuple[Judged, ...]:
-    """Find each client's share and limits on `device` (a UUID), and what is wrong with it."""
-    found = tuple(_judged(one, wanted.sharing, device) for one in facts)
+    """Find each client's share and limits on `device` (a UUID) of the daemon, and what is wrong
+    with it.
+    """
+    found = tuple(_judged(one, wanted, device) for one in facts)
     for share in wanted.sharing.shares:
         clients = [client for client in found if client.share == share]
         if share.count is not None:
             _judge_crowd(clients, share.name, share.count)
-        if share.total is not None:
-            _judge_sum(clients, share.name, share.total * MIB)
+        total = share.total_on(device)
+        if total is not None:
+            _judge_sum(clients, share.name, total * MIB)
     return found
 
 
-def _judged(facts: ClientFacts, sharing: Sharing, device: str) -> Judged:
-    client = Judged(facts, limits_in_force(facts.environment, sharing, device))
+def on_all(judged: Sequence[Sequence[Judged]]) -> tuple[Judged, ...]:
+    """The same clients as they were judged on each of the daemon's devices: as on that of which
+    they use most, with all that is wrong.
+    """
+    found = []
+    for one in zip(*judged, strict=True):
+        most = max(one, key=lambda client: client.facts.memory_used or 0)
+        wrongs = dict(wrong for client in (*one, most) for wrong in client.wrongs)
+        most.wrongs = list(wrongs.items())
+        found.append(most)
+    return tuple(found)
+
+
+def _judged(facts: ClientFacts, wanted: WantedMps, device: str) -> Judged:
+    sharing, devices = wanted.sharing, wanted.devices_on(device)
+    ordinal = devices.index(device)
+    own = own_limits(facts.environment, device, ordinal)
+    client = Judged(facts, device, limits_in_force(own, sharing, device))
     named = None if facts.environment is None else facts.environment.get(SLOT_VARIABLE)
-    slot = next((s for s in sharing.slots if named == f"{device}/{s.name}"), None)
+    slot = next((s for s in sharing.slots if named == f"{devices[0]}/{s.name}"), None)
     if slot is not None:
         client.share, client.slot = slot.share, slot.name
     else:
@@ -159,14 +184,14 @@ def _judged(facts: ClientFacts, sharing: Sharing, device: str) -> Judged:
                 OffenceKind.UNKNOWN_SLOT,
                 f"names the slot {_shown(named)}, which this device does not have",
             )
-        _find_share_by_limits(client, sharing.shares, device)
+        _find_share_by_limits(client, sharing.shares, own != (None, None))
     _compare_limits(client)
     _compare_memory(client)
     return client
 
 
-def _find_share_by_limits(client: Judged, shares: Sequence[Share], device: str) -> None:
-    environment, limits = client.facts.environment, client.limits
+def _find_share_by_limits(client: Judged, shares: Sequence[Share], has_own: bool) -> None:
+    environment, limits, device = client.facts.environment, client.limits, client.device
     if len(shares) > 1 and environment is None:
         client.add(
             OffenceKind.UNREADABLE,
@@ -175,9 +200,9 @@ def _find_share_by_limits(client: Judged, shares: Sequence[Share], device: str) 
         )
         return
     if len(shares) == 1:  # a client with less than the one share can have no other
-        fits = [share for share in shares if limits.within(_most(share))]
-    elif own_limits(environment, device) != (None, None):
-        fits = [share for share in shares if limits.equal(_most(share))]
+        fits = [share for share in shares if limits.within(_most(share, device))]
+    elif has_own:
+        fits = [share for share in shares if limits.equal(_most(share, device))]
     else:  # was given nothing; that the daemon grants what some share has, says nothing
         fits = []
     if len(fits) == 1:
@@ -199,12 +224,14 @@ def _find_share_by_limits(client: Judged, shares: Sequence[Share], device: str) 
         )
 
 
-def _most(share: Share | None) -> ClientLimits:
-    return ClientLimits.of(share.memory, share.threads) if share else ClientLimits.of(None, None)
+def _most(share: Share | None, device: str) -> ClientLimits:
+    if share is None:
+        return ClientLimits.of(None, None)
+    return ClientLimits.of(share.memory_on(device), share.threads)
 
 
 def _compare_limits(client: Judged) -> None:
-    has, most, environment = client.limits, _most(client.share), client.facts.environment
+    has, most, environment = client.limits, client.most, client.facts.environment
     share = client.share.name if client.share else ""
     if has.loose_memory(most):
         client.add(
@@ -225,7 +252,7 @@ def _compare_memory(client: Judged) -> None:
     """What CUDA needs for itself counts towards the limit, so nothing is let pass for it; only
     the last page, which NVML counts as a whole.
     """
-    limits = (client.limits.memory, _most(client.share).memory)
+    limits = (client.limits.memory, client.most.memory)
     limit = min((known for known in limits if known is not None), default=None)
     used = client.facts.memory_used
     if used is not None and limit is not None and used > -(-limit // PAGE) * PAGE:
@@ -293,7 +320,7 @@ def _judge_sum(clients: Sequence[Judged], name: str, limit: int) -> None:
         )
 
 
-_OTHER_ORDINAL = re.compile(r"[1-9][0-9]?")
+_ORDINAL = re.compile(r"0|[1-9][0-9]?")
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 _LIMIT = re.compile(r"([^=,]+)=([0-9]{1,12})([GMK])B?", re.IGNORECASE)
 _PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
@@ -333,42 +360,42 @@ class ClientLimits(Struct, frozen=True):
 
 
 def limits_in_force(
-    environment: Mapping[str, str] | None, sharing: Sharing, device: str
+    own: tuple[int | None, float | None], sharing: Sharing, device: str
 ) -> ClientLimits:
     """The tighter of the client's own limits and the daemon's."""
-    memory, threads = own_limits(environment, device)
-    ceiling = ClientLimits.of(sharing.memory_ceiling, sharing.thread_ceiling)
+    memory, threads = own
+    ceiling = ClientLimits.of(sharing.memory_ceiling(device), sharing.thread_ceiling)
     known = [limit for limit in (memory, ceiling.memory) if limit is not None]
     return ClientLimits(min(known, default=None), min(threads or ALL_THREADS, ceiling.threads))
 
 
 def own_limits(
-    environment: Mapping[str, str] | None, device: str
+    environment: Mapping[str, str] | None, device: str, ordinal: int = 0
 ) -> tuple[int | None, float | None]:
     """Bytes and percent that the client itself sets; None: no limit that is sure."""
     own = environment or {}
-    memory = own_memory_limit(own.get(MEMORY_VARIABLE, ""), device)
+    memory = own_memory_limit(own.get(MEMORY_VARIABLE, ""), device, ordinal)
     return memory, own_threads(own.get(THREADS_VARIABLE, ""))
 
 
-def own_memory_limit(text: str, device: str) -> int | None:
-    """Bytes of the one device from `0=1G,1=512MB` or `UUID=1G`; None: no limit that is sure."""
+def own_memory_limit(text: str, device: str, ordinal: int = 0) -> int | None:
+    """Bytes of one device from `0=1G,1=512MB` or `UUID=1G`; None: no limit that is sure."""
     found: list[int] = []
     for item in filter(None, text.split(",")):
         key = item.partition("=")[0]
-        if _is_another(key, device):
+        if _is_another(key, device, ordinal):
             continue
         match = _LIMIT.fullmatch(item)
-        if match is None or match[1] not in {"0", device} or int(match[2]) == 0:
+        if match is None or match[1] not in {str(ordinal), device} or int(match[2]) == 0:
             return None  # not understood for certain; and 0 takes a limit away
         found.append(int(match[2]) * _UNITS[match[3].upper()])
     return max(found, default=None)  # which of several counts, is not documented
 
 
-def _is_another(key: str, device: str) -> bool:
-    """Whether it certainly means a device that the client does not have."""
-    if _OTHER_ORDINAL.fullmatch(key):
-        return True
+def _is_another(key: str, device: str, ordinal: int) -> bool:
+    """Whether it certainly means another device."""
+    if _ORDINAL.fullmatch(key):
+        return int(key) != ordinal
     return _UUID.fullmatch(key) is not None and not device.startswith(key)
 
 

@@ -28,6 +28,7 @@ from nodeagent.mps.clients.assess import (
     Offence,
     OffenceKind,
     assess,
+    on_all,
 )
 from nodeagent.mps.clients.termination import ClientToEnd, end_client
 from nodeagent.mps.control import ControlClient
@@ -204,23 +205,39 @@ class ClientWatch:
         lists: a daemon that runs for a tenant may hide some.
         """
         named = dict.fromkeys(pid for _, pid in daemon.clients if pid > 0)
-        try:
-            memory = await self.listed(daemon.device)
-        except NodeagentError:  # reported where more of the driver is read
-            memory = {}
-        pids = named | dict.fromkeys(pid for pid in memory if pid not in daemon.own_pids)
+        devices = daemon.spec.devices
+        memory: dict[str, Mapping[int, int | None]] = {}
+        for device in devices:
+            try:
+                memory[device] = await self.listed(device)
+            except NodeagentError:  # reported where more of the driver is read
+                memory[device] = {}
+        listed = dict.fromkeys(pid for found in memory.values() for pid in found)
+        pids = named | {pid: None for pid in listed if pid not in daemon.own_pids}
         if not pids:
             return ()
         known = [
             replace(
                 facts,
-                memory_used=memory.get(facts.pid),
                 seen=self._seen.setdefault((daemon.device, facts.pid, facts.start_time), now),
             )
             for facts in await read_clients(pids)
             if facts.pid in named or facts.client.user == daemon.user
         ]
-        return assess(known, daemon.wanted, daemon.device)
+        return on_all(
+            [
+                assess(
+                    [replace(one, memory_used=memory[device].get(one.pid)) for one in known],
+                    daemon.wanted,
+                    device,
+                )
+                for device in devices
+            ]
+        )
+
+    async def _listed(self, daemon: RunningDaemon) -> frozenset[int]:
+        found = [await self.listed(device) for device in daemon.spec.devices]
+        return frozenset[int]().union(*found)
 
     def _report_new(
         self, found: Iterable[tuple[RunningDaemon, Sequence[Judged]]], now: float
@@ -275,7 +292,7 @@ class ClientWatch:
         ending = await end_client(
             daemon.control,
             target,
-            lambda: self.listed(daemon.device),
+            lambda: self._listed(daemon),
             deadline=self.deadline,
             grace=self.grace,
         )

@@ -128,7 +128,7 @@ class Launcher(ABC):
         if spec.multi_user:
             command.append(await self._multi_user_flag(spec.device))
         environment = self.programs.environment(spec.pipe_directory, spec.log_directory)
-        environment["CUDA_VISIBLE_DEVICES"] = spec.device
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
         return await self._start(spec, command, environment)
 
     @abstractmethod

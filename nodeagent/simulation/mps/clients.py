@@ -18,7 +18,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -45,8 +45,9 @@ class SimulatedClient:
     """One client process, started at once; closing it ends it as a program ends.
 
     `uid` is whose it is: as root it really runs as that user, otherwise it only says so. `state`
-    and `device` are the file of a simulated node and a device as `SimulatedNode.occupy` names it.
-    `python` runs the process, in case another user cannot run this interpreter.
+    and `device` are the file of a simulated node and a device as `SimulatedNode.occupy` names it;
+    `beside`: further ones on which it has a context, without memory. `python` runs the process, in
+    case another user cannot run this interpreter.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class SimulatedClient:
         environment: Mapping[str, str] | None = None,
         state: Path | None = None,
         device: str | int = 0,
+        beside: Sequence[str | int] = (),
         python: Path | None = None,
     ) -> None:
-        self._state, self._device = state, device
+        self._state, self._devices = state, (device, *beside)
         self._registered = False
         self._used = 0
         self._answers = b""
@@ -194,28 +196,21 @@ class SimulatedClient:
         from nodeagent.simulation import SimulatedNode  # boards and all that
 
         with SimulatedNode(state=self._state) as node, node.changes():
-            if self._registered:
-                node.release(self._device, self.pid)
+            for device in self._devices if self._registered else ():
+                node.release(device, self.pid)
             self._registered = False
-            if server := self.terms.get("server"):
-                self._register_server(node, server)
-            node.occupy(
-                self._device,
-                self.pid,
-                command="simulated-client",
-                memory=self._used,
-                kind="mps" if self.terms.get("mps") else "compute",
-                follow=True,
-            )
+            for number, device in enumerate(self._devices):
+                if server := self.terms.get("server"):
+                    _register_server(node, device, server)
+                node.occupy(
+                    device,
+                    self.pid,
+                    command="simulated-client",
+                    memory=0 if number else self._used,
+                    kind="mps" if self.terms.get("mps") else "compute",
+                    follow=True,
+                )
             self._registered = True
-
-    def _register_server(self, node: SimulatedNode, pid: int) -> None:
-        """The first client makes its server take the device, which it keeps until it ends."""
-        from nodeagent.simulation.admission import MPS_SERVER
-
-        card, instance, compute = node.find(self._device)
-        if all(process.pid != pid for process in card.processes(instance, compute)):
-            node.occupy(self._device, pid, command=MPS_SERVER, memory=_SERVER_MEMORY, follow=True)
 
     def _unregister(self) -> None:
         if self._state is None or not self._registered:
@@ -225,6 +220,15 @@ class SimulatedClient:
         with SimulatedNode(state=self._state) as node:
             node.release(pid=self.pid)
         self._registered = False
+
+
+def _register_server(node: SimulatedNode, device: str | int, pid: int) -> None:
+    """The first client makes its server take the device, which it keeps until it ends."""
+    from nodeagent.simulation.admission import MPS_SERVER
+
+    card, instance, compute = node.find(device)
+    if all(process.pid != pid for process in card.processes(instance, compute)):
+        node.occupy(device, pid, command=MPS_SERVER, memory=_SERVER_MEMORY, follow=True)
 
 
 _START = (

@@ -17,7 +17,7 @@ class ServedClient:
     """What the server set when the client came holds for its life.
 
     The client's own environment can only lower it. Its limits count for the process, and for
-    device 0 of the daemon.
+    one device of the daemon: the first that the client sees, which it works on.
     """
 
     def __init__(
@@ -31,13 +31,15 @@ class ServedClient:
     ) -> None:
         self.connection = connection
         self.pid = pid
-        self._device = devices[0] if devices else ""
         environment = hello.get("environment", {})
+        sees = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+        ordinal = devices.index(sees) if sees in devices else 0
+        self._device = devices[ordinal] if devices else ""
         own = percentage(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
         self._percentage = min(float(settings["percentage"]), own or 100.0)
         asked = environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")
-        limits = [size for device, size in settings["limits"] if device == 0]
-        limits += [s for d, s in client_limits(asked, devices).items() if d == 0]
+        limits = [size for device, size in settings["limits"] if device == ordinal]
+        limits += [s for d, s in client_limits(asked, devices).items() if d == ordinal]
         self._limit = min(limits, default=None)
         self._blocks: dict[int, int] = {}  # bytes by number
         self._serial = 0
