@@ -6,9 +6,8 @@ dcgm-exporter refuses to start over one line, that line is named here and the ot
 
 from __future__ import annotations
 
+import csv
 import pkgutil
-import re
-from collections.abc import Iterator
 from functools import lru_cache
 
 from nodeagent.errors import NodeagentError
@@ -20,7 +19,6 @@ from nodeagent.text import did_you_mean
 MAX_LINES = 5000  # dcgm-exporter has fewer than 1,000 fields
 _MAX_SUGGESTIONS = 10  # each compares a name with all fields, 2 to 8 ms
 _MAX_QUOTED = 60  # characters of a value in a finding
-_MAX_FIELDS = 100  # of a line; three are right
 
 _WRITTEN_AS_TYPES = ("gauge", "counter")
 _TYPES = (*_WRITTEN_AS_TYPES, "histogram", "summary", "label")
@@ -109,12 +107,14 @@ def read_selection(text: str) -> Selection:
     metrics: dict[str, SelectedField] = {}
     labels: dict[str, SelectedLabel] = {}
     findings: list[LineFault] = []
-    for record in records(text):
-        match _read(record, suggest=len(findings) < _MAX_SUGGESTIONS):
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match _read(number, line.rstrip("\r"), suggest=len(findings) < _MAX_SUGGESTIONS):
             case LineFault() as finding:
                 findings.append(finding)
             case SelectedField() as wanted if wanted.name in metrics:
-                findings.append(LineFault(record.line, f"{wanted.name} is selected twice"))
+                findings.append(LineFault(number, f"{wanted.name} is selected twice"))
             case SelectedField() as wanted:
                 metrics[wanted.name] = wanted
             case SelectedLabel() as label:
@@ -133,23 +133,25 @@ def read_selection(text: str) -> Selection:
     )
 
 
-def _read(record: CsvRecord, *, suggest: bool) -> SelectedField | SelectedLabel | LineFault:
-    if record.fault:
-        return LineFault(record.line, record.fault)
-    if len(record.fields) != 3:
-        found = len(record.fields)
+def _read(number: int, line: str, *, suggest: bool) -> SelectedField | SelectedLabel | LineFault:
+    try:
+        [values] = csv.reader([line], strict=True, skipinitialspace=True)
+    except csv.Error as error:
+        return LineFault(number, f"it is no line of CSV: {error}")
+    if len(values) != 3:
+        found = len(values)
         return LineFault(
-            record.line,
+            number,
             f"{found} value{'s' if found != 1 else ''} where field, type and help are needed",
             remedy="put a help with commas into quotation marks" if found > 3 else "",
         )
-    name, kind, meaning = (value.strip() for value in record.fields)
+    name, kind, meaning = (value.strip() for value in values)
     row = catalogue().by_name.get(name)
     if row is None:
-        return _unknown(record.line, name, suggest=suggest)
+        return _unknown(number, name, suggest=suggest)
     if kind not in _TYPES:
         return LineFault(
-            record.line,
+            number,
             f"{name} has the type {_quoted(kind)}",
             remedy=f"one of {', '.join(_TYPES)}",
         )
@@ -157,11 +159,11 @@ def _read(record: CsvRecord, *, suggest: bool) -> SelectedField | SelectedLabel 
         return SelectedLabel(row, name)
     if isinstance(row, TextField):
         return LineFault(
-            record.line, f"{name} is a text, not a number", remedy="its type can only be label"
+            number, f"{name} is a text, not a number", remedy="its type can only be label"
         )
     if isinstance(row.whole, Composed):
         return LineFault(
-            record.line,
+            number,
             f"{name} is computed by dcgm-exporter itself and not exported here",
             remedy=_INSTEAD[row.whole.composition],
         )
@@ -184,60 +186,3 @@ def _unknown(line: int, name: str, *, suggest: bool) -> LineFault:
 
 def _quoted(value: str) -> str:
     return repr(value if len(value) <= _MAX_QUOTED else value[:_MAX_QUOTED] + "...")
-
-
-# --- records as Go's encoding/csv reads them, which dcgm-exporter uses ---
-#
-# A line that begins with # is a comment, an empty one nothing. A field that begins with a quotation
-# mark goes to the next single one, over commas and line ends; two of them stand for one. Anywhere
-# else a quotation mark is a fault. Blanks belong to the field.
-
-
-class CsvRecord(Struct, frozen=True):
-    """The fields of a record that begins on `line` (from 1); `fault` says why it is none."""
-
-    line: int
-    fields: tuple[str, ...] = ()
-    fault: str = ""
-
-
-_QUOTED = r'"((?:[^"]|"")*+)"'
-_FIELD = re.compile(rf'(?:{_QUOTED}|([^",\n]*))(?=[,\n]|\Z)')
-
-
-def records(text: str) -> Iterator[CsvRecord]:
-    """The records of a text. One with a fault ends with its line; the next begins after it."""
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    begin, line = 0, 1
-    while begin < len(text):
-        end = text.find("\n", begin)
-        end = len(text) if end < 0 else end  # of its first line
-        if end > begin and text[begin] != "#":
-            record, end = _record(text, begin, end, line)
-            yield record
-        line += text.count("\n", begin, end) + 1
-        begin = end + 1
-
-
-def _record(text: str, begin: int, end: int, line: int) -> tuple[CsvRecord, int]:
-    fields: list[str] = []
-    at = begin
-    while True:
-        field = _FIELD.match(text, at)
-        if field is None:
-            return CsvRecord(line, fault=_fault(text, at)), end
-        quoted, plain = field.groups()
-        fields.append(plain if quoted is None else quoted.replace('""', '"'))
-        if len(fields) > _MAX_FIELDS:
-            return CsvRecord(line, fault=f"more than {_MAX_FIELDS} values"), end
-        if not text.startswith(",", field.end()):
-            return CsvRecord(line, tuple(fields)), field.end()
-        at = field.end() + 1
-
-
-def _fault(text: str, at: int) -> str:
-    if text[at] != '"':
-        return "a quotation mark inside a field that does not begin with one"
-    if re.compile(_QUOTED).match(text, at):
-        return "text behind a closing quotation mark"
-    return "a quotation mark that is never closed"

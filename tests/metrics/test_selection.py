@@ -4,11 +4,9 @@ from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.selection import (
     MAX_LINES,
-    CsvRecord,
     NoCounters,
     default_selection,
     read_selection,
-    records,
 )
 
 OWN_FILE = """\
@@ -61,7 +59,7 @@ def test_names_are_written_as_the_file_has_them() -> None:
         ("DCGM_FI_DEV_SM_CLOCK,gague,x", "one of gauge, counter, histogram, summary, label"),
         ("DCGM_FI_DEV_SM_CLOCK,gauge", "2 values where field, type and help are needed"),
         ("DCGM_FI_DEV_SM_CLOCK,gauge,a, b", "put a help with commas into quotation marks"),
-        ('DCGM_FI_DEV_SM_CLOCK,gauge, "a, b"', "quotation mark inside a field"),
+        ('DCGM_FI_DEV_SM_CLOCK,gauge,"a" b', "it is no line of CSV"),
         ("DCGM_FI_DEV_SERIAL,gauge,x", "its type can only be label"),
         ("DCGM_EXP_XID_ERRORS_COUNT,gauge,x", "nodeagent_gpu_xid_total counts them"),
         ("DCGM_EXP_P2P_STATUS,gauge,x", "not exported here"),
@@ -129,36 +127,27 @@ def test_every_field_of_the_catalogue_can_be_selected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "helps"),
     [
-        ("a,b,c\n", [CsvRecord(1, ("a", "b", "c"))]),
-        ("a, b ,c", [CsvRecord(1, ("a", " b ", "c"))]),
-        ("\n\n# no, record\r\na,b\r\n", [CsvRecord(4, ("a", "b"))]),
-        (" # a blank before it: no comment", [CsvRecord(1, (" # a blank before it: no comment",))]),
-        ('a,"b, with ""comma""",c', [CsvRecord(1, ("a", 'b, with "comma"', "c"))]),
-        ('a,"two\nlines"\nb', [CsvRecord(1, ("a", "two\nlines")), CsvRecord(3, ("b",))]),
-        ('a,"",', [CsvRecord(1, ("a", "", ""))]),
-        ("a,,", [CsvRecord(1, ("a", "", ""))]),
-        ("\ufeffa", [CsvRecord(1, ("a",))]),
-        ("", []),
+        ("{}a, with blanks ,", None),
+        ("{}a", ["a"]),
+        ("\n\n# no, record\r\n{}a\r\n", ["a"]),
+        ('{}"a, with ""comma"""', ['a, with "comma"']),
+        ('{} "a, b"', ["a, b"]),
+        ('{}a "b" c', ['a "b" c']),
+        ("{}", [""]),
+        ("\ufeff{}a", ["a"]),
+        ('{}"a"b', None),
+        ('{}"never closed\n{}a', ["a"]),
     ],
 )
-def test_records(text: str, expected: list[CsvRecord]) -> None:
-    """Blanks are kept, quotation marks are taken off, comments and empty lines are nothing."""
-    assert list(records(text)) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ('a, "b"\nc', "inside a field"),
-        ('a,b"c\nc', "inside a field"),
-        ('"a"b\nc', "behind a closing"),
-        ('"a\nc', "never closed"),
-    ],
-)
-def test_a_fault_ends_with_its_line(text: str, fault: str) -> None:
-    broken, *rest = records(text)
-    assert fault in broken.fault
-    assert broken.line == 1
-    assert rest == [CsvRecord(2, ("c",))]
+def test_lines_of_csv(text: str, helps: list[str] | None) -> None:
+    """Quotation marks are taken off, comments and empty lines are nothing; a fault ends with its
+    line.
+    """
+    text = text.replace("{}", "DCGM_FI_DEV_GPU_TEMP,gauge,")
+    selection = read_selection(f"{text}\nDCGM_FI_DEV_SM_CLOCK,gauge,other")
+    assert [m.help for m in selection.metrics] == ["other", *(helps or [])]
+    assert [finding.line for finding in selection.findings] == (
+        [1] if helps is None or "never" in text else []
+    )
