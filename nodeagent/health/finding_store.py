@@ -4,33 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeagent.health import limits
 from nodeagent.health.checks.observation import Observation
 from nodeagent.health.findings import Action, End, Finding, Key, Location, Moment, Severity
 from nodeagent.health.state import HealthState, Hold
-from nodeagent.health.table import new_finding
+from nodeagent.health.table import BY_CAUSE, new_finding
 from nodeagent.health.xid_findings import merge
 from nodeagent.structs import Struct, replace
-
-# Seconds an observation must last to raise its cause, and be gone to end it; others: at once.
-_ANSWERS = (0.0, limits.ANSWER_HOLD)
-_DAMPING = {
-    "gpuLost": _ANSWERS,
-    "gpuResetRequired": _ANSWERS,
-    "gpuUnknown": _ANSWERS,
-    "gpuHangs": _ANSWERS,
-    "tooHot": (limits.HEAT_HOLD, limits.HEAT_HOLD),
-    "memoryTooHot": (limits.HEAT_HOLD, limits.HEAT_HOLD),
-    "pcieLink": (limits.LINK_HOLD, limits.LINK_HOLD),
-    "pcieUnlike": (limits.LINK_HOLD, 0.0),
-    "pcieIdleUnlike": (limits.LINK_HOLD, 0.0),
-    "powerLimitUnlike": (limits.LINK_HOLD, 0.0),
-    "eccUnlike": (limits.LINK_HOLD, 0.0),
-    "nvlinkMissing": (limits.LINK_HOLD, 0.0),
-    "fabricNotReady": (limits.FABRIC_GRACE, 0.0),
-    "modeDrift": (limits.DRIFT_HOLD, 0.0),
-    "gpuMissing": (limits.MISSING_HOLD, 0.0),
-}
 
 
 class EndedFinding(Struct, frozen=True):
@@ -139,10 +118,9 @@ class FindingStore:
         if observation.present is None:
             return
         key = (observation.cause, -1, *place.ids)
-        after_raise, after_end = _DAMPING.get(observation.cause, (0.0, 0.0))
-        lasted = (
-            self._lasted(key, present=observation.present) if observation.cause in _DAMPING else 0.0
-        )
+        holds = BY_CAUSE[observation.cause].holds
+        after_raise, after_end = holds
+        lasted = self._lasted(key, present=observation.present) if any(holds) else 0.0
         if not observation.present:
             if lasted >= after_end and key in self._findings:
                 self.ended.append(EndedFinding(self._findings.pop(key), End.GONE))

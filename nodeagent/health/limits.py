@@ -1,4 +1,5 @@
-"""Every threshold, window and delay of the checks, with its unit. Others' choices unless said.
+"""Every threshold and window of the checks, with its unit; how long what they show must last is in
+the check table. Others' choices unless said.
 
 None of these numbers was measured on a GPU. DCGM's and gpud's are those of their health checks; the
 rest are this program's own choice. A value at or above `..._RAISE` raises a finding; it ends below
@@ -25,7 +26,6 @@ POWER_CLEAR: Final = 0.25  # own choice
 # temperature
 MARGIN_RAISE: Final = 0  # °C left at which it is raised
 MARGIN_CLEAR: Final = 3  # °C left above which it ends; own choice
-HEAT_HOLD: Final = 30.0  # seconds it must last to be raised, and be over to end; own choice
 
 # links
 REPLAY_WINDOW: Final = 600.0  # seconds; own choice
@@ -33,19 +33,14 @@ REPLAYS_RAISE: Final = MappingProxyType(  # a minute and lane, by the link's gen
     {1: 0.15, 2: 0.3, 3: 0.48, 4: 0.96, 5: 1.92, 6: 3.84}
 )
 REPLAYS_CLEAR: Final = 0.5  # share of the above; own choice
-LINK_HOLD: Final = 60.0  # seconds a link must be narrow under load, or unlike others; own choice
 NVLINK_WINDOW: Final = 600.0  # seconds in which one replay or recovery counts; own choice
 CRC_WINDOW: Final = 60.0  # seconds; own choice
 CRC_RAISE: Final = 100.0  # errors a second (DCGM)
 CRC_CLEAR: Final = 50.0  # errors a second; own choice
-FABRIC_GRACE: Final = 300.0  # seconds a GPU may take to join its fabric; own choice
 
 # the driver; own choices
-ANSWER_HOLD: Final = 10.0  # seconds for which a GPU must answer until it is believed
 HANG_REBOOT: Final = 600.0  # seconds without an answer after which a reboot is advised
 LISTENER_HOLD: Final = 10.0  # seconds the wait for events may fail until that is reported
-DRIFT_HOLD: Final = 30.0  # seconds a mode may differ before it is reported
-MISSING_HOLD: Final = 30.0  # seconds a GPU may be missing, as while it is being reset
 
 # events; own choices
 APPLICATION_LAPSE: Final = 600.0  # seconds after which an application's XID is forgotten

@@ -56,7 +56,8 @@ _ENDS = {
 
 
 class Row(Struct, frozen=True, forbid_unknown_fields=True):
-    """One cause. `until` names what ends it.
+    """One cause. `until` names what ends it. `holds`: the seconds for which a reading must show it
+    until it is raised, and not show it until it ends; own choices, as most of `limits`.
 
     `words` follow their subject in a sentence (`GPU 0 fell off the bus`). `when`: what raises it.
     `advice`: what to do, in sentences; `{reboot}`, `{reset}` and `{restart}` stand for the
@@ -73,6 +74,7 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     when: str
     advice: str
     subject: str = "a GPU of this node"
+    holds: tuple[float, float] = (0.0, 0.0)
 
     @property
     def ends(self) -> frozenset[End]:
