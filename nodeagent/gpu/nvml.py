@@ -17,9 +17,7 @@ from typing import Any, Final, NewType, TypeVar
 
 import pynvml
 
-from nodeagent.errors import DriverError
 from nodeagent.gpu.nvml_errors import (
-    ARGUMENT_VERSION_MISMATCH,
     FUNCTION_NOT_FOUND,
     driver_error,
 )
@@ -147,12 +145,13 @@ destroy_compute_instance: Callable[[ComputeInstanceHandle], None] = partial(
 
 
 def memory(device: Device) -> Memory:
-    """`used` is without what the driver keeps for itself, where the driver reports that."""
-    wrapper = pynvml.nvmlDeviceGetMemoryInfo
-    newer = partial(
-        checked_call, wrapper, version=pynvml.nvmlMemory_v2, name="nvmlDeviceGetMemoryInfo_v2"
+    """`used` is without what the driver keeps for itself."""
+    info = checked_call(
+        pynvml.nvmlDeviceGetMemoryInfo,
+        device,
+        version=pynvml.nvmlMemory_v2,
+        name="nvmlDeviceGetMemoryInfo_v2",
     )
-    info = newest(newer, partial(checked_call, wrapper), device)
     return Memory(used=info.used, total=info.total)
 
 
@@ -180,9 +179,7 @@ compute_slices: Callable[[Device], int] = _as(
 
 
 def gpu_instance_profile(device: Device, kind: int) -> GpuInstanceProfile:
-    """`kind` is NVML's enumeration value, not the id. `name` is empty from older drivers;
-    placements are another call.
-    """
+    """`kind` is NVML's enumeration value, not the id. Placements are another call."""
     info = _profile(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, device, kind)
     return GpuInstanceProfile(
         id=info.id,
@@ -198,7 +195,7 @@ def gpu_instance_profile(device: Device, kind: int) -> GpuInstanceProfile:
             jpeg=info.jpegCount,
             ofa=info.ofaCount,
         ),
-        name=text(getattr(info, "name", "")),
+        name=text(info.name),
         placements=(),
     )
 
@@ -270,22 +267,11 @@ def _listed(wrapper: Callable[..., Any], owner: object, profile_id: int, room: A
 
 
 def _profile(wrapper: Callable[..., Any], *arguments: object) -> Any:
-    newer = partial(checked_call, wrapper, version=2, name=f"{wrapper.__name__}V")
-    return newest(newer, partial(checked_call, wrapper, version=1), *arguments)
+    return checked_call(wrapper, *arguments, version=2, name=f"{wrapper.__name__}V")
 
 
 def _placement(place: Any) -> Placement:
     return Placement(int(place.start), int(place.size))
-
-
-def newest(newer: Callable[..., Any], older: Callable[..., Any], *arguments: object) -> Any:
-    """The answer of the newer function, or of the older one where the driver lacks the newer."""
-    try:
-        return newer(*arguments)
-    except DriverError as error:
-        if error.code not in {FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH}:
-            raise
-    return older(*arguments)
 
 
 def text(value: str | bytes) -> str:

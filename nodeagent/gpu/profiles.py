@@ -34,7 +34,7 @@ _PROFILE_KINDS = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
 _COMPUTE_KINDS = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT
 _KINDS_LIMIT = 32  # where a driver never says that its list has ended
 
-# What a driver that gives no names calls special kinds of profiles.
+# What special kinds of profiles are called where the driver's name is none.
 _ATTRIBUTES = {
     pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1: "+me",
     pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1: "+me",
@@ -246,7 +246,7 @@ def _twice(
 
 
 def profile_name(profile: GpuInstanceProfile, gpu_memory: int) -> str:
-    """The driver's name (`MIG 1g.10gb+me`) made canonical; older drivers give none, so it is made.
+    """The driver's name (`MIG 1g.10gb+me`) made canonical; one is made where that is no name.
 
     `gpu_memory` in bytes, of the whole GPU.
     """

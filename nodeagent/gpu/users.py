@@ -10,13 +10,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial, reduce
+from functools import reduce
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, Protocol
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
-from nodeagent.gpu.nvml import Device, newest
+from nodeagent.gpu.nvml import Device
 from nodeagent.gpu.nvml_errors import INSUFFICIENT_SIZE, is_unsupported
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.plan.users import Usage, User
@@ -154,18 +154,9 @@ _LIST_TRIES = 3  # tries, where a list grows between its two calls
 
 # By kind; MPS clients are in the compute list too, and the MPS list comes last and knows better.
 _PROCESS_LISTS: Final = {
-    "compute": (
-        "nvmlDeviceGetComputeRunningProcesses_v3",
-        "nvmlDeviceGetComputeRunningProcesses_v2",
-    ),
-    "graphics": (
-        "nvmlDeviceGetGraphicsRunningProcesses_v3",
-        "nvmlDeviceGetGraphicsRunningProcesses_v2",
-    ),
-    "mps": (
-        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-        "nvmlDeviceGetMPSComputeRunningProcesses_v2",
-    ),
+    "compute": "nvmlDeviceGetComputeRunningProcesses_v3",
+    "graphics": "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "mps": "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 }
 PROCESS_KINDS: Final = tuple(_PROCESS_LISTS)
 
@@ -181,8 +172,6 @@ class NvmlProcess(Struct, frozen=True):
 
 def device_processes(device: Device, kind: str) -> tuple[NvmlProcess, ...]:
     """List a device's processes: two calls where there are some, one where there are none."""
-    newer, older = _PROCESS_LISTS[kind]
-    found = newest(partial(_list_processes, newer), partial(_list_processes, older), device)
     return tuple(
         NvmlProcess(
             pid=process.pid,
@@ -190,7 +179,7 @@ def device_processes(device: Device, kind: str) -> tuple[NvmlProcess, ...]:
             gpu_instance=_instance_id(process.gpuInstanceId),
             compute_instance=_instance_id(process.computeInstanceId),
         )
-        for process in found
+        for process in _list_processes(_PROCESS_LISTS[kind], device)
     )
 
 

@@ -9,8 +9,6 @@ import nodeagent.gpu
 from nodeagent.errors import DriverError, DriverUnavailable, GpuInUse, GpuLost
 from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml_errors import driver_error, explain
-from nodeagent.gpu.users import device_processes
-from nodeagent.plan.observed import Placement
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.nvml_library import SimulatedLibrary
 
@@ -95,29 +93,6 @@ def test_a_function_that_the_driver_lacks_is_reported_as_such() -> None:
                 nvml.mig_mode(gpu)
             assert caught.value.code == 13
         assert not node.journal.named("nvmlDeviceGetMigMode")
-        nvml.shutdown()
-
-
-OLD = (
-    "nvmlDeviceGetGpuInstanceProfileInfoV",
-    "nvmlDeviceGetMemoryInfo_v2",
-    "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
-    "nvmlDeviceGetComputeRunningProcesses_v3",
-)
-
-
-def test_older_drivers_are_asked_by_the_older_functions() -> None:
-    with simulated("h100-80gb:1", switches=Switches(missing_functions=OLD)) as node:
-        nvml.initialise()
-        gpu = nvml.device_by_index(0)
-        nvml.set_mig_mode(gpu, True)
-        figures = nvml.gpu_instance_profile(gpu, 0)
-        assert (figures.id, figures.slices, figures.name) == (ONE_G, 1, "")
-        assert nvml.memory(gpu).total > 70 << 30
-        instance = nvml.create_gpu_instance(gpu, ONE_G, Placement(0, 1))
-        assert nvml.compute_profile(instance, 0).slices == 1
-        node.occupy(0)
-        assert len(device_processes(gpu, "compute")) == 1
         nvml.shutdown()
 
 
