@@ -26,9 +26,7 @@ class PodName:
 
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE: Final = re.compile(rf"(?:GPU|MIG)-{_UUID}(?![0-9a-f])", re.ASCII | re.IGNORECASE)
-_LEGACY_MIG: Final = re.compile(
-    rf"MIG-(GPU-{_UUID})/(\d{{1,9}})/(\d{{1,9}})", re.ASCII | re.IGNORECASE
-)
+_OLD_MIG: Final = "mig-gpu-"
 _DEVICE_FILE: Final = re.compile(r"nvidia(\d{1,9})(?:/gi(\d{1,9}))?(?:/vgpu\d+)?", re.ASCII)
 _REPLICA: Final = "::"
 
@@ -48,15 +46,6 @@ class ByUuid:
     """The device of this UUID, in small letters; it may be none of this node's GPUs."""
 
     uuid: str
-
-
-@dataclass(frozen=True, slots=True)
-class ByInstance:
-    """A compute instance by its ids, as drivers before R470 name it. `gpu` in small letters."""
-
-    gpu: str
-    gpu_instance: int
-    compute_instance: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +83,7 @@ class ByClaim:
     claim: tuple[str, str]
 
 
-DeviceId = ByUuid | ByInstance | ByFile | ByPlace | ByClaim | Anywhere
+DeviceId = ByUuid | ByFile | ByPlace | ByClaim | Anywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +104,12 @@ def read_device_id(text: str) -> DeviceId:
 
     Known are `GPU-...` and `MIG-...` (NVIDIA's plugin), also as replicas (`GPU-...::3` of
     time slicing and MPS, `GPU-...::10::0` of nos' plugin, `GPU-...-3` and others with something
-    behind), `MIG-GPU-.../gi/ci`, and GKE's `nvidia0`, `nvidia0/gi1`, `nvidia0/gi1/vgpu0`. Anything
-    else is taken for a UUID and so for none of this node's GPUs: every plugin on the node has ids.
+    behind), and GKE's `nvidia0`, `nvidia0/gi1`, `nvidia0/gi1/vgpu0`. `MIG-GPU-.../gi/ci`, as
+    drivers before R470 name MIG devices, may be any of them. Anything else is taken for a UUID and
+    so for none of this node's GPUs: every plugin on the node has ids.
     """
-    if legacy := _LEGACY_MIG.match(text):
-        return ByInstance(legacy[1].lower(), int(legacy[2]), int(legacy[3]))
+    if text.lower().startswith(_OLD_MIG):
+        return Anywhere(text)
     if device := _DEVICE.match(text):
         return ByUuid(device[0].lower())
     if file := _DEVICE_FILE.fullmatch(text):

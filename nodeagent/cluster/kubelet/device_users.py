@@ -16,7 +16,6 @@ from nodeagent.cluster.kubelet.allocations import (
     Anywhere,
     ByClaim,
     ByFile,
-    ByInstance,
     ByPlace,
     ByUuid,
     DeviceId,
@@ -202,10 +201,6 @@ def _is_device(held: DeviceId, device: MigDeviceRef) -> bool:
     match held:
         case ByUuid(uuid):
             return bool(device.uuid) and uuid == device.uuid.lower()
-        case ByInstance(gpu, instance, compute):
-            return (gpu, instance) == (device.gpu.lower(), device.gpu_instance) and (
-                device.compute_instance in {compute, None}
-            )
         case ByFile(minor, instance):
             return (minor, instance) == (device.minor, device.gpu_instance)
         case ByPlace(minor, start):
@@ -226,8 +221,6 @@ def _is_gpu(held: DeviceId, gpu: GpuRef) -> bool:
     match held:
         case ByUuid(uuid):
             return uuid == gpu.gpu.lower()
-        case ByInstance():
-            return False
         case ByFile(minor, instance):
             return minor == gpu.minor and instance is None
         case ByPlace(minor, start):
