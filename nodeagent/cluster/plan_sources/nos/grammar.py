@@ -122,11 +122,10 @@ _STATUS_PARTS = 5
 
 
 class PartitioningKind(StrEnum):
-    """How nos divides the GPUs of a node, by the node's label."""
+    """How nos divides the GPUs of a node, by the node's label. `hybrid` is no more than a name."""
 
     MIG = "mig"
     MPS = "mps"
-    HYBRID = "hybrid"  # nos has only the name for it; here each GPU is one or the other
 
 
 class NosDeviceUse(StrEnum):

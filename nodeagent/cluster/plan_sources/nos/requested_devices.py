@@ -32,12 +32,9 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import MIB
 from nodeagent.text import listed, quote
 
-_PROFILES = "a MIG profile such as 1g.10gb or 1g.10gb.me"
-_SHARES = "a share such as 10gb"
 _ALLOWED = {
-    PartitioningKind.MIG: (_PROFILES,),
-    PartitioningKind.MPS: (_SHARES,),
-    PartitioningKind.HYBRID: (_PROFILES, _SHARES),
+    PartitioningKind.MIG: "a MIG profile such as 1g.10gb or 1g.10gb.me",
+    PartitioningKind.MPS: "a share such as 10gb",
 }
 
 
@@ -79,9 +76,9 @@ def _take(
 ) -> Problem | None:
     """Add to what the GPU is asked to be, or say what is wrong with it."""
     size, name = share_size(one.profile), mig_profile(one.profile)
-    if (_SHARES if size else _PROFILES if name else "") not in _ALLOWED[mode]:
+    if not (name if mode is PartitioningKind.MIG else size):
         what = f"asks for {quote(one.profile)} on a node whose label {MODE_LABEL} is {mode.value}"
-        return one.fault(Code.UNKNOWN_PROFILE, what, f"write {' or '.join(_ALLOWED[mode])}")
+        return one.fault(Code.UNKNOWN_PROFILE, what, f"write {_ALLOWED[mode]}")
     request = requests.setdefault(one.index, GpuRequest(one.index, gpu, where=one.where))
     if size:
         request.shares[size] += one.count
@@ -116,22 +113,18 @@ def _no_such_profile(one: DeviceRequest, name: ProfileName, gpu: Gpu | None) -> 
 
 def _beyond(request: GpuRequest) -> Iterator[Problem]:
     """What no GPU can be."""
-    instances, shares = request.instances.total(), request.shares.total()
-    if instances and shares:
-        yield _of(request, "MIG profiles and for shares", "request one or the other on a GPU")
     for count, most, what in (
-        (instances, MAX_INSTANCES, "MIG devices"),
-        (shares, MAX_CLIENTS, "shares"),
+        (request.instances.total(), MAX_INSTANCES, "MIG devices"),
+        (request.shares.total(), MAX_CLIENTS, "shares"),
     ):
         if count > most:
-            yield _of(request, f"{count} {what}", f"at most {most} fit")
-
-
-def _of(request: GpuRequest, what: str, remedy: str) -> Problem:
-    message = f"GPU {request.index} is asked for {what}"
-    return Problem(
-        code=Code.DOES_NOT_FIT, message=message, remedy=remedy, gpu=request.uuid, path=request.where
-    )
+            yield Problem(
+                code=Code.DOES_NOT_FIT,
+                message=f"GPU {request.index} is asked for {count} {what}",
+                remedy=f"at most {most} fit",
+                gpu=request.uuid,
+                path=request.where,
+            )
 
 
 # --- GPUs that nos asks nothing of ----------------------------------------------------------------

@@ -152,7 +152,7 @@ class NosSource(NodeSource):
 
 def _key(view: NodeView) -> str | None:
     """The key of the ConfigMap that matters for this node; None when none does."""
-    if partitioning_of(view.labels) not in (PartitioningKind.MPS, PartitioningKind.HYBRID):
+    if partitioning_of(view.labels) is not PartitioningKind.MPS:
         return None
     return view.labels.get(CONFIGURATION_LABEL) or None
 

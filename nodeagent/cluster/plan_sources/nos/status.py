@@ -106,9 +106,9 @@ def _counted(
             continue
         seen = as_used(gpu)
         # To nos a share on a node of MIG, or the other way round, is a fault of the whole node.
-        if mode is not PartitioningKind.MPS:
+        if mode is PartitioningKind.MIG:
             counts.update(_devices(seen, asked.get(gpu.index, ()), answers=answers))
-        if mode is not PartitioningKind.MIG and seen.mps is not None:
+        elif seen.mps is not None:
             counts.update(_shares(seen, seen.mps, daemons.get(gpu.uuid), answers=answers))
     return silent, counts
 

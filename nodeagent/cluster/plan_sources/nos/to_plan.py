@@ -21,7 +21,6 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     nos_spelling,
     partitioning_of,
     read_spec,
-    share_size,
 )
 from nodeagent.cluster.plan_sources.nos.requested_devices import (
     MEMORY_LABEL,
@@ -100,13 +99,8 @@ class DeferredNosPlan:
         if self.plugin_configuration is None:
             reading = spec or Requests()
         else:
+            # With a configuration the annotations are left from another time.
             reading = read_configuration(self.plugin_configuration)
-            # On an MPS node with a configuration the annotations are left from another time.
-            if mode is PartitioningKind.HYBRID and spec is not None:
-                instances = tuple(one for one in spec.devices if share_size(one.profile) is None)
-                reading = Requests(
-                    (*instances, *reading.devices), (*spec.wrong, *reading.wrong), spec.ignored
-                )
         return reading if reading.devices or reading.wrong else None
 
 
@@ -121,13 +115,13 @@ def deferred_plan(
     if annotations.get(SPEC_PLAN):
         spec[SPEC_PLAN] = _SOME_ID
     keys = [MODE_LABEL]
-    if mode in (PartitioningKind.MPS, PartitioningKind.HYBRID):
+    if mode is PartitioningKind.MPS:
         keys.append(MEMORY_LABEL)
         if plugin_configuration is None:
             keys.append(CONFIGURATION_LABEL)  # it is only named in a message then
-    if mode in (None, PartitioningKind.MIG):
+    else:
         plugin_configuration = None
-    if mode is None or (mode is PartitioningKind.MPS and plugin_configuration is not None):
+    if mode is None or plugin_configuration is not None:
         spec = {}
     found = {key: labels[key] for key in keys if key in labels}
     return DeferredNosPlan(spec, found, plugin_configuration)

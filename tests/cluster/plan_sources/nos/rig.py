@@ -24,7 +24,6 @@ from tests.views.daemons import mps_client, mps_daemon
 
 MIG = {MODE_LABEL: "mig"}
 MPS = {MODE_LABEL: "mps"}
-HYBRID = {MODE_LABEL: "hybrid"}
 PLAN_ID = "1714000000"
 OFF = MigMode(current=False, pending=False)
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -14,7 +14,6 @@ from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
 from tests.cluster.plan_sources.nos.rig import (
-    HYBRID,
     MIG,
     MPS,
     OFF,
@@ -211,7 +210,6 @@ def test_each_mode_its_own() -> None:
     both = state(observed, mps=(daemon,))
     assert written(both, labels=MIG) == {"1-7g.40gb-free": "1"}
     assert written(both, labels=MPS) == {"0-10gb-free": "1"}
-    assert written(both, labels=HYBRID) == {"0-10gb-free": "1", "1-7g.40gb-free": "1"}
 
 
 # --- the plan's id ----------------------------------------------------------------------------

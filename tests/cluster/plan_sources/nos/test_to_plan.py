@@ -16,7 +16,6 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
 from tests.cluster.plan_sources.nos.rig import (
-    HYBRID,
     MIG,
     MPS,
     OFF,
@@ -180,27 +179,7 @@ def test_memory_does_not_waver() -> None:
     assert offer({}, labels, silent, plugin_configuration=TEN) == known
 
 
-# --- both, and neither ------------------------------------------------------------------------
-
-
-def test_hybrid() -> None:
-    """MIG by annotations, shares by either carrier; a GPU that is not named stays untouched."""
-    observed = node(gpu(0), gpu(1), gpu(2))
-    asked = spec(**{"0-7g.40gb": "1"})
-    by_configuration = offer(asked, HYBRID, observed, plugin_configuration=TEN)
-    assert [(e["devices"], e["mig"]) for e in gpus(by_configuration)] == [
-        ([0], {"7g.40gb": 1}),
-        ([1], "disabled"),
-    ]
-    by_annotations = offer({**asked, **spec(**{"1-10gb": "2"})}, HYBRID, observed)
-    assert by_annotations == by_configuration
-
-
-def test_both_on_one_gpu() -> None:
-    """A GPU cannot be divided in both ways."""
-    what = problem(offer(spec(**{"0-7g.40gb": "1", "0-10gb": "1"}), HYBRID, TWO))
-    assert "for MIG profiles and for shares" in what.message
-    assert "spec-gpu-0-10gb" in what.path
+# --- neither -----------------------------------------------------------------------------------
 
 
 def test_no_mode() -> None:
@@ -265,9 +244,7 @@ NOTHING_NEW = [
 
 
 @pytest.mark.parametrize("more", NOTHING_NEW)
-@pytest.mark.parametrize(
-    ("labels", "text"), [(MIG, None), (HYBRID, None), (HYBRID, TENS), (MPS, TENS), (MPS, None)]
-)
+@pytest.mark.parametrize(("labels", "text"), [(MIG, None), (MPS, TENS), (MPS, None)])
 def test_what_does_not_matter(
     more: dict[str, str], labels: dict[str, str], text: str | None
 ) -> None:
@@ -276,7 +253,7 @@ def test_what_does_not_matter(
 
 
 @pytest.mark.parametrize("text", [None, TENS])
-@pytest.mark.parametrize("labels", [MIG, MPS, HYBRID, {}, {MODE_LABEL: "x"}, {**MPS, **KEYED}])
+@pytest.mark.parametrize("labels", [MIG, MPS, {}, {MODE_LABEL: "x"}, {**MPS, **KEYED}])
 def test_nothing_is_lost(labels: dict[str, str], text: str | None) -> None:
     """The reduced value means, and remarks on, what all that is on the Node would."""
     labels = {**labels, MEMORY_LABEL: "40960"}
