@@ -16,21 +16,16 @@ from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.cluster.client.node_view import (
-    ANNOTATIONS,
-    CONDITIONS,
-    LABELS,
     NodeView,
     Wanted,
     difference,
     patch_of,
     read_node,
-    too_large,
 )
 from nodeagent.cluster.keeper import Keeper, WriteIntervals
 from nodeagent.cluster.reflector import INTERVALS, Reflector, WatchIntervals
 
 _WRITES: Final = WriteIntervals()
-_MAX_BYTES: Final = 128 * 1024  # of an annotation; all writers together have 256 KiB
 Part = Literal["metadata", "status", "taints"]
 
 
@@ -104,23 +99,13 @@ class KeptNode:
         """The keys that another program keeps setting to something else; empty when none does."""
         return tuple(key for part in self._keeper.overwritten for key in part.keys)
 
-    def want(self, wanted: Wanted) -> dict[str, int]:
-        """Want this from now on, in place of what was wanted before.
-
-        Annotations that are too large are left out, and returned with their bytes. Raises
-        ValueError for a key or a condition that views leave out.
+    def want(self, wanted: Wanted) -> None:
+        """Want this from now on, in place of what was wanted before. Keys and conditions that views
+        leave out would be written again and again.
         """
-        unseen = [k for k in wanted.annotations if not k.startswith(ANNOTATIONS)]
-        unseen += [k for k in wanted.labels if not k.startswith(LABELS)]
-        unseen += wanted.conditions.keys() - CONDITIONS
-        if unseen:
-            raise ValueError(f"wanted but never seen: {', '.join(unseen)}")
-        left_out = too_large(wanted.annotations, _MAX_BYTES)
-        kept = {key: text for key, text in wanted.annotations.items() if key not in left_out}
-        self._keeper.want("metadata", Wanted(kept, wanted.labels))
+        self._keeper.want("metadata", Wanted(wanted.annotations, wanted.labels))
         self._keeper.want("status", Wanted(conditions=wanted.conditions))
         self._keeper.want("taints", Wanted(taints=wanted.taints))
-        return left_out
 
     async def settled(self) -> None:
         """Wait until there is nothing that could be written now."""

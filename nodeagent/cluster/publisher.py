@@ -88,7 +88,6 @@ class NodePublisher:
         self._status = StatusAnnotation()
         self._source: NodeSource | None = None
         self._keys_to_remove = Wanted()
-        self._left_out: dict[str, int] = {}  # bytes of what was too large when it was last reported
         self._cleanup: asyncio.TimerHandle | None = None
         self._view: NodeView | None = None
         self._answered = False  # with the Node, or that there is none
@@ -291,9 +290,7 @@ class NodePublisher:
             status.conditions,
             status.taints,
         )
-        before, self._left_out = self._left_out, self._kept.want(wanted)
-        for key, size in self._left_out.items() - before.items():  # the rest is written
-            log.error("too large for the Node", key=key, bytes=size)
+        self._kept.want(wanted)
 
     def _for_source(self, state: NodeState) -> NodeState:
         """Publishes success last, as mig-manager does: the GPU Operator's validator, for one, then

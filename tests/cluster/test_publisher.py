@@ -31,11 +31,10 @@ PACE = PublisherIntervals(
 class Labelling(NodeSource):
     """A source that keeps one label on the Node."""
 
-    def __init__(self, label: str, annotation: str = "") -> None:
+    def __init__(self, label: str) -> None:
         self.offers: list[object] = []
         super().__init__(self.offers.append, rounds=lambda: 0)
         self.label = label
-        self.annotation = annotation
         self.views: list[NodeView | None] = []
 
     @property
@@ -48,8 +47,7 @@ class Labelling(NodeSource):
         self.views.append(view)
 
     def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
-        said = {"nos.nebuly.com/said": self.annotation} if self.annotation else {}
-        return Wanted(annotations=said, labels={self.label: state.phase.value})
+        return Wanted(labels={self.label: state.phase.value})
 
     def withdrawal(self, view: NodeView) -> Wanted:
         return Wanted(labels={self.label: None})
@@ -188,15 +186,6 @@ async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None
     await member.until("Blocked")
     assert member.labels["nvidia.com/first"] == "another-programs"
     await until(lambda: "nvidia.com/second" not in member.labels)
-
-
-async def test_what_is_too_large_keeps_nothing_else_back(member: PublishedNode) -> None:
-    """An answer that repeats what a user wrote may be of any size; the status is published."""
-    member.publisher.use(Labelling("nvidia.com/first", "x" * (129 << 10)))
-    member.publish(Phase.BLOCKED)
-    await member.until("Blocked")
-    assert member.labels["nvidia.com/first"] == "Blocked"
-    assert "nos.nebuly.com/said" not in member.server.node("n")["metadata"]["annotations"]
 
 
 async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAccess) -> None:

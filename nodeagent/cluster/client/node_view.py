@@ -196,12 +196,6 @@ def patch_of(node: str, part: Wanted, view: NodeView, moment: datetime) -> Reque
     return requests.patch_node_status(node, {"status": {"conditions": entries}})
 
 
-def too_large(annotations: _Keys, largest: int) -> dict[str, int]:
-    """The bytes (key and value together) of each annotation that has more than `largest`."""
-    sizes = {k: len(k.encode()) + len((v or "").encode()) for k, v in annotations.items()}
-    return {key: size for key, size in sizes.items() if size > largest}
-
-
 def _difference(wanted: Mapping[str, T], there: Mapping[str, object]) -> Mapping[str, T]:
     return {key: value for key, value in wanted.items() if there.get(key) != value}
 

@@ -15,7 +15,6 @@ from nodeagent.cluster.client.node_view import (
     is_newer,
     patch_of,
     read_node,
-    too_large,
 )
 from nodeagent.health.reporting import Condition
 
@@ -208,9 +207,3 @@ def test_conditions_are_written_by_type_and_only_where_they_differ(
             entry["lastTransitionTime"] == f"2026-0{1 if same else 2}-0{1 if same else 2}T00:00:00Z"
         )
         assert entry["lastHeartbeatTime"] == "2026-02-02T00:00:00Z"
-
-
-def test_the_size_of_an_annotation_is_that_of_its_bytes() -> None:
-    annotations = {"key": "ü" * 5, "gone": None}
-    assert too_large(annotations, 13) == {}
-    assert too_large(annotations, 12) == {"key": 13}

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,6 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import WriteConflict
 from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.keeper import WriteIntervals
-from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import (
     PLAN,
     STATUS,
@@ -129,33 +127,6 @@ async def test_nothing_is_written_when_nothing_differs(
             await asyncio.sleep(0.05)
         await writer.settled()
     assert len(server.requests) == 2  # the follower's
-
-
-async def test_too_large_an_annotation_is_an_answer_and_no_request(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    made = Follower(access)
-    async with made.running() as writer:
-        writer.want(wanted("small"))
-        await settled(server, writer, "small")
-        answer = writer.want(wanted("x" * 200_000))
-        assert answer == {STATUS: len(STATUS) + 200_000}
-        await asyncio.sleep(0.2)
-    assert len(writes(server)) == 1
-
-
-@pytest.mark.parametrize(
-    "unseen",
-    [
-        Wanted({"other/key": "x"}),
-        Wanted(labels={"other": None}),
-        Wanted(conditions={"Ready": Condition("True", "", "")}),
-    ],
-)
-async def test_what_views_leave_out_cannot_be_wanted(access: ClusterAccess, unseen: Any) -> None:
-    """It would be written again and again, because it would never be seen."""
-    with pytest.raises(ValueError, match="wanted but never seen"):
-        Follower(access).follower.want(unseen)
 
 
 async def test_what_was_edited_by_hand_is_restored(

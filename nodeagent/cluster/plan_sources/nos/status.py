@@ -22,6 +22,7 @@ from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import MpsClient, Pod
 
 _Counts = Counter[StatusKey]
+_MAX_ID = 1024  # characters of a plan's id, which is a time; all annotations have 256 KiB together
 
 
 def status_annotations(
@@ -50,8 +51,10 @@ def status_annotations(
             if found is None or found.index not in silent:
                 wanted[key] = None
         wanted |= {str(key): str(counts[key]) for key in sorted(counts)}
-    plan = annotations.get(grammar.SPEC_PLAN)
-    if plan and (state.driver_error or (judged and _answered(state, offered, mode))):
+    plan = annotations.get(grammar.SPEC_PLAN, "")
+    if 0 < len(plan) <= _MAX_ID and (
+        state.driver_error or (judged and _answered(state, offered, mode))
+    ):
         wanted[grammar.STATUS_PLAN] = plan
     return wanted
 

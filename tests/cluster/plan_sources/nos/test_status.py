@@ -259,11 +259,13 @@ def test_when_a_plan_is_answered(
 
 def test_ids_without_a_plan() -> None:
     """Without an id nothing is answered, and an earlier answer is left as it is; one from a time
-    with MIG is answered on an MPS node too, where nothing comes of it.
+    with MIG is answered on an MPS node too, where nothing comes of it. What is too long for one
+    would crowd out the other annotations.
     """
     known = state(ObservedNode((gpu(0, mig=OFF),)))
     for there in ({STATUS_PLAN: "old"}, {STATUS_PLAN: "old", SPEC_PLAN: ""}):
         assert status_annotations(known, NOTHING, annotations=there, labels=MIG) == {}
-    left = {SPEC_PLAN: PLAN_ID}
-    found = status_annotations(state(TWO), NOTHING, annotations=left, labels=MPS)
-    assert found == {STATUS_PLAN: PLAN_ID}
+    for plan, answer in ((PLAN_ID, {STATUS_PLAN: PLAN_ID}), ("1" * 1025, {})):
+        left = {SPEC_PLAN: plan}
+        found = status_annotations(state(TWO), NOTHING, annotations=left, labels=MPS)
+        assert found == answer
