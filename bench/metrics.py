@@ -48,7 +48,7 @@ def _counters() -> str:
     there = {metric.field.id for metric in default_selection().metrics}
     left = [
         row
-        for row in catalogue().from_nvml
+        for row in catalogue().fields
         if row.id not in there and row.level is not Level.LINK and row.tier is Tier.FAST
     ]
     parts = [row for row in left if row.part is not None][: MORE // 2]

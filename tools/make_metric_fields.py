@@ -176,28 +176,6 @@ def numeric(raw: Json) -> Json:
     return {key: value for key, value in row.items() if value not in ("", False) or key == "unit"}
 
 
-def composed(raw: Json, number: int) -> Json:
-    """One of the metrics that dcgm-exporter itself adds."""
-    source = {
-        "from": "composed",
-        "composition": tables.COMPOSED[raw["name"]],
-        "labels": raw["labels"],
-    }
-    return {
-        "id": number,
-        "name": raw["name"],
-        "renamed": raw["name"],
-        "kind": "gauge",
-        "printedKind": "counter",
-        "unit": "",
-        "help": raw["help"],
-        "level": "gpu",
-        "withMig": "stays",
-        "tier": "event",
-        "whole": source,
-    }
-
-
 def text(raw: Json) -> Json:
     """A field that can only be a label."""
     system = raw["mig"] == "system"
@@ -226,13 +204,13 @@ def catalogue(source: Json) -> Json:
     numbers = [f for f in usable if f.get("prom_type") in ("gauge", "counter")]
     texts = [f for f in usable if f.get("prom_type") == "label"]
     taken = {f["id"] for f in (*numbers, *texts)}
-    own = [composed(raw, 9001 + n) for n, raw in enumerate(source["exporter_own"])]
     rest = {name for f in fields if f["id"] not in taken for name in (f["name"], f["name_dcgm46"])}
     return {
         "provenance": PROVENANCE,
-        "fields": [*map(numeric, sorted(numbers, key=lambda f: f["id"])), *own],
+        "fields": list(map(numeric, sorted(numbers, key=lambda f: f["id"]))),
         "texts": [text(f) for f in sorted(texts, key=lambda f: f["id"])],
         "unavailable": sorted(name for name in rest if name),
+        "composed": tables.COMPOSED,
     }
 
 
@@ -246,7 +224,8 @@ def written(content: Json) -> str:
         f'{{\n "provenance": {json.dumps(content["provenance"])},\n'
         f' "fields": [\n{lines(content["fields"])}\n ],\n'
         f' "texts": [\n{lines(content["texts"])}\n ],\n'
-        f' "unavailable": [\n{lines(content["unavailable"])}\n ]\n}}\n'
+        f' "unavailable": [\n{lines(content["unavailable"])}\n ],\n'
+        f' "composed": {json.dumps(content["composed"], indent=2)}\n}}\n'
     )
 
 

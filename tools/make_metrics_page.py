@@ -14,7 +14,6 @@ from nodeagent.metrics.catalogue import Field, Level, WithMig, catalogue
 from nodeagent.metrics.selection import default_selection
 from nodeagent.metrics.sources import (
     ALL_LINKS,
-    Composed,
     DeviceCall,
     EventCount,
     FieldRate,
@@ -161,8 +160,8 @@ def main() -> None:
 def summary() -> str:
     """How many fields there are."""
     known = catalogue()
-    parts = sum(1 for row in known.from_nvml if row.part is not None)
-    return f"{len(known.from_nvml)} numeric fields from NVML, {parts} of them for GPU instances"
+    parts = sum(1 for row in known.fields if row.part is not None)
+    return f"{len(known.fields)} numeric fields from NVML, {parts} of them for GPU instances"
 
 
 def page() -> str:
@@ -183,7 +182,7 @@ def page() -> str:
         HEAD + own + FIELDS + f"There are {summary()}.\n\n"
         "| field | name since DCGM 4.6 | id | default | type | unit | meaning | with MIG | from | "
         "oldest |\n|---|---|---|---|---|---|---|---|---|---|\n"
-        + "".join(_row(row, default) for row in known.from_nvml)
+        + "".join(_row(row, default) for row in known.fields)
         + "\n## Fields that are texts\n\nThey can be labels.\n\n"
         "| field | name since DCGM 4.6 | default | meaning | from |\n|---|---|---|---|---|\n"
         + texts
@@ -220,7 +219,7 @@ def _with_mig(row: Field) -> str:
     ]
 
 
-def _source(source: Source) -> str:  # noqa: C901 # one case for each kind of source
+def _source(source: Source) -> str:  # one case for each kind of source
     """In a few words."""
     match source:
         case SystemCall(function) | VerdictCall(function) | PeerCall(function):
@@ -243,8 +242,6 @@ def _source(source: Source) -> str:  # noqa: C901 # one case for each kind of so
             return f"GPM {first} + {step}n `{constant}`"
         case EventCount(happening):
             return f"event: {happening.value}"
-        case Composed(_, labels):
-            return f"composed; labels {', '.join(f'`{name}`' for name in labels)}"
         case _:
             assert_never(source)
 

@@ -171,11 +171,12 @@ EARLIER_NAMES = {f"DCGM_FI_DEV_{new}": f"dcgm_{old}" for old, new in EARLIER.ite
         "PCIE_RX_BYTES",
     )
 }
+# What is exported in the place of what dcgm-exporter makes out of several readings.
 COMPOSED = {
-    "DCGM_EXP_XID_ERRORS_COUNT": "xidCount",
-    "DCGM_EXP_CLOCK_EVENTS_COUNT": "clockEventCount",
-    "DCGM_EXP_GPU_HEALTH_STATUS": "health",
-    "DCGM_EXP_P2P_STATUS": "peers",
+    "DCGM_EXP_XID_ERRORS_COUNT": "nodeagent_gpu_xid_total counts them",
+    "DCGM_EXP_CLOCK_EVENTS_COUNT": "DCGM_FI_DEV_CLOCKS_EVENT_REASONS has them",
+    "DCGM_EXP_GPU_HEALTH_STATUS": "nodeagent_gpu_health has it",
+    "DCGM_EXP_P2P_STATUS": "",
 }
 # Texts: the structure's attribute or the call's argument.
 TEXT_SOURCES: dict[int, Json] = {

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 from msgspec import Struct, field, json
 
-from nodeagent.metrics.sources import Composed, Source
+from nodeagent.metrics.sources import Source
 
 
 class Kind(StrEnum):
@@ -96,11 +96,14 @@ class TextField(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknow
 
 
 class Catalogue(Struct, frozen=True, dict=True):
-    """All rows in the order of their ids. `unavailable`: DCGM's fields that NVML cannot give."""
+    """All rows in the order of their ids. `unavailable`: DCGM's fields that NVML cannot give.
+    `composed`: what dcgm-exporter itself makes of many readings, with what is exported instead.
+    """
 
     fields: tuple[Field, ...]
     texts: tuple[TextField, ...]
     unavailable: frozenset[str]
+    composed: Mapping[str, str]
     provenance: str
 
     @cached_property
@@ -111,11 +114,6 @@ class Catalogue(Struct, frozen=True, dict=True):
         found |= {row.earlier: row for row in self.fields if row.earlier}
         # Where DCGM gave a name to another field, the old meaning is what is asked for.
         return found | {row.name: row for row in rows}
-
-    @cached_property
-    def from_nvml(self) -> tuple[Field, ...]:
-        """The numeric fields less those that dcgm-exporter composes itself."""
-        return tuple(f for f in self.fields if not isinstance(f.whole, Composed))
 
 
 @lru_cache(maxsize=1)

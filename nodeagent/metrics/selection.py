@@ -12,7 +12,6 @@ from functools import lru_cache
 
 from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import Field, TextField, catalogue
-from nodeagent.metrics.sources import Composed, Composition
 from nodeagent.structs import Struct
 from nodeagent.text import did_you_mean
 
@@ -22,13 +21,6 @@ _MAX_QUOTED = 60  # characters of a value in a finding
 
 _WRITTEN_AS_TYPES = ("gauge", "counter")
 _TYPES = (*_WRITTEN_AS_TYPES, "histogram", "summary", "label")
-# What is exported in the place of what dcgm-exporter makes out of several readings.
-_INSTEAD = {
-    Composition.XID_COUNT: "nodeagent_gpu_xid_total counts them",
-    Composition.CLOCK_EVENT_COUNT: "DCGM_FI_DEV_CLOCKS_EVENT_REASONS has them",
-    Composition.HEALTH: "nodeagent_gpu_health has it",
-    Composition.PEERS: "",
-}
 
 
 class NoCounters(NodeagentError):
@@ -161,12 +153,6 @@ def _read(number: int, line: str, *, suggest: bool) -> SelectedField | SelectedL
         return LineFault(
             number, f"{name} is a text, not a number", remedy="its type can only be label"
         )
-    if isinstance(row.whole, Composed):
-        return LineFault(
-            number,
-            f"{name} is computed by dcgm-exporter itself and not exported here",
-            remedy=_INSTEAD[row.whole.composition],
-        )
     # One value for each thing is neither a histogram nor a summary, whatever the file calls it.
     written = kind if kind in _WRITTEN_AS_TYPES else row.type.value
     return SelectedField(row, name, written, meaning)
@@ -176,6 +162,9 @@ def _unknown(line: int, name: str, *, suggest: bool) -> LineFault:
     known = catalogue()
     if name in known.unavailable:
         return LineFault(line, f"{name} is not available from NVML")
+    if name in known.composed:
+        found = f"{name} is computed by dcgm-exporter itself and not exported here"
+        return LineFault(line, found, remedy=known.composed[name])
     short = suggest and len(name) <= _MAX_QUOTED
     return LineFault(
         line,

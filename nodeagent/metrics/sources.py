@@ -147,22 +147,6 @@ class EventCount(_Source, frozen=True, tag_field="from", tag="event"):
     happening: Happening
 
 
-class Composition(StrEnum):
-    """What dcgm-exporter itself makes out of many readings."""
-
-    XID_COUNT = "xidCount"
-    CLOCK_EVENT_COUNT = "clockEventCount"
-    HEALTH = "health"
-    PEERS = "peers"
-
-
-class Composed(_Source, frozen=True, tag_field="from", tag="composed"):
-    """Made by the exporter out of events or other readings, with labels of its own."""
-
-    composition: Composition
-    labels: tuple[str, ...]
-
-
 Source = (
     SystemCall
     | DeviceCall
@@ -175,7 +159,6 @@ Source = (
     | Gpm
     | GpmLink
     | EventCount
-    | Composed
 )
 
 

@@ -61,9 +61,7 @@ def make_plan(fields: Iterable[Field], texts: Iterable[TextField] = ()) -> Field
     """Plan how to read these fields. Those that follow events are left out."""
     plan = FieldPlan()
     for entry in fields:
-        if entry.tier is Tier.EVENT or isinstance(
-            entry.whole, sources.EventCount | sources.Composed
-        ):
+        if isinstance(entry.whole, sources.EventCount):
             continue
         of_node = isinstance(entry.whole, sources.SystemCall)
         (plan.node if of_node else plan.whole[entry.tier]).add(entry.id, entry.whole)
@@ -194,7 +192,7 @@ def _reader_of(rows: Rows, row: int, source: Source) -> Callable[[ReadTarget], R
                 (subject, target.ports().get((counter, link)))
                 for link, subject in enumerate(target.links)
             ]
-        case sources.EventCount() | sources.Composed():
+        case sources.EventCount():
             raise TypeError(f"{source!r} is not read")
 
 

@@ -91,7 +91,7 @@ def test_the_parser_reads_the_same_values(name: str) -> None:
 
 
 def test_every_field_there_is_can_be_printed() -> None:
-    rows = catalogue().from_nvml
+    rows = catalogue().fields
     counters = "".join(f"{row.name},{row.type},x\n" for row in rows)
     text = _text(sample(rows, [gpu(0), gpu(1)], links=2), counters)
     written = [line.rsplit(" ", 1)[0] for line in _series(text)]

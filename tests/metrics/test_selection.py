@@ -120,10 +120,10 @@ def test_the_shipped_file_is_the_default_set_and_what_slices_need() -> None:
 
 
 def test_every_field_of_the_catalogue_can_be_selected() -> None:
-    lines = [f"{row.name},{row.type},{row.unit}" for row in catalogue().from_nvml]
+    lines = [f"{row.name},{row.type},{row.unit}" for row in catalogue().fields]
     selection = read_selection("\n".join(lines))
     assert selection.findings == ()
-    assert selection.fields == catalogue().from_nvml
+    assert selection.fields == catalogue().fields
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.telemetry.catalogue_rig import (
     sample_events,
 )
 
-ROWS = catalogue().from_nvml
+ROWS = catalogue().fields
 
 # Rows of calls, in the units that they are exported in. A set: it differs between the boards.
 BY_HAND: dict[int, Number | set[Number]] = {

@@ -40,9 +40,7 @@ class Examination:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
-        counters = (
-            f"{f.name}, {f.type}, {f.help.replace(',', ';')}" for f in catalogue().from_nvml
-        )
+        counters = (f"{f.name}, {f.type}, {f.help.replace(',', ';')}" for f in catalogue().fields)
         (folder / "counters.csv").write_text("\n".join(counters), encoding="utf-8")
 
     # --- the program ----------------------------------------------------------------------------
