@@ -112,7 +112,11 @@ def _of_one(status: Json, name: str) -> Json:
         **status,
         "gpus": [gpu],
         "mps": [daemon for daemon in status.get("mps", ()) if daemon.get("device") in devices],
-        "problems": [p for p in status.get("problems", ()) if p.get("gpu", "") in ("", uuid)],
+        **{
+            key: [one for one in status[key] if one.get("gpu", "") in ("", uuid)]
+            for key in ("troubles", "problems")
+            if key in status
+        },
     }
     if "claims" in status:
         held = (c for c in status["claims"] if any(d.get("gpu") == uuid for d in c["devices"]))

@@ -32,7 +32,7 @@ from nodeagent.reconcile.plan_update import PlanUpdate
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import Cluster, ClusterProblem
+from nodeagent.views.shapes import Cluster
 from nodeagent.views.status_annotation import StatusAnnotation
 from nodeagent.views.text import time_json
 
@@ -153,15 +153,16 @@ class NodePublisher:
     @property
     def state(self) -> Cluster:
         fault = self._kept.fault
-        problem, remedy = (fault.message, fault.remedy) if fault else ("", "")
+        problem = Problem.from_error(Code.CLUSTER, fault) if fault else None
         if not problem and self._answered and self._view is None:
-            problem, remedy = f"the cluster has no Node {self._node}", _NAME_IT
+            message = f"the cluster has no Node {self._node}"
+            problem = Problem(code=Code.CLUSTER, message=message, remedy=_NAME_IT)
         return Cluster(
             server=self._access.server,
             reachable=self._kept.is_reachable,
             registered=self._view is not None,
             since=time_json(self._since) if self._since else "",
-            problem=ClusterProblem(message=problem, remedy=remedy) if problem else None,
+            problem=problem,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from nodeagent.terminal.page import (
@@ -42,18 +42,12 @@ def claims_page(
     cells = (row for claim in claims for row in _rows(claim, now))
     rows = table(_HEADER, cells, right=_NUMBERS) if claims else (line(_NONE),)
     notes = [note for claim in claims for note in _notes(claim)]
-    known = [problem for claim in claims for problem in _problems(claim)]
-    notes += less_offered_lines(less_offered, known)
+    said = {problem.get("message") for claim in claims for problem in _problems(claim)}
+    for reason in less_offered:
+        if reason.get("message") not in said:
+            less = f"less is offered to claims: {reason.get('message')}"
+            notes += remark(less, str(reason.get("remedy", "")))
     return (*rows, BLANK, *notes) if notes else rows
-
-
-def less_offered_lines(reasons: Iterable[Json], known: Iterable[Json]) -> Iterator[Line]:
-    """Why GPUs offer less to claims than they could, but for what the `known` problems say."""
-    said = {problem.get("message") for problem in known}
-    for reason in reasons:
-        message, remedy = str(reason.get("message", "")), str(reason.get("remedy", ""))
-        if message not in said:
-            yield from remark(f"less is offered to claims: {message}", remedy)
 
 
 def claim_lines(claims: Sequence[Json], gpu: str) -> Iterator[Line]:

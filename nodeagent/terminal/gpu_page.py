@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal import status_words
-from nodeagent.terminal.claims_page import claim_lines, less_offered_lines
+from nodeagent.terminal.claims_page import claim_lines
 from nodeagent.terminal.events_page import event_lines
 from nodeagent.terminal.mps_page import daemon_lines
 from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, gibibytes, indent, line
 from nodeagent.terminal.slices import Cell, drawing
-from nodeagent.terminal.status_page import title_lines
-from nodeagent.terminal.troubles import headline_lines, troubles
+from nodeagent.terminal.status_page import (
+    headline_lines,
+    other_troubles,
+    title_lines,
+    trouble_lines,
+)
 
 
 def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Line, ...]:
@@ -19,9 +23,9 @@ def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Lin
     the `events` of the last hour that concern it.
     """
     (gpu,) = status["gpus"]
-    found = troubles({"problems": status.get("problems", ())})
-    headline = headline_lines(status.get("headline") or {}, found)
-    problems = [row for trouble in found for row in trouble.lines()]
+    # Those of health are below, with the GPU.
+    others = (t for t in other_troubles(status) if not t.get("evidence"))
+    problems = [row for trouble in others for row in trouble_lines(trouble)]
     body = (
         *_health(gpu),
         *_readings(gpu),
@@ -34,12 +38,11 @@ def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Lin
             for row in daemon_lines(d, name)
         ),
         *claim_lines(status.get("claims", ()), str(gpu.get("uuid"))),
-        *less_offered_lines(status.get("lessOffered", ()), status.get("problems", ())),
         *status_words.mode_lines(gpu),
         *status_words.room_lines(gpu),
     )
     return (
-        *headline,
+        *headline_lines(status),
         *title_lines(status),  # its message may be of another GPU
         *([BLANK, *problems] if problems else []),
         BLANK,

@@ -76,15 +76,6 @@ def daemon_line(daemon: Json, what: str) -> Line:
     return line(f"MPS on {what}: ", _state_span(daemon), dim(f"  {', '.join(facts)}"))
 
 
-def daemon_troubles(daemon: Json) -> Iterator[tuple[str, Tone]]:
-    """Why it is not Ready, and what is wrong although it may be; those of clients are problems."""
-    state = str(daemon.get("state"))
-    if daemon.get("why") and state != "Ready":
-        yield str(daemon["why"]), _STATE_TONES.get(state, Tone.WARNING)
-    if daemon.get("trouble") and daemon["trouble"] != daemon.get("why"):
-        yield str(daemon["trouble"]), Tone.WARNING
-
-
 def daemon_place_words(daemon: Json) -> str:
     """`GPU 0`, `GPU 0 3g.40gb at 4`, or the UUID where no more is known."""
     if "gpu" not in daemon:
@@ -171,10 +162,13 @@ def _client_line(client: Json) -> Line:
 
 def _notes(daemon: Json, place: str) -> Iterator[Line]:
     """What is not as it should be; `place` stands in front of each note."""
-    for trouble, tone in daemon_troubles(daemon):
-        yield from remark(f"{place}{trouble}", tone=tone)
-        for printed in daemon.get("lastLines", ()) if trouble == daemon.get("why") else ():
+    state, why, trouble = (daemon.get(key) for key in ("state", "why", "trouble"))
+    if why and state != "Ready":
+        yield from remark(f"{place}{why}", tone=_STATE_TONES.get(str(state), Tone.WARNING))
+        for printed in daemon.get("lastLines", ()):
             yield line(dim(f"    {printed}"))
+    if trouble and trouble != why:
+        yield from remark(f"{place}{trouble}")
     for client in daemon.get("clients", ()):
         yield from _finding_notes(client, place)
     yield from _waiting_notes(daemon, place)

@@ -24,9 +24,9 @@ from nodeagent.terminal.page import (
     dim,
     line,
     quantity,
+    remark,
     row_count,
 )
-from nodeagent.terminal.troubles import Trouble, headline_lines, troubles
 from nodeagent.text import index_ranges, listed
 
 _PHASE_TONES = {
@@ -37,6 +37,7 @@ _PHASE_TONES = {
     "Failed": Tone.BAD,
     "NoPlan": Tone.PLAIN,
 }
+_TONES = {"ok": Tone.GOOD, "info": Tone.NEW, "warning": Tone.WARNING, "error": Tone.BAD}
 _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 _IN_FULL = "nodeagent status --gpu N shows one GPU in full"
 _NOT_SHOWN = "the rest does not fit: see nodeagent status --gpu N, or -o json"
@@ -51,12 +52,9 @@ def status_page(
     absent are not known and left out. `events` are those of the last hour.
     """
     gpus: Sequence[Json] = status.get("gpus", ())
-    found = troubles(status)
-    headline = headline_lines(status.get("headline") or {}, found)
-    top = [
-        *headline,
-        *title_lines(status, _message(status, (*headline, *(r for t in found for r in t.lines())))),
-    ]
+    headline, others = headline_lines(status), other_troubles(status)
+    said = (*headline, *(row for trouble in others for row in trouble_lines(trouble)))
+    top = [*headline, *title_lines(status, _message(status, said))]
     more = _explained(status)
     rows = gpu_table(gpus, status.get("mps", ()), status.get("claims", ()), width) if gpus else ()
     table = [*model_lines(gpus), *rows, legend(rows)] if rows else []
@@ -75,7 +73,7 @@ def status_page(
     room = spare(top, more, table)
     newest = last_event_lines(status, events, min(room // 4, _MAX_RESERVED), width)
     least = _details(status, room // 3 - 1, width)
-    hand = [*_first_that_fit(found, spare(top, more, table, least, newest) - 1, width), *more]
+    hand = [*_first_that_fit(others, spare(top, more, table, least, newest) - 1, width), *more]
     rest = _details(status, spare(top, hand, table, newest) - 1, width)
     last = last_event_lines(status, events, spare(top, hand, table, rest) - 1, width)
     return _joined(top, hand, table, rest, last)
@@ -138,39 +136,58 @@ def _cluster_lines(status: Json) -> tuple[Line, ...]:
 
 def _explained(status: Json) -> tuple[Line, ...]:
     """The command that explains all codes of what is shown, once; nothing when all is well."""
+    codes = dict.fromkeys(str(t["code"]) for t in status.get("troubles", ()) if t.get("code"))
+    return (line(dim(f"more: nodeagent explain {' '.join(codes)}")),) if codes else ()
+
+
+# --- what needs a hand ----------------------------------------------------------------------------
+
+
+def headline_lines(status: Json) -> tuple[Line, ...]:
+    """The worst thing, what mends it, what was read, and where in the plan it comes from."""
     headline: Json = status.get("headline") or {}
-    first = headline.get("code") if headline.get("severity") in ("warning", "error") else None
-    problems = (problem.get("code") for problem in status.get("problems", ()))
-    known: dict[str, str] = {}
-    for code in (first, *_causes(status), *problems):
-        if code:
-            known.setdefault(str(code).casefold(), str(code))  # a headline's begins with a capital
-    return (line(dim(f"more: nodeagent explain {' '.join(known.values())}")),) if known else ()
+    if not headline:
+        return ()
+    text, remedy = str(headline.get("text", "")), headline.get("remedy")
+    same: Json = next((t for t in status.get("troubles", ()) if t.get("text") == text), {})
+    path = same.get("path", "")
+    more = [same.get("evidence", ""), f"in the plan: {path}" if path and path not in text else ""]
+    return (
+        line(Span(text, _TONES.get(str(headline.get("severity")), Tone.PLAIN))),
+        *([line(f"  {remedy}")] if remedy else []),
+        *(line(dim(f"  {said}")) for said in more if said),
+    )
 
 
-def _causes(status: Json) -> Iterator[str | None]:
-    """Causes of the findings that leave the node or a GPU other than healthy."""
-    for holder in (status, *status.get("gpus", ())):
-        for finding in (holder.get("health") or {}).get("findings", ()):
-            if finding.get("severity", "healthy") != "healthy":
-                yield finding.get("cause")
+def other_troubles(status: Json) -> list[Json]:
+    """All but that of the headline."""
+    said = (status.get("headline") or {}).get("text")
+    return [trouble for trouble in status.get("troubles", ()) if trouble.get("text") != said]
+
+
+def trouble_lines(trouble: Json) -> tuple[Line, ...]:
+    """What is wrong, with what was read of it, and what mends it."""
+    text, evidence = str(trouble["text"]), trouble.get("evidence")
+    said = f"{text.rstrip('.')}: {evidence}" if evidence else text
+    tone = _TONES.get(str(trouble.get("severity")), Tone.WARNING)
+    return remark(said, trouble.get("remedy", ""), path=trouble.get("path", ""), tone=tone)
 
 
 # --- what fits ------------------------------------------------------------------------------------
 
 
-def _first_that_fit(found: Sequence[Trouble], room: int, width: int) -> list[Line]:
+def _first_that_fit(found: Sequence[Json], room: int, width: int) -> list[Line]:
     """The first of the troubles, and how many are left out."""
     lines: list[Line] = []
     for number, trouble in enumerate(found):
         left = len(found) - number
         note = line(dim(f"and {left} more: nodeagent status -o json has all problems"))
-        needed = row_count((*lines, *trouble.lines()), width) + (
+        needed = row_count((*lines, *trouble_lines(trouble)), width) + (
             row_count((note,), width) if left > 1 else 0
         )
         if needed > room:
             return [*lines, note] if room > 0 else []
-        lines += trouble.lines()
+        lines += trouble_lines(trouble)
     return lines
 
 

@@ -140,14 +140,10 @@ def room_lines(gpu: Json) -> tuple[Line, ...]:
     return (line(dim("room for " + " or ".join(room))),)
 
 
-def finding_words(finding: Json) -> str:
-    """`has uncorrected errors in slices 4-7`, without the evidence."""
-    return f"{finding.get('message', '')}{_slices(finding)}".strip()
-
-
 def finding_said(finding: Json) -> str:
-    """The same with the evidence."""
-    return ": ".join(filter(None, (finding_words(finding), str(finding.get("evidence", "")))))
+    """`has uncorrected errors in slices 4-7`, and the evidence."""
+    words = f"{finding.get('message', '')}{_slices(finding)}".strip()
+    return ": ".join(filter(None, (words, str(finding.get("evidence", "")))))
 
 
 def finding_advice(finding: Json) -> str:

@@ -1,8 +1,8 @@
-"""The worst thing about the node, in one sentence with its remedy. Pure.
+"""What needs a hand, the worst first, each in one sentence with its remedy; the worst is the node's
+headline. Pure.
 
-The order in which `_errors`, `_warnings` and `_notes` yield is the whole rule: the first headline
-counts. Texts hold no ages and no counts that grow, because the Node is written whenever they
-change.
+The order in which `_errors`, `_warnings` and `_notes` yield is the whole rule: the first counts.
+Texts hold no ages and no counts that grow, because the Node is written whenever they change.
 """
 
 from __future__ import annotations
@@ -18,10 +18,18 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, GONE
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.views.claims import Claim
 from nodeagent.views.devices import device_words, devices_by_uuid, gpu_of
 from nodeagent.views.health_remedies import HealthRemedies
-from nodeagent.views.node_state import FOR_CLAIMS, SHOWN_ONLY, WAITING, NodeState, Phase
-from nodeagent.views.shapes import Headline
+from nodeagent.views.node_state import (
+    FOR_CLAIMS,
+    SHOWN_ONLY,
+    WAITING,
+    NodeState,
+    Phase,
+    blocking_codes,
+)
+from nodeagent.views.shapes import Headline, Trouble
 from nodeagent.views.shapes import HeadlineSeverity as Severity
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
@@ -32,13 +40,27 @@ def headline(state: NodeState, *, in_cluster: bool) -> Headline:
     """The worst thing; in a cluster the remedies are kubectl's."""
     remedies = HealthRemedies(state.node, in_cluster, state.observed)
     ranked = chain(_errors(state, remedies), _warnings(state, remedies), _notes(state, remedies))
-    return next(ranked, _all_well(state))
+    worst = next(ranked, None) or _all_well(state)
+    return Headline(worst.severity, worst.text, worst.remedy, worst.gpu, worst.code)
+
+
+def troubles(state: NodeState, remedies: HealthRemedies) -> list[Trouble]:
+    """All that needs a hand, each said once. The first is the headline, if that warns of anything;
+    the last ones never are: they leave the node as it should be.
+    """
+    found: list[Trouble] = []
+    ranked = chain(_errors(state, remedies), _warnings(state, remedies), _beside(state))
+    for trouble in ranked:
+        said = trouble.text[1:].rstrip(".")  # within another sentence its first letter is small
+        if not any(said in other.text and other.gpu == trouble.gpu for other in found):
+            found.append(trouble)
+    return found
 
 
 # --- the ranking ----------------------------------------------------------------------------------
 
 
-def _errors(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
+def _errors(state: NodeState, remedies: HealthRemedies) -> Iterator[Trouble]:
     # GPUs that fell off the bus, are lost, or are not listed any more.
     unhealthy = [_of_finding(ERROR, f, state, remedies) for f in _findings(state, Health.UNHEALTHY)]
     gone = {BY_CAUSE[cause].reason for cause in GONE}
@@ -63,53 +85,63 @@ def _errors(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
         yield _of_problem(ERROR, problem, text)
 
 
-def _warnings(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
+def _warnings(state: NodeState, remedies: HealthRemedies) -> Iterator[Trouble]:
     yield from _unknown(WARNING, state, remedies)  # the driver does not say how a GPU is
     yield from _problems(WARNING, state, WAITING)  # in use, needs a reset, another program's
-    if state.phase in (Phase.BLOCKED, Phase.FAILED, Phase.REJECTED):  # no problem says why
+    unexplained = not blocking_codes(state.problems)
+    if state.phase in (Phase.BLOCKED, Phase.FAILED, Phase.REJECTED) and unexplained:
         text = f"The plan is {state.phase.value.lower()}."
-        yield Headline(WARNING, text, code=state.phase.value)
+        yield Trouble(WARNING, text, code=state.phase.value)
     if state.cluster and state.cluster.problem:
-        problem = state.cluster.problem
-        text, remedy = _sentence(problem.message), _remedy(problem.remedy)
-        yield Headline(WARNING, text, remedy, code=Code.CLUSTER.value)
+        yield _of_problem(WARNING, state.cluster.problem)
     # What is wrong with the plan's carrier; the last good plan counts.
     yield from _problems(WARNING, state, {Code.SOURCE_MISSING})
     if state.note and state.digest:
-        yield Headline(WARNING, _sentence(state.note), code="PlanMissing")
+        yield Trouble(WARNING, _sentence(state.note), code="PlanMissing")
     yield from _users_unknown(state)
     for finding in _findings(state, Health.DEGRADED):
         yield _of_finding(WARNING, finding, state, remedies)
     yield from _problems(WARNING, state, SHOWN_ONLY)  # MPS clients, metrics, the agent's files
     yield from _mps_troubles(state)
-    yield from _refused_claims(state)
+    for claim in state.claims or ():  # of pods that wait, or whose release does
+        if claim.refusal:
+            yield _of_claim(claim, claim.refusal)
 
 
-def _notes(state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
+def _beside(state: NodeState) -> Iterator[Trouble]:
+    for claim in state.claims or ():
+        for problem in claim.problems:
+            yield _of_claim(claim, problem)
+    for problem in state.less_offered:
+        text = f"Less is offered to claims: {_end(problem.message)}"
+        yield _of_problem(WARNING, problem, text)
+
+
+def _notes(state: NodeState, remedies: HealthRemedies) -> Iterator[Trouble]:
     if state.observed_at is None:
-        yield Headline(INFO, "The GPUs were not read yet.", code="NotObservedYet")
+        yield Trouble(INFO, "The GPUs were not read yet.", code="NotObservedYet")
     if state.phase is Phase.WORKING:
-        yield Headline(INFO, "The plan is being applied.", code=Phase.WORKING.value)
+        yield Trouble(INFO, "The plan is being applied.", code=Phase.WORKING.value)
     for finding in _findings(state, Health.HEALTHY):  # XIDs of applications and the like
         yield _of_finding(INFO, finding, state, remedies)
     if not state.observed.gpus:
-        yield Headline(INFO, "The node has no GPUs.", code="NoGpus")
+        yield Trouble(INFO, "The node has no GPUs.", code="NoGpus")
     if state.phase is Phase.NO_PLAN and state.claims is None:
         text = "No plan was given. The GPUs are left as they are."
-        yield Headline(INFO, text, code=Phase.NO_PLAN.value)
+        yield Trouble(INFO, text, code=Phase.NO_PLAN.value)
     # Such as while a fresh node's first plan is applied; nothing may call these GPUs healthy.
     if gpus := gpus_not_read(state.observed, state.health):
-        yield Headline(INFO, _sentence(not_read_words(gpus)), code="HealthNotReadYet")
+        yield Trouble(INFO, _sentence(not_read_words(gpus)), code="HealthNotReadYet")
 
 
-def _all_well(state: NodeState) -> Headline:
+def _all_well(state: NodeState) -> Trouble:
     count = len(state.observed.gpus)
     gpus = "its GPU is" if count == 1 else f"its {count} GPUs are"
     if state.phase is Phase.NO_PLAN:
         text = f"{_sentence(FOR_CLAIMS)[:-1]}, and {gpus} healthy."
-        return Headline(Severity.OK, text, code=Phase.NO_PLAN.value)
+        return Trouble(Severity.OK, text, code=Phase.NO_PLAN.value)
     text = f"The node is as the plan says, and {gpus} healthy."
-    return Headline(Severity.OK, text, code=Phase.IN_SYNC.value)
+    return Trouble(Severity.OK, text, code=Phase.IN_SYNC.value)
 
 
 # --- health ---------------------------------------------------------------------------------------
@@ -125,14 +157,15 @@ def _findings(state: NodeState, severity: Health) -> list[Finding]:
 
 def _of_finding(
     severity: Severity, finding: Finding, state: NodeState, remedies: HealthRemedies
-) -> Headline:
+) -> Trouble:
     known, gpu = state.health.gpus if state.health else {}, finding.place.gpu
     remedy = remedies.of_finding(finding, known[gpu].index if gpu in known else None)
     text = _sentence(sentence(finding, known))
-    return Headline(severity, text, remedy, gpu, BY_CAUSE[finding.cause].reason)
+    code = BY_CAUSE[finding.cause].reason
+    return Trouble(severity, text, remedy, gpu, code, evidence=finding.evidence)
 
 
-def _unknown(severity: Severity, state: NodeState, remedies: HealthRemedies) -> Iterator[Headline]:
+def _unknown(severity: Severity, state: NodeState, remedies: HealthRemedies) -> Iterator[Trouble]:
     """GPUs whose state the driver does not report."""
     for finding in _findings(state, Health.UNKNOWN):
         yield _of_finding(severity, finding, state, remedies)
@@ -141,14 +174,14 @@ def _unknown(severity: Severity, state: NodeState, remedies: HealthRemedies) -> 
 
 def _silent(
     severity: Severity, access: Access, state: NodeState, remedies: HealthRemedies
-) -> Iterator[Headline]:
+) -> Iterator[Trouble]:
     """GPUs that do not answer, before a health check has a finding of it."""
     row = BY_CAUSE["gpuLost" if access is Access.LOST else "gpuUnknown"]
     for gpu in state.observed.gpus:
         if gpu.access is access:
             text = f"GPU {gpu.index} {row.words}."
             remedy = remedies.of(row.cause, row.action, gpu.index)
-            yield Headline(severity, text, remedy, gpu.uuid, row.reason)
+            yield Trouble(severity, text, remedy, gpu.uuid, row.reason)
 
 
 def gpus_not_read(observed: ObservedNode, health: HealthState | None) -> tuple[Gpu, ...]:
@@ -169,24 +202,25 @@ def not_read_words(gpus: tuple[Gpu, ...]) -> str:
 # --- the driver, the plan and MPS -----------------------------------------------------------------
 
 
-def _driver(state: NodeState, remedies: HealthRemedies) -> Headline:
+def _driver(state: NodeState, remedies: HealthRemedies) -> Trouble:
     problem = next((p for p in state.problems if p.message == state.driver_error), None)
     code = problem.code if problem else Code.DRIVER
     text = _sentence(state.driver_error if code is Code.DRIVER_MISSING else state.unread)
     remedy = _remedy(problem.remedy) if problem else remedies.of("driverHangs", Action.NONE)
-    return Headline(ERROR, text, remedy, code=code)
+    return Trouble(ERROR, text, remedy, code=code)
 
 
-def _problems(severity: Severity, state: NodeState, codes: Collection[Code]) -> Iterator[Headline]:
+def _problems(severity: Severity, state: NodeState, codes: Collection[Code]) -> Iterator[Trouble]:
     return (_of_problem(severity, p) for p in state.problems if p.code in codes)
 
 
-def _of_problem(severity: Severity, problem: Problem, text: str = "") -> Headline:
+def _of_problem(severity: Severity, problem: Problem, text: str = "") -> Trouble:
     text = text or _sentence(problem.message)
-    return Headline(severity, text, _remedy(problem.remedy), problem.gpu, problem.code)
+    remedy = _remedy(problem.remedy)
+    return Trouble(severity, text, remedy, problem.gpu, problem.code, path=problem.path)
 
 
-def _users_unknown(state: NodeState) -> Iterator[Headline]:
+def _users_unknown(state: NodeState) -> Iterator[Trouble]:
     """GPUs whose users neither the driver nor the kubelet reports."""
     for gpu in state.observed.gpus:
         unknown = next((usage for usage in gpu.usages if not usage.known), None)
@@ -194,10 +228,10 @@ def _users_unknown(state: NodeState) -> Iterator[Headline]:
             why = f": {unknown.reason}" if unknown.reason else ""
             text = f"The users of GPU {gpu.index} are not known{_end(why)}"
             remedy = "Until they are known, it counts as in use. Run `nodeagent check`."
-            yield Headline(WARNING, text, remedy, gpu.uuid, Code.READER.value)
+            yield Trouble(WARNING, text, remedy, gpu.uuid, Code.READER.value)
 
 
-def _mps_troubles(state: NodeState) -> Iterator[Headline]:
+def _mps_troubles(state: NodeState) -> Iterator[Trouble]:
     """Daemons that are drained, are started again, or take no new client."""
     devices = devices_by_uuid(state.observed)
     for daemon in state.mps:
@@ -212,17 +246,14 @@ def _mps_troubles(state: NodeState) -> Iterator[Headline]:
             text = f"{of}: {_end(daemon.trouble)}"
         else:
             continue
-        yield Headline(WARNING, text, remedy, gpu_of(daemon.device, devices), Code.MPS.value)
+        yield Trouble(WARNING, text, remedy, gpu_of(daemon.device, devices), Code.MPS.value)
 
 
-def _refused_claims(state: NodeState) -> Iterator[Headline]:
-    """Claims of pods that wait, or whose release does."""
-    for claim in state.claims or ():
-        if refusal := claim.refusal:
-            title = f"claim {claim.namespace}/{claim.name}"
-            named = title in refusal.message
-            text = _sentence(refusal.message if named else f"{title}: {refusal.message}")
-            yield Headline(WARNING, text, _remedy(refusal.remedy), refusal.gpu, refusal.code)
+def _of_claim(claim: Claim, problem: Problem) -> Trouble:
+    title = f"claim {claim.namespace}/{claim.name or claim.uid}"
+    message = problem.message
+    text = _sentence(message if title in message else f"{title}: {message}")
+    return _of_problem(WARNING, problem, text)
 
 
 # --- sentences ------------------------------------------------------------------------------------

@@ -181,12 +181,12 @@ class Headline(Shape, frozen=True):
     code: str = ""
 
 
+class Trouble(Headline, frozen=True):
+    evidence: Annotated[str, Meta(description="what was read, with its figures")] = ""
+    path: Annotated[str, Meta(description="the place in the plan that it comes from")] = ""
+
+
 # --- the cluster ----------------------------------------------------------------------------------
-
-
-class ClusterProblem(Shape, frozen=True, kw_only=True):
-    message: str
-    remedy: str
 
 
 class Cluster(Shape, frozen=True, kw_only=True):
@@ -194,7 +194,7 @@ class Cluster(Shape, frozen=True, kw_only=True):
     reachable: Annotated[bool, Meta(description="whether the Node can be followed now")]
     registered: Annotated[bool, Meta(description="whether the cluster has a Node of this name")]
     since: Annotated[Time, Meta(description="absent while reachable was never otherwise")] = ""
-    problem: ClusterProblem | None = None
+    problem: Problem | None = None
 
 
 # --- plans ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from nodeagent.structs import replace
 from nodeagent.views import shapes, status_shapes
 from nodeagent.views.claims import Claim, FreeShare, with_use
 from nodeagent.views.devices import devices_by_uuid, gpu_of
-from nodeagent.views.headline import headline
+from nodeagent.views.headline import headline, troubles
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.mps import daemon_shapes
 from nodeagent.views.node_state import NodeState, Reading
@@ -41,6 +41,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     report = status_shapes.Status(
         node=state.node,
         headline=headline(state, in_cluster=in_cluster),
+        troubles=[t for t in troubles(state, remedies) if gpu is None or t.gpu in ("", gpu)],
         phase=state.phase,
         message=state.sentence,
         source=state.source,

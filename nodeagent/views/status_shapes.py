@@ -124,6 +124,9 @@ class Gpu(Shape, frozen=True, kw_only=True):
 class Status(Shape, frozen=True, kw_only=True):
     node: str
     headline: shapes.Headline
+    troubles: Annotated[
+        list[shapes.Trouble], Meta(description="all that needs a hand, the worst first")
+    ]
     phase: Phase
     message: Annotated[str, Meta(description="the state in one sentence")]
     source: str

@@ -49,6 +49,7 @@ STATUS: dict[str, Any] = {
         {"index": 1, "uuid": "GPU-1", "health": {"status": "unhealthy", "findings": []}},
     ],
     "mps": [],
+    "troubles": [{"severity": "warning", "text": "Something is in use.", "remedy": "End it."}],
     "problems": [{"code": "InUse", "message": "something is in use", "remedy": "end it"}],
 }
 

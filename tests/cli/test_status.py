@@ -28,8 +28,8 @@ def test_one_gpu_is_drawn_in_full(program: Program) -> None:
 node gpu-node-0  Blocked
 plan sha256:0123456789ab from file, seen 2026-01-02T03:04:05.678Z
 
-! something is in use
-  end it
+! Something is in use.
+  End it.
 
 GPU 0  NVIDIA H100 80GB HBM3
   GPU-0  00000000:1A:00.0
@@ -111,7 +111,6 @@ def test_a_gpu_that_does_not_answer_is_drawn_as_it_was(program: Program) -> None
         shown = program("status", "--listen", where).out
         full = program("status", "--listen", where, "--gpu", "0").out
     assert f"  0! │1g.10gb?│{' ' * 26}│3g.40gb {'?' * 27}│" in shown
-    assert "! GPU 0 is unhealthy" in shown
     assert "train" not in shown + full
     assert "  was     │1g.10gb│" in full
     assert "now" not in full
@@ -216,7 +215,7 @@ def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
         ) as process:
             os.close(theirs)
             shown = b""
-            while b"end it" not in shown:
+            while b"End it" not in shown:
                 shown += os.read(ours, 4096)
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(OSError):  # so a terminal ends
@@ -243,17 +242,7 @@ def test_what_ails_a_gpu_is_shown(program: Program) -> None:
     ]
     sick = dict(STATUS["gpus"][1], health={"status": "unhealthy", "findings": findings})
     with answering(json.dumps({**STATUS, "gpus": [sick]}).encode()) as (where, _):
-        shown = program("status", "--listen", where).out
         full = program("status", "--listen", where, "--gpu", "1").out
-    assert (
-        """
-! GPU 1 has uncorrected errors in slices 4-7: 3 so far
-  Drain the GPU.
-! GPU 1 in slice 2: XID 78
-! something is in use
-"""
-        in shown
-    )
     assert (
         """\
   ! unhealthy

@@ -116,13 +116,17 @@ def test_why_less_is_offered_stands_below() -> None:
     )
 
 
-def test_why_less_is_offered_stands_at_the_gpu() -> None:
-    why = {"gpu": "GPU-0", "message": "MIG mode is off", "remedy": "reset it"}
+def test_troubles_of_health_stand_at_the_gpu_alone() -> None:
     gpu = {"index": 0, "uuid": "GPU-0", "instances": [], "users": []}
-    status = {"gpus": [gpu], "lessOffered": [why]}
-    lines = "  ! less is offered to claims: MIG mode is off\n    reset it\n"
-    assert lines in text(gpu_page(status, 80))
-    assert "less is offered" not in text(gpu_page({**status, "problems": [why]}, 80))
+    less = {
+        "severity": "warning",
+        "text": "Less is offered: MIG mode is off.",
+        "remedy": "Reset it.",
+    }
+    sick = {"severity": "error", "text": "GPU 0 has errors.", "evidence": "3 of them"}
+    shown = text(gpu_page({"gpus": [gpu], "troubles": [sick, less]}, 80))
+    assert "! Less is offered: MIG mode is off.\n  Reset it.\n" in shown
+    assert "3 of them" not in shown
 
 
 def test_a_claim_is_a_line_at_its_device() -> None:

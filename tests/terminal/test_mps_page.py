@@ -132,7 +132,6 @@ def test_the_status_has_daemons_by_their_gpus() -> None:
     places = [
         next(n for n, row in enumerate(rows) if words in row)
         for words in (
-            "! MPS on GPU 1 3g.40gb at 4 is Failed: ",
             "  1 Ready",
             "  1 Failed",
             "GPU 0  MPS on the GPU: Ready",

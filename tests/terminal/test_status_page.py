@@ -17,7 +17,7 @@ REFUSED = {"message": "the API server refused it", "remedy": "check the token"}
 
 
 def _rows(cluster: dict[str, Any] | None) -> list[str]:
-    status: dict[str, Any] = {"node": "gpu-7", "phase": "InSync", "gpus": [], "problems": []}
+    status: dict[str, Any] = {"node": "gpu-7", "phase": "InSync", "gpus": []}
     if cluster is not None:
         status["cluster"] = cluster
     rows = plain_text(status_page(status, 100, 40)).splitlines()
@@ -48,15 +48,7 @@ def _rows(cluster: dict[str, Any] | None) -> list[str]:
                 "since": SINCE,
                 "problem": REFUSED,
             },
-            [
-                f"cluster {SERVER}  not reachable since {SINCE}",
-                "! the API server refused it",
-                "  check the token",
-            ],
-        ),
-        (
-            {"server": SERVER, "reachable": True, "registered": True, "problem": REFUSED},
-            [f"cluster {SERVER}  reachable", "! the API server refused it", "  check the token"],
+            [f"cluster {SERVER}  not reachable since {SINCE}"],
         ),
     ],
 )
@@ -93,51 +85,46 @@ def test_the_headline_comes_first(severity: str, tone: Tone, phase: Tone) -> Non
     assert _tone(rows, "InSync") is phase
 
 
+IN_USE = {
+    "severity": "warning",
+    "text": "It is in use by pid 4711.",
+    "remedy": "End it.",
+    "gpu": "GPU-0",
+    "code": "InUse",
+}
+
+
 def test_one_command_explains_all_that_is_wrong() -> None:
-    problems = [{"code": code, "message": "so"} for code in ("NotOffered", "InUse", "NotOffered")]
-    headline = {"severity": "warning", "text": "so", "code": "InUse"}
-    causes = {"inUse": "degraded", "xidReset": "unhealthy", "xidNote": "healthy"}
-    findings = [{"cause": cause, "severity": severity} for cause, severity in causes.items()]
-    health = {"status": "unhealthy", "findings": findings}
-    status = {"headline": headline, "problems": problems, "health": health}
-    rows = status_page(status, 100, 40)
-    assert plain_text(rows[-1:]) == "more: nodeagent explain InUse xidReset NotOffered\n"
+    codes = ("InUse", "XidReset", "NotOffered", "XidReset")
+    found = [{"severity": "error", "text": f"so {n}", "code": code} for n, code in enumerate(codes)]
+    rows = status_page({"headline": IN_USE, "troubles": found}, 100, 40)
+    assert plain_text(rows[-1:]) == "more: nodeagent explain InUse XidReset NotOffered\n"
     well = {"headline": {"severity": "ok", "text": "so", "code": "InSync"}}
     assert "explain" not in plain_text(status_page(well, 100, 40))
 
 
-def test_why_less_is_offered_needs_a_hand() -> None:
-    reason = {"gpu": "GPU-0", "message": "MIG mode of GPU 0 is off", "remedy": "reset it"}
-    assert plain_text(status_page({"lessOffered": [reason]}, 100, 40)).endswith(
-        "! less is offered to claims: MIG mode of GPU 0 is off\n  reset it\n"
-    )
-
-
 def test_what_the_headline_says_is_not_said_again() -> None:
-    problem = {
-        "gpu": "GPU-0",
-        "path": "gpus[0].mig",
-        "message": "it is in use by pid 4711",
-        "remedy": "end it",
-    }
-    other = {"message": "the disk is full", "remedy": "make room"}
-    headline = {
-        "severity": "warning",
-        "text": "It is in use by pid 4711.",
-        "remedy": "End it.",
-        "gpu": "GPU-0",
+    first = {**IN_USE, "path": "gpus[0].mig", "evidence": "it holds 3 GiB"}
+    other = {
+        "severity": "error",
+        "text": "The disk is full.",
+        "evidence": "0 bytes are free",
+        "remedy": "Make room.",
     }
     status = {
         "node": "gpu-7",
         "phase": "Blocked",
         "message": "it is in use by pid 4711 (and 1 more)",
-        "headline": headline,
-        "problems": [problem, other],
+        "headline": IN_USE,
+        "troubles": [first, other],
     }
-    assert plain_text(status_page(status, 100, 40)) == (
-        "It is in use by pid 4711.\n  End it.\n  in the plan: gpus[0].mig\n"
-        "node gpu-7  Blocked\nno plan\n\n! the disk is full\n  make room\n"
+    rows = status_page(status, 100, 40)
+    assert plain_text(rows) == (
+        "It is in use by pid 4711.\n  End it.\n  it holds 3 GiB\n  in the plan: gpus[0].mig\n"
+        "node gpu-7  Blocked\nno plan\n\n! The disk is full: 0 bytes are free\n  Make room.\n"
+        "more: nodeagent explain InUse\n"
     )
+    assert _tone(rows, "! The disk is full: 0 bytes are free") is Tone.BAD
 
 
 GPUS = 8

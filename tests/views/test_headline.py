@@ -15,10 +15,10 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimPhase
-from nodeagent.views.headline import headline
+from nodeagent.views.headline import headline, troubles
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import Cluster, ClusterProblem, Headline
+from nodeagent.views.shapes import Cluster, Headline
 from nodeagent.views.shapes import HeadlineSeverity as Severity
 from tests.views.example_node import (
     BLOCKED,
@@ -50,7 +50,7 @@ AWAY = Cluster(
     server="https://10.0.0.1",
     reachable=False,
     registered=False,
-    problem=ClusterProblem(message="the API server is away", remedy="wait"),
+    problem=Problem(code=Code.CLUSTER, message="the API server is away", remedy="wait"),
 )
 FAILED = Problem(code=Code.STEP_FAILED, message="a step failed", remedy="mend it", gpu=FIRST)
 CLIENT = Problem(code=Code.MPS_CLIENT, message="a client has no share")
@@ -114,6 +114,48 @@ def test_every_kind() -> None:
         assert found.text.endswith("."), code
         assert found.text[0].isupper() or found.text[0].isdigit(), code
         assert found.remedy == "" or found.remedy.endswith("."), code
+
+
+def test_troubles_are_all_that_needs_a_hand_each_said_once() -> None:
+    """The headline is the first of them; what a claim has beside its refusal, and why less is
+    offered to claims, come last and make no headline.
+    """
+    silence = Problem(code=Code.DRIVER, message="the module is not loaded", remedy="load it")
+    claim = replace(WAITS, refusal=None, problems=[replace(CLIENT, message="a device is sick")])
+    less = replace(CLIENT, message="MIG mode of GPU 0 is off", remedy="reset it")
+    worse = node(
+        {
+            "driver_error": silence.message,
+            "problems": (silence, FAILED, replace(CLIENT, path="gpus[0].mps")),
+            "observed": ObservedNode((OBSERVED.gpus[0], SILENT)),
+            "health": SICK,
+            "claims": (claim,),
+            "less_offered": (less,),
+        }
+    )
+    found = troubles(worse, HealthRemedies("gpu-node-0", True, worse.observed))
+    first, sick, *others = found
+    assert (first.severity, first.text, first.remedy) == (
+        of(worse).severity,
+        of(worse).text,
+        "load it.",
+    )
+    assert sick.code == "MemoryUnrepairable"
+    assert sick.evidence
+    assert [(one.text, one.path) for one in others] == [
+        ("A step failed.", ""),
+        ("GPU 1 does not answer.", ""),
+        ("A client has no share.", "gpus[0].mps"),
+        ("Claim ml/trainer: a device is sick.", ""),
+        ("Less is offered to claims: MIG mode of GPU 0 is off.", ""),
+    ]
+    for severity, _, values in KINDS:
+        one = node(values)
+        listed = troubles(one, HealthRemedies("gpu-node-0", True, one.observed))
+        assert bool(listed) is (severity in (WARNING, ERROR))
+        assert len({trouble.text for trouble in listed}) == len(listed)
+    only = node({"claims": (claim,), "less_offered": (less,)})
+    assert of(only).severity is OK
 
 
 def test_a_node_for_claims_needs_no_plan() -> None:
@@ -226,7 +268,7 @@ def test_a_claim_that_waits_is_named() -> None:
 def test_an_address_at_its_beginning_keeps_its_spelling() -> None:
     """A URL with a capital would be none."""
     message = "https://10.0.0.1 does not answer: Connection refused"
-    away = replace(AWAY, problem=ClusterProblem(message=message, remedy="wait"))
+    away = replace(AWAY, problem=Problem(code=Code.CLUSTER, message=message))
     assert of(node({"cluster": away})).text == f"{message}."
 
 
