@@ -21,11 +21,12 @@ from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
 
 import structlog
+from msgspec import to_builtins
 
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.reporting.claim_news import MISMATCH, ClaimNews
-from nodeagent.claims.reporting.device_reports import DeviceStatus, entries, shown_statuses
-from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
+from nodeagent.claims.reporting.device_reports import dated, shown_statuses
+from nodeagent.claims.serving.claim_object import ClaimObject, ShownDevice, read_claim
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import time_text
@@ -117,7 +118,7 @@ class ClaimStatus:
     namespace: str
     name: str
     uid: str
-    devices: tuple[DeviceStatus, ...]
+    devices: tuple[ShownDevice, ...]
 
 
 class ClaimStatusPublisher:
@@ -180,16 +181,15 @@ class ClaimStatusPublisher:
 
     async def _write(self, wanted: ClaimStatus, shown: ClaimObject) -> None:
         namespace, name = wanted.namespace, wanted.name
-        statuses = shown_statuses(shown)
-        there = {key: status for key, (status, _) in statuses.items()}
-        if there == {one.key: one for one in wanted.devices}:
+        there = {one.key: one for one in shown_statuses(shown)}
+        devices = dated(wanted.devices, there, time_text(self._wall()))
+        if there == {one.key: one for one in devices}:
             return
-        devices = entries(wanted.devices, statuses, time_text(self._wall()))
         body = {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
             "metadata": {"name": name, "namespace": namespace, "uid": wanted.uid},
-            "status": {"devices": devices},
+            "status": {"devices": to_builtins(devices)},
         }
         try:
             await self._access.send(requests.apply_claim_devices(namespace, name, body))

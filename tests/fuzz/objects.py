@@ -200,7 +200,7 @@ def _status_annotation(text: bytes, _: Path) -> None:
 
 def _claim(text: bytes, _: Path) -> None:
     claim = read_claim(text)
-    shown_statuses(claim)
+    list(shown_statuses(claim))
     read_state(claim, record(mig_device()))
     read_allocation(claim, namespace="team", name="trainer", uid=UID, nvidia=True)
 

@@ -4,19 +4,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.parts import is_there
-from nodeagent.claims.serving.claim_object import ClaimObject, Key
+from nodeagent.claims.serving.claim_object import ClaimCondition, ClaimObject, Key, ShownDevice
 from nodeagent.health.fencing import Fence, fences
 from nodeagent.health.findings import Finding, Severity
 from nodeagent.health.reporting import sentence
 from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.structs import replace
 from nodeagent.views.health_remedies import HealthRemedies
 
 Status = Literal["healthy", "unhealthy", "unknown"]
@@ -107,43 +108,36 @@ def _access(device: ClaimedDevice, node: ObservedNode) -> tuple[Status, str]:
 # --- status.devices -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceStatus:
-    """What is said of one device; `data` is what it is on the hardware."""
-
-    key: Key
-    status: Literal["True", "False", "Unknown"]
-    reason: str
-    message: str
-    data: Json
-
-
 def device_statuses(
     record: ClaimRecord, health: Mapping[tuple[str, str], DeviceHealth]
-) -> tuple[DeviceStatus, ...]:
-    """The statuses of a claim that is ready, or was; `health` by pool and device."""
+) -> tuple[ShownDevice, ...]:
+    """The statuses of a claim that is ready, or was, without times; `health` by pool and device."""
     return tuple(
-        _status(record, device, health.get((device.result.pool, device.result.device)))
+        ShownDevice(
+            driver=DRIVER,
+            pool=device.result.pool,
+            device=device.result.device,
+            share_id=device.result.share_id or None,
+            conditions=(_ready(record, health.get((device.result.pool, device.result.device))),),
+            data=_data(device),
+        )
         for device in record.devices
     )
 
 
-def _status(
-    record: ClaimRecord, device: ClaimedDevice, health: DeviceHealth | None
-) -> DeviceStatus:
-    key, data = device.result.key, _data(device)
+def _ready(record: ClaimRecord, health: DeviceHealth | None) -> ClaimCondition:
     message = health.message[:MAX_MESSAGE] if health else ""
     if record.phase is RecordPhase.RELEASING:
-        return DeviceStatus(key, "False", "Releasing", "it is being released", data)
+        return ClaimCondition(READY, "False", "Releasing", "it is being released")
     if record.phase is not RecordPhase.READY:
-        return DeviceStatus(key, "False", "Preparing", "it is being made again", data)
+        return ClaimCondition(READY, "False", "Preparing", "it is being made again")
     match health.health if health else "unknown":
         case "healthy":
-            return DeviceStatus(key, "True", "Prepared", "", data)
+            return ClaimCondition(READY, "True", "Prepared")
         case "unhealthy":
-            return DeviceStatus(key, "False", "Unhealthy", message, data)
+            return ClaimCondition(READY, "False", "Unhealthy", message)
         case "unknown":
-            return DeviceStatus(key, "Unknown", "Unknown", message, data)
+            return ClaimCondition(READY, "Unknown", "Unknown", message)
 
 
 def _data(device: ClaimedDevice) -> Json:
@@ -157,45 +151,23 @@ def _data(device: ClaimedDevice) -> Json:
     return found
 
 
-def entries(
-    wanted: Iterable[DeviceStatus], there: Mapping[Key, tuple[DeviceStatus, str]], now: str
-) -> list[Json]:
-    """The entries of `status.devices`. A condition that stays as it is keeps the time of its last
-    change.
-    """
+def dated(
+    wanted: Iterable[ShownDevice], there: Mapping[Key, ShownDevice], now: str
+) -> list[ShownDevice]:
+    """The statuses with the time of the one condition of each: while that stays, the one there."""
     found = []
     for one in wanted:
-        pool, device, share = one.key
-        known = there.get(one.key)
-        since = known[1] if known and known[0].status == one.status and known[1] else now
-        condition = {
-            "type": READY,
-            "status": one.status,
-            "reason": one.reason,
-            "message": one.message,
-            "lastTransitionTime": since,
-        }
-        key = {"driver": DRIVER, "pool": pool, "device": device}
-        shared = {"shareID": share} if share else {}
-        found.append({**key, **shared, "conditions": [condition], "data": one.data})
+        [ready] = one.conditions or ()
+        before = there[one.key].conditions if one.key in there else ()
+        since = (b.last_transition_time for b in before or () if b.status == ready.status)
+        ready = replace(ready, last_transition_time=next(since, now))
+        found.append(replace(one, conditions=(ready,)))
     return found
 
 
-def shown_statuses(claim: ClaimObject) -> Mapping[Key, tuple[DeviceStatus, str]]:
-    """The statuses at the API server, each with the time at which its condition changed."""
-    return {
-        device.key: (
-            DeviceStatus(
-                device.key,
-                ready.status,
-                ready.reason,
-                ready.message,
-                device.data if isinstance(device.data, dict) else {},
-            ),
-            ready.last_transition_time,
-        )
-        for device in claim.status.devices
-        if device.driver == DRIVER
-        for ready in device.conditions or ()
-        if ready.type == READY
-    }
+def shown_statuses(claim: ClaimObject) -> Iterator[ShownDevice]:
+    """What the API server has of this driver's devices, with the condition that is the agent's."""
+    for device in claim.status.devices:
+        ready = tuple(one for one in device.conditions or () if one.type == READY)
+        if device.driver == DRIVER and ready:
+            yield replace(device, conditions=ready)

@@ -79,7 +79,7 @@ class _Allocation(Struct):
 
 
 class ClaimCondition(Struct, rename="camel"):
-    """A condition of a device, as its driver wrote it."""
+    """A condition of a device, as its driver writes it."""
 
     type: str
     status: Literal["True", "False", "Unknown"]
@@ -88,8 +88,10 @@ class ClaimCondition(Struct, rename="camel"):
     last_transition_time: str = ""
 
 
-class ShownDevice(_Device, kw_only=True):
-    """What a driver wrote of a device of its own; the API server has null for no conditions."""
+class ShownDevice(_Device, kw_only=True, omit_defaults=True):
+    """What a driver writes of a device of its own; the API server has null for no conditions.
+    `data` is what it is on the hardware.
+    """
 
     conditions: tuple[ClaimCondition, ...] | None = None
     data: Any = None
