@@ -96,8 +96,7 @@ class Result:
 class RecordPhase(StrEnum):
     """How far a claim has come. What is written comes before what is done."""
 
-    INTENT = "intent"  # instances may have been made; their ids are not written down
-    MADE = "made"  # all are made, with their ids
+    INTENT = "intent"  # its devices may have been made
     READY = "ready"  # read back, with its CDI file: the kubelet may have been answered
     RELEASING = "releasing"  # being taken down
 

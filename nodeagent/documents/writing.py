@@ -234,7 +234,7 @@ def _notes(gpu: Gpu) -> Iterator[str]:
 
 
 def _has_shares_of_claims(gpu: Gpu) -> bool:
-    return gpu.mps is not None and any(s.total is not None for s in gpu.mps.runs.sharing.shares)
+    return gpu.mps is not None and gpu.mps.runs.sharing.of_claims
 
 
 def _sharing_notes(gpu: Gpu) -> Iterator[str]:

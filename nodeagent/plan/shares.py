@@ -43,9 +43,9 @@ class Share(Struct, frozen=True):
 
     `memory` is in whole MiB and `threads` in percent, at most two decimals; None: no limit of
     its own. `total`: the MiB that all its clients may have together, which MPS does not enforce;
-    None: no limit. `path` leads to its place in the plan. `by_device`: where its clients are given
-    some devices of the daemon, or different amounts, these (UUIDs), each with its MiB; they may
-    have as much together.
+    None: no limit, as of a plan's. `path` leads to its place in the plan. `by_device`: where its
+    clients are given some devices of the daemon, or different amounts, these (UUIDs), each with its
+    MiB; they may have as much together.
     """
 
     name: str
@@ -96,6 +96,11 @@ class Sharing(Struct, frozen=True):
     @property
     def slots(self) -> tuple[Slot, ...]:
         return tuple(slot for share in self.shares for slot in share.slots)
+
+    @property
+    def of_claims(self) -> bool:
+        """Whether claims have the shares."""
+        return any(share.total is not None or share.by_device for share in self.shares)
 
     def memory_ceiling(self, device: str) -> int | None:
         """The most MiB any client may have on the device; None when some share has no limit."""

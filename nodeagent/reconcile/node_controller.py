@@ -258,10 +258,12 @@ class NodeController(NodeReader):
 
     async def publish(self) -> None:
         """Give clients what they need of the daemons there are; what fails is in
-        `publishing_problems`, for the daemons do their work without it.
+        `publishing_problems`, for the daemons do their work without it. Containers get shares that
+        claims have by the claims' CDI files.
         """
         async with self._publishing:
             specs = [daemon.spec for daemon in self._fleet.running()]
+            specs = [spec for spec in specs if not spec.wanted.sharing.of_claims]
             self.publishing_problems = await asyncio.to_thread(self._publisher.publish, specs)
 
     async def _stop(self, step: StopMps) -> None:

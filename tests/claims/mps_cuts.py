@@ -110,13 +110,6 @@ class World:
         assert len(list(folder.iterdir()) if folder.exists() else []) == shared
         assert shared or processes == []
 
-    def check_slots(self, *uids: str) -> None:
-        """These claims have env files; a round writes them, for no container needs them."""
-        if self.scenario.device == SHARE:
-            have = {*uids, *([BESIDE] * self.scenario.beside)}
-            uuid = self.node.card(0).identity.uuid
-            assert self.machine.published(uuid) == {f"{uid}-0" for uid in have}
-
 
 async def prepare(world: World, claims: NodeClaims) -> object:
     """What the kubelet asks for."""
@@ -177,7 +170,6 @@ async def goes_on(world: World) -> None:
         world.check(prepared=True)
         assert {record.phase for record in claims.store.records} == {RecordPhase.READY}
         assert await world.look_after(claims, rig) == []
-        world.check_slots(OWN)
         await release(world, claims)
         world.check(prepared=False)
 
@@ -189,7 +181,6 @@ async def vanishes(world: World) -> None:
         while await world.look_after(claims, rig):
             await asyncio.sleep(0.05)
         world.check(prepared=False)
-        world.check_slots()
 
 
 async def is_released(world: World) -> None:
@@ -198,7 +189,6 @@ async def is_released(world: World) -> None:
         await until_done(lambda: release(world, claims))
         await world.look_after(claims, rig)
         world.check(prepared=False)
-        world.check_slots()
 
 
 ENDINGS = goes_on, vanishes, is_released

@@ -175,12 +175,13 @@ async def test_shares_of_one_gpu(machine: NodeRig, home: Home) -> None:
             [first], [_] = [await claims.prepare(*name) for name in names]
             before = status(parts.fleet, first.gpu)
             assert (before.is_ready, modes(node)) == (True, [EXCLUSIVE])
-            assert machine.published(first.gpu) == {f"{UIDS[0]}-0", f"{UIDS[1]}-0"}
+            assert set(before.shares or ()) == {*UIDS[:2]}
+            assert machine.published(first.gpu) == set()  # containers have the claims' CDI files
             with client(home, machine, first) as program:
                 assert (program.terms["limit"], program.terms["percentage"]) == (8 * GIB, 17.78)
                 pods[program.pid] = "pod-of-trainer-0"
                 await claims.release(UIDS[1])
-                assert machine.published(first.gpu) == {f"{UIDS[0]}-0"}
+                assert set(status(parts.fleet, first.gpu).shares or ()) == {UIDS[0]}
                 with pytest.raises(StillInUse, match=rf"GPU 0 .*{program.pid}"):
                     await claims.release(UIDS[0])
                 program.allocate(GIB)
@@ -211,8 +212,8 @@ async def test_a_release_beside_a_record_that_cannot_be_read(machine: NodeRig, h
         async with agent(home, machine, share="memory") as (claims, _, parts):
             await ready(parts.fleet, device.gpu)
             await claims.release(UIDS[1])
-            assert status(parts.fleet, device.gpu).pid == before
-            assert f"{UIDS[0]}-0" in machine.published(device.gpu)
+            after = status(parts.fleet, device.gpu)
+            assert (after.pid, UIDS[0] in (after.shares or {})) == (before, True)
             damaged.write_text(content)
             await claims.store.reread()
             await claims.release(UIDS[0])

@@ -164,7 +164,7 @@ REFUSED: dict[str, Any] = {"since": 5.0, "last": 9.0, "running": False, "refusal
         (None, attempt(Operation.RELEASE, **REFUSED), "Releasing", "05"),
         (RecordPhase.INTENT, None, "Waiting", "03"),
         (RecordPhase.INTENT, attempt(**PREPARING), "Preparing", "05"),
-        (RecordPhase.MADE, attempt(**REFUSED), "Waiting", "05"),
+        (RecordPhase.INTENT, attempt(**REFUSED), "Waiting", "05"),
         (RecordPhase.READY, None, "Ready", "03"),
         (RecordPhase.RELEASING, None, "Releasing", "03"),
         (RecordPhase.RELEASING, attempt(**PREPARING), "Releasing", "03"),

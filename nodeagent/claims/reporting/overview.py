@@ -62,7 +62,7 @@ def _recorded(record: ClaimRecord, facts: ClaimFacts) -> Claim:
             phase = ClaimPhase.READY
         case RecordPhase.RELEASING:
             phase = ClaimPhase.RELEASING
-        case RecordPhase.INTENT | RecordPhase.MADE:
+        case RecordPhase.INTENT:
             phase = _phase_unready(attempt)
             since = attempt.since if attempt else since
         case _:

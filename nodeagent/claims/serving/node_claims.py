@@ -163,18 +163,19 @@ class NodeClaims:
             async def goal(gpu: Gpu, asked: ClaimRecord = record) -> DesiredGpu:
                 return await self._goal(asked, gpu)
 
-            outcome = await self._owners.settle(Part(uuid, goal, Expected.CREATION))
+            makes = any(device.is_made and device.gpu == uuid for device in record.devices)
+            part = Part(uuid, goal, Expected.CREATION if makes else Expected.ANYTHING)
+            outcome = await self._owners.settle(part)
             require_done(outcome, record)
             record = with_instances(self.store.get(record.uid) or record, outcome.after)
             try:
                 require_ready(outcome, record)
-                if uuid == uuids[-1] and record.phase is RecordPhase.INTENT:
-                    record = replace(record, phase=RecordPhase.MADE)
+                if uuid == uuids[-1]:
+                    observed = await self.observe()
+                    await uncancelled(asyncio.to_thread(self.files.publish, record, observed))
+                    record = replace(record, phase=RecordPhase.READY)
             finally:  # once, since each write waits for the disk twice
                 await self.store.keep(record)
-        observed = await self.observe()
-        await uncancelled(asyncio.to_thread(self.files.publish, record, observed))
-        await self.store.keep(replace(record, phase=RecordPhase.READY))
         return record.devices
 
     async def _intended(
