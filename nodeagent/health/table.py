@@ -14,6 +14,8 @@ from types import MappingProxyType
 from msgspec import json
 
 from nodeagent.health.findings import Action, End, Finding, Location, Moment, Severity
+from nodeagent.health.readings import GpuEventKind
+from nodeagent.health.xids import XidClass
 from nodeagent.structs import Struct
 
 
@@ -55,7 +57,7 @@ _ENDS = {
 }
 
 
-class Row(Struct, frozen=True, forbid_unknown_fields=True):
+class Row(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """One cause. `until` names what ends it. `holds`: the seconds for which a reading must show it
     until it is raised, and not show it until it ends; own choices, as most of `limits`.
 
@@ -63,6 +65,10 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     `advice`: what to do, in sentences; `{reboot}`, `{reset}` and `{restart}` stand for the
     sentences about these, other names in braces for advice of several causes. `subject` is that of
     a finding of no single GPU.
+
+    `xids`, `event`: the class of XIDs, or event of NVML, that raises it. `of_slice`: an XID hits no
+    more than the GPU instance that it names. `driver_knows`: the recovery action that the driver
+    reports replaces the row's. `inspect_repeated`: seen twice, the hardware is to be inspected.
     """
 
     cause: str
@@ -75,6 +81,11 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     advice: str
     subject: str = "a GPU of this node"
     holds: tuple[float, float] = (0.0, 0.0)
+    xids: XidClass | None = None
+    event: GpuEventKind | None = None
+    of_slice: bool = False
+    driver_knows: bool = False
+    inspect_repeated: bool = False
 
     @property
     def ends(self) -> frozenset[End]:
@@ -87,14 +98,15 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Table(Struct, frozen=True):
-    """The rows, and advice of several of them by its name."""
+    """The rows, advice of several of them by its name, and of checks what shows the figures."""
 
     advice: Mapping[str, str]
+    figures: Mapping[Check, str]
     rows: tuple[Row, ...]
 
 
 _TABLE = json.decode(pkgutil.get_data("nodeagent.health", "check_table.json") or b"", type=_Table)
-ROWS = _TABLE.rows
+ROWS, FIGURES = _TABLE.rows, _TABLE.figures
 BY_CAUSE = MappingProxyType({row.cause: row for row in ROWS})
 # What takes a GPU away from all its users, the most certain first.
 GONE = ("fallenOffBus", "gpuMissing", "gpuLost", "gpuUnavailable")

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeVar
 
 from nodeagent.health import limits
 from nodeagent.health.checks.device import recovery_of
 from nodeagent.health.findings import Action, Finding, Location, Moment, Severity, rank
 from nodeagent.health.kernel_log import pci_address
-from nodeagent.health.readings import GpuEvent, GpuEventKind, XidEvent
+from nodeagent.health.readings import GpuEvent, XidEvent
 from nodeagent.health.state import GpuHistory, XidRepair
-from nodeagent.health.table import new_finding
-from nodeagent.health.xids import OFF_THE_BUS, XidClass, XidRow
+from nodeagent.health.table import BY_CAUSE, ROWS, new_finding
+from nodeagent.health.xids import OFF_THE_BUS, XidRow
 from nodeagent.structs import replace
 
 _MAX_MESSAGE = 160  # letters of the kernel's message that are shown
 
-# Causes for which the recovery action that the driver reports replaces the table's.
-_DRIVER_KNOWS = frozenset({"xidReset", "xidReboot", "xidNvlink", "eccDoubleBit", "poisonFatal"})
 _NO_RECOVERY = "; the driver asks for no recovery"
 
-# The row of the check table by class; None for those that are only counted.
-_BY_CLASS: Mapping[XidClass, str | None] = {
-    XidClass.INFORMATION: None,
-    XidClass.RECOVERY_ACTION: None,
-    XidClass.APPLICATION: "xidApplication",
-    XidClass.GPU_RESET: "xidReset",
-    XidClass.NODE_REBOOT: "xidReboot",
-    XidClass.HARDWARE: "xidHardware",
-    XidClass.SOFTWARE: "xidSoftware",
-    XidClass.SUPPORT: "xidSupport",
-    XidClass.UNCLASSIFIED: "xidUnclassified",
-    XidClass.NVLINK5: "xidNvlink",
-}
-_OF_A_SLICE = frozenset({"xidApplication", "xidReset", "xidSupport", "xidUnclassified"})
-_INSPECT_REPEATED = frozenset({"xidSupport", "xidUnclassified"})  # seen twice: inspect the hardware
-
-_BY_EVENT = {
-    GpuEventKind.SINGLE_BIT_STORM: "eccStorm",
-    GpuEventKind.DOUBLE_BIT: "eccDoubleBit",
-    GpuEventKind.RETIREMENT_FAILED: "retirementFailed",
-    GpuEventKind.POISON: "poison",
-    GpuEventKind.FATAL_POISON: "poisonFatal",
-    GpuEventKind.UNAVAILABLE: "gpuUnavailable",
-    GpuEventKind.FOREIGN_MIG_CHANGE: "migChanged",
-}
+# Classes without a cause are only counted.
+_BY_CLASS = {row.xids: row.cause for row in ROWS if row.xids}
+_BY_EVENT = {row.event: row.cause for row in ROWS if row.event}
 
 
 def moment(at: float, now: Moment) -> Moment:
@@ -56,7 +32,7 @@ def moment(at: float, now: Moment) -> Moment:
 
 def cause_of_xid(row: XidRow) -> str | None:
     """The row of the check table that an XID raises; None for those that are only counted."""
-    cause = _BY_CLASS[row.kind]
+    cause = _BY_CLASS.get(row.kind)
     return "fallenOffBus" if row.xid == OFF_THE_BUS and cause == "xidReboot" else cause
 
 
@@ -65,7 +41,7 @@ def xid_finding(event: XidEvent, row: XidRow, past: GpuHistory, now: Moment) -> 
     cause = cause_of_xid(row)
     if cause is None:
         return None
-    place = _place(event, past) if cause in _OF_A_SLICE else Location(event.gpu)
+    place = _place(event, past) if BY_CAUSE[cause].of_slice else Location(event.gpu)
     at = moment(event.at, now)
     finding = new_finding(cause, place, xid_evidence(event, row), at, code=event.xid, pid=event.pid)
     if cause == "xidNvlink" and event.fatal:
@@ -124,7 +100,8 @@ def merge(existing: Finding, new: Finding) -> Finding:
     """Merge a finding with its repetition: as bad as the worse of the two."""
     worse = new if rank(new.severity) >= rank(existing.severity) else existing
     action = worse.action
-    if Action.INSPECT_HARDWARE in (existing.action, new.action) or new.cause in _INSPECT_REPEATED:
+    inspected = Action.INSPECT_HARDWARE in (existing.action, new.action)
+    if inspected or BY_CAUSE[new.cause].inspect_repeated:
         action = Action.INSPECT_HARDWARE
     return replace(
         new,
@@ -149,7 +126,7 @@ def escalate(finding: Finding, repairs: tuple[XidRepair, ...]) -> Finding:
 
 def with_driver_action(finding: Finding, past: GpuHistory) -> Finding:
     """Replace severity and action by the driver's, if it was asked after the event."""
-    if finding.cause not in _DRIVER_KNOWS or past.recovery is None:
+    if past.recovery is None or not BY_CAUSE[finding.cause].driver_knows:
         return finding
     code, at = past.recovery
     if at < finding.last.uptime + limits.RECOVERY_SETTLE:

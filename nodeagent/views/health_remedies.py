@@ -5,27 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeagent.health.findings import Action, Finding, Pod, Severity
-from nodeagent.health.table import BY_CAUSE, REBOOT_NODE, RESTART, Check, advice
+from nodeagent.health.table import BY_CAUSE, FIGURES, REBOOT_NODE, RESTART, advice
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.remedies import end_commands
 from nodeagent.structs import Struct
 from nodeagent.views.text import users
 
 # Where the advice has no command, since it needs hands or people: one that shows the figures.
-_FIGURES = {
-    Check.XID: "See `dmesg | grep -i xid`.",
-    Check.ECC: "See `nvidia-smi -q -d ECC -i {gpu}`.",
-    Check.ROW_REMAP: "See `nvidia-smi -q -d ROW_REMAPPER -i {gpu}`.",
-    Check.RETIRED_PAGES: "See `nvidia-smi -q -d PAGE_RETIREMENT -i {gpu}`.",
-    Check.POISON: "See `dmesg | grep -i xid`.",
-    Check.POWER: "See `nvidia-smi -q -d POWER,PERFORMANCE -i {gpu}`.",
-    Check.THERMAL: "See `nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {gpu}`.",
-    Check.TEMPERATURE: "See `nvidia-smi -q -d TEMPERATURE -i {gpu}`.",
-    Check.CLOCKS: "See `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu}`.",
-    Check.PCIE: "See `nvidia-smi --query-gpu=pcie.link.gen.current,"
-    "pcie.link.width.current --format=csv -i {gpu}`.",
-    Check.MODES: "See who uses it: `nodeagent status --gpu {gpu}`.",
-}
 _ALL_FIGURES = "See `nvidia-smi -q -i {gpu}`."
 _BIND = "Run `echo {pci} > /sys/bus/pci/drivers/nvidia/bind` as root."
 
@@ -57,7 +43,7 @@ class HealthRemedies(Struct, frozen=True):
         )
         row = BY_CAUSE[cause]
         if text and "`" not in text:
-            shows = _BIND if cause == "gpuUnbound" else _FIGURES.get(row.check, _ALL_FIGURES)
+            shows = _BIND if cause == "gpuUnbound" else FIGURES.get(row.check, _ALL_FIGURES)
             text = f"{text} {shows.format(gpu=_number(gpu), pci=self._address(gpu))}"
         unhealthy = action is Action.INSPECT_HARDWARE and row.severity is Severity.UNHEALTHY
         if unhealthy and self.in_cluster:  # pods on its other GPUs run on
