@@ -158,7 +158,6 @@ _PROCESS_LISTS: Final = {
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses_v3",
     "mps": "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 }
-PROCESS_KINDS: Final = tuple(_PROCESS_LISTS)
 
 
 class NvmlProcess(Struct, frozen=True):
@@ -206,11 +205,11 @@ class ProcessLists:
 
     def __init__(self, device: Device) -> None:
         self.problem = ""
-        self._listed: list[tuple[NvmlProcess, str]] = []  # with the `source` of a `User`
-        for kind in PROCESS_KINDS:
+        self.listed: list[tuple[NvmlProcess, str]] = []  # with the `source` of a `User`
+        for kind in _PROCESS_LISTS:
             source = "mps" if kind == "mps" else "process"
             try:
-                self._listed += [(process, source) for process in device_processes(device, kind)]
+                self.listed += [(process, source) for process in device_processes(device, kind)]
             except (GpuLost, DriverUnavailable):
                 raise
             except DriverError as error:
@@ -236,7 +235,7 @@ class ProcessLists:
     def _usage(self, counts: Callable[[NvmlProcess], bool]) -> Usage:
         users = {
             process.pid: User(process.pid, _command(process.pid), source, process.memory)
-            for process, source in self._listed
+            for process, source in self.listed
             if counts(process)
         }
         return Usage(

@@ -8,8 +8,8 @@ Forms that the driver writes (open-gpu-kernel-modules, kernel_rc.c):
     NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x0 ...)
     NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (...)
 
-A GPU that fell off the bus is also reported without a number, on one line or on several. Lines may
-be records of /dev/kmsg (`3,339,5140900,-;NVRM: ...`) or of dmesg (`[    5.140900] NVRM: ...`).
+A GPU that fell off the bus is also reported without a number, on one line or on several. Lines are
+records of /dev/kmsg (`3,339,5140900,-;NVRM: ...`), or what follows in one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from nodeagent.structs import Struct
 _RECORD = re.compile(
     r"\d+,(?P<sequence>\d{1,20}),(?P<micros>\d{1,20}),[^;]*;(?P<text>.*)", re.DOTALL
 )
-_DMESG = re.compile(r"(?:<\d+>)?\[\s*(?P<seconds>\d{1,12}\.\d{1,12})\]\s?(?P<text>.*)", re.DOTALL)
 _HEX = "[0-9a-fA-F]"
 _ADDRESS = rf"(?:PCI:)?(?P<pci>{_HEX}{{4,8}}:{_HEX}{{2}}:{_HEX}{{2}}(?:\.{_HEX})?)"
 _XID = re.compile(
@@ -74,9 +73,6 @@ def _opened(line: str, at: float) -> tuple[str, float, int]:
     record = _RECORD.match(line)
     if record is not None:
         return record["text"], int(record["micros"]) / 1e6, int(record["sequence"])
-    stamped = _DMESG.match(line)
-    if stamped is not None:
-        return stamped["text"], float(stamped["seconds"]), -1
     return line, at, -1
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import resource
 import time
 from functools import lru_cache
-from typing import Final
 
 import psutil
 
@@ -18,23 +17,31 @@ from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import call
 from nodeagent.gpu.nvml_calls import ABSENT
 from nodeagent.gpu.nvml_errors import NOT_FOUND, is_unsupported
-from nodeagent.gpu.users import PROCESS_KINDS, NvmlProcess, device_processes
+from nodeagent.gpu.users import NvmlProcess, ProcessLists
 from nodeagent.metrics.agent_metrics import AgentSample
-from nodeagent.structs import Struct, field
+from nodeagent.structs import Struct
 from nodeagent.telemetry.samples import ProcessReading, ProcessSample
-
-_UTILIZATION: Final = "nvmlDeviceGetProcessUtilization"
 
 
 class ProcessReader(Struct):
     """One GPU's processes. Remembers up to when their work was read."""
 
     _until: int = 0
-    _refused: set[str] = field(default_factory=set)
+    _has_utilization: bool = True
 
     def read(self, gpu: GpuDevice) -> ProcessSample:
-        """Read the GPU's processes. Raises DriverError if not even the compute ones are listed."""
-        found = self._listed(gpu)
+        """Read the GPU's processes, as far as they are listed. Raises DriverError if none are for a
+        failure.
+        """
+        lists = ProcessLists(gpu.handle)
+        if lists.problem and not lists.listed:
+            raise DriverError(lists.problem)
+        # Of one in several lists, where its memory is known.
+        found: dict[tuple[int | None, int], NvmlProcess] = {}
+        for process, _ in lists.listed:
+            key = (process.gpu_instance, process.pid)
+            if key not in found or found[key].memory is None:
+                found[key] = process
         if any(instance is not None for instance, _ in found):
             mode = gpu.mode()
             if mode is None or not mode.current:  # some drivers leave the number at 0
@@ -48,37 +55,14 @@ class ProcessReader(Struct):
             running.setdefault(instance, []).append(reading)
         return ProcessSample(gpu.identity().uuid, {i: tuple(some) for i, some in running.items()})
 
-    def _listed(self, gpu: GpuDevice) -> dict[tuple[int | None, int], NvmlProcess]:
-        """Processes by GPU instance and pid; of one in several lists, where its memory is known."""
-        device = gpu.handle
-        found: dict[tuple[int | None, int], NvmlProcess] = {}
-        for kind in PROCESS_KINDS:
-            if kind in self._refused:
-                continue
-            try:
-                processes = device_processes(device, kind)
-            except (GpuLost, DriverUnavailable):
-                raise
-            except DriverError as error:
-                if kind == "compute":
-                    raise
-                if is_unsupported(error):
-                    self._refused.add(kind)
-                continue
-            for process in processes:
-                key = (process.gpu_instance, process.pid)
-                if found.get(key) is None or found[key].memory is None:
-                    found[key] = process
-        return found
-
     def _busy(self, gpu: GpuDevice) -> dict[int, float]:
         """Percent of the GPU's time by pid, as far as it is known; nothing with MIG on."""
-        if _UTILIZATION in self._refused:
+        if not self._has_utilization:
             return {}
         # By the wall clock, in microseconds; when that is set back, all is new again.
         self._until = min(self._until, time.time_ns() // 1000)
         try:
-            samples = call(_UTILIZATION, gpu.handle, self._until)
+            samples = call("nvmlDeviceGetProcessUtilization", gpu.handle, self._until)
         except (GpuLost, DriverUnavailable) as error:
             if error.code not in ABSENT:
                 raise
@@ -86,7 +70,7 @@ class ProcessReader(Struct):
         except DriverError as error:
             if error.code != NOT_FOUND and is_unsupported(error) and gpu.mode() is None:
                 # With MIG, what is refused now may be there later, with MIG off.
-                self._refused.add(_UTILIZATION)
+                self._has_utilization = False
             return {}
         newest: dict[int, tuple[int, float]] = {}
         for sample in samples:

@@ -217,7 +217,7 @@ def _device_id(text: bytes, _: Path) -> None:
 _KERNEL = b"""\
 3,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.
 3,340,5140900,-;NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:01): 13, pid='<unknown>', name=a b, x
-[    5.140900] NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x0
+NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x0
 NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (Reset)
 NVRM: The NVIDIA GPU 0000:17:00.0 (PCI ID: 10de:20b0)
 NVRM: has fallen off the bus

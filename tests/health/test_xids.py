@@ -230,12 +230,6 @@ def test_records_of_kmsg_have_time_and_number() -> None:
     assert (event.at, event.sequence, event.message) == (5.1409, 339, "MMU Fault")
 
 
-def test_lines_of_dmesg_have_a_time() -> None:
-    """So does `dmesg`, which has no sequence."""
-    (event,), _ = read_lines(["[   12.500000] NVRM: Xid (PCI:0000:1a:00): 31, pid=1"], 99.0)
-    assert (event.at, event.sequence, event.pid) == (12.5, -1, 1)
-
-
 @pytest.mark.parametrize(
     "line",
     [
