@@ -97,15 +97,6 @@ class WatchIntervals:
     unserved: float = 30.0  # at most, where the server has no such objects
     healthy_after: float = 60.0  # a watch that lasted so long was a good one
 
-    def watch_seconds(self, chance: float) -> float:
-        """How long watches go on from the next list; `chance` is in [0, 1)."""
-        low, high = self.watch
-        return low + (high - low) * chance
-
-    def is_early(self, lasted: float, seconds: float) -> bool:
-        """Whether a watch that was asked for `seconds` ended suspiciously early."""
-        return lasted < min(self.healthy_after, seconds - 1.0)
-
 
 INTERVALS: Final = WatchIntervals()
 
@@ -174,7 +165,8 @@ class Reflector(Generic[Seen]):
         names = known.keys() | found.keys()
         changed = {name: known.get(name) for name in names if known.get(name) != found.get(name)}
         self._version = listed.version
-        self._until = _now() + self._intervals.watch_seconds(self._jitter())
+        low, high = self._intervals.watch
+        self._until = _now() + low + (high - low) * self._jitter()
         if changed or not self.is_listed:
             self.is_listed = True
             self._on_change(changed)
@@ -232,7 +224,7 @@ class Reflector(Generic[Seen]):
                 is_silent = ended - last >= intervals.silence
                 if is_silent or ended - begun >= intervals.healthy_after:
                     self._backoff.reset()  # failures before a good watch are forgotten
-        return not is_silent and intervals.is_early(ended - begun, seconds)
+        return not is_silent and ended - begun < min(intervals.healthy_after, seconds - 1.0)
 
     def _take(self, line: bytes, request: Request) -> None:
         event = read_event(line, request.purpose)

@@ -19,13 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.errors import DocumentError
 
-_DEEPEST = 50  # levels of a kubeconfig; one that is usual has seven
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -89,10 +86,7 @@ class Kubeconfig:
         """Raises CredentialsUnusable."""
         text = _read(self.path)
         try:
-            endpoint = _read_without_library(text, self)
-            if endpoint is None:
-                _refuse_deep_nesting(text)
-                endpoint = _read_by_library(self)
+            endpoint = _read_without_library(text, self) or _read_by_library(self)
         except Exception as error:  # noqa: BLE001 - the library trips in every way over strange files
             # Its words may repeat a line of the file, and a token with it.
             raise CredentialsUnusable(
@@ -176,16 +170,6 @@ def _read_without_library(text: str, file: Kubeconfig) -> Endpoint | None:
     except (DocumentError, LookupError, TypeError, AttributeError, ValueError):
         pass
     return None
-
-
-def _refuse_deep_nesting(text: str) -> None:
-    """Raise ValueError for a text nested so deep that the library would take seconds for it."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise ValueError("nested too deep")
 
 
 def _named(items: Any, name: str) -> Any:

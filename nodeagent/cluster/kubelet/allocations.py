@@ -31,13 +31,12 @@ _DEVICE_FILE: Final = re.compile(r"nvidia(\d{1,9})(?:/gi(\d{1,9}))?(?:/vgpu\d+)?
 _REPLICA: Final = "::"
 
 _DRA_DRIVER: Final = "gpu.nvidia.com"
-_DRA_GPU: Final = re.compile(r"gpu-(\d+)(?![0-9a-z])", re.ASCII)
+_DRA_GPU: Final = re.compile(r"gpu-(\d{1,9})(?![0-9a-z])", re.ASCII)
 # Static MIG: gpu-N-mig-ID-START-SIZE with the profile's id. Otherwise: gpu-N-mig-NAME-ID-START with
 # its name and id.
-_DRA_STATIC_MIG: Final = re.compile(r"gpu-(\d+)-mig-\d+-(\d+)-\d+", re.ASCII)
-_DRA_NAMED_MIG: Final = re.compile(r"gpu-(\d+)-mig-.*[a-z].*-\d+-(\d+)", re.ASCII)
+_DRA_STATIC_MIG: Final = re.compile(r"gpu-(\d{1,9})-mig-\d+-(\d{1,9})-\d+", re.ASCII)
+_DRA_NAMED_MIG: Final = re.compile(r"gpu-(\d{1,9})-mig-.*[a-z].*-\d+-(\d{1,9})", re.ASCII)
 _OWN_MIG: Final = re.compile(r"mig-.+-(\d{1,9})", re.ASCII)
-_MAX_NAME: Final = 63  # characters of a device's name in a ResourceSlice
 _DRA_PASSED_THROUGH: Final = re.compile(r"gpu-vfio-\d+", re.ASCII)
 
 
@@ -126,8 +125,6 @@ def read_claimed_device(driver: str, device: str) -> DeviceId | None:
     """
     if driver != _DRA_DRIVER or _DRA_PASSED_THROUGH.fullmatch(device):
         return None  # a GPU that is passed through to a VM is bound to another driver
-    if len(device) > _MAX_NAME:
-        return Anywhere(device)
     for form in (_DRA_STATIC_MIG, _DRA_NAMED_MIG):
         if mig := form.fullmatch(device):
             return ByPlace(int(mig[1]), int(mig[2]))

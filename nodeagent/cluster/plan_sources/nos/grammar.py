@@ -116,7 +116,6 @@ STATUS = f"{_PREFIX}status-gpu"
 
 _INTEGER = re.compile(r"([+-]?)(?=[0-9])0*+([0-9]{0,19})")  # as Go reads one; at most 64 bits
 _MAX_INTEGER = 2**63 - 1
-_MAX_SPECS = 4096  # take some 40 ms; 16 GPUs with all their profiles have some 200
 _SPEC_PARTS = 4
 _STATUS_PARTS = 5
 
@@ -169,15 +168,7 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
     asked: list[DeviceRequest] = []
     wrong: list[Problem] = []
     ignored: list[Problem] = []
-    named = list(_with_prefix(annotations, SPEC))
-    if len(named) > _MAX_SPECS:
-        message = f"there are {len(named)} annotations {SPEC}..., at most {_MAX_SPECS} are read"
-        remedy = "remove those that are for no GPU of this node"
-        path = "metadata.annotations"
-        return Requests(
-            wrong=(Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=path),)
-        )
-    for key, value in named:
+    for key, value in _with_prefix(annotations, SPEC):
         match _spec(key, value):
             case str(why):
                 message = f"is ignored, also by nos: {why}"

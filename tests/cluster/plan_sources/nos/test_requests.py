@@ -101,19 +101,6 @@ def test_status_in_any_case() -> None:
     assert read_status("nos.nebuly.com/status-gpu-1-10gb-USED") == found
 
 
-def test_thousands_of_annotations_are_one_fault() -> None:
-    """Who may annotate Nodes can write seven thousand, each of which costs time to word."""
-    many = {f"nos.nebuly.com/spec-gpu-{number}-1g.10gb": "1" for number in range(7_000)}
-    found = read_spec(many)
-    assert [(one.message, one.path) for one in found.wrong] == [
-        (
-            "there are 7000 annotations nos.nebuly.com/spec-gpu..., at most 4096 are read",
-            "metadata.annotations",
-        )
-    ]
-    assert found.devices == ()
-
-
 # --- names of profiles and shares -----------------------------------------------------------------
 
 
