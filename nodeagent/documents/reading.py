@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import shlex
-from collections.abc import Iterator
-from typing import Any
 
 from nodeagent.documents.bounded_yaml import MAX_TEXT, Value, read_tree
-from nodeagent.documents.findings import DocumentPath, path_text, refuse
+from nodeagent.documents.findings import refuse
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.problems import Code
-from nodeagent.text import listed, quote
+from nodeagent.text import quote
 
 MAX_PLAN = 64 * 1024  # bytes; what fits an annotation beside others
 _MIG_PARTED_KEY = "mig-configs"
 _SMALLEST_PLAN = "a plan is a map with the keys version and gpus"
-_KEYS = frozenset({"gpus", _MIG_PARTED_KEY})  # of a plan, of a mig-parted file
-# Compiled when a document has something like it, as `re` keeps what it compiled.
-_PLAN_TEXT = rf"""^[\s{{"']*({"|".join(sorted(_KEYS))})["']?\s*:"""
-_SHOWN = 3  # places of plans in a message
 
 
 def read_document(text: str | bytes, *, configuration: str | None = None) -> PlanDocument:
@@ -40,8 +32,12 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
         raise refuse("the document is empty", remedy=_SMALLEST_PLAN)
     if not isinstance(tree.value, dict):
         raise refuse(f"the document is {quote(tree.value)}, not a map", remedy=_SMALLEST_PLAN)
-    if "gpus" not in tree.value and _MIG_PARTED_KEY not in tree.value:
-        _refuse_wrapped(tree.value)
+    if {"kind", "apiVersion"} <= tree.value.keys():
+        raise refuse(
+            f"the document is a Kubernetes object of kind {quote(tree.value['kind'])}, not a plan",
+            remedy="give the plan in it alone: `kubectl get configmap NAME -o "
+            "'jsonpath={.data.KEY}' > plan.yaml`",
+        )
     if _is_mig_parted(tree.value):
         from nodeagent.documents.mig_parted import read_configuration
 
@@ -79,54 +75,3 @@ def _too_large(encoded: bytes) -> DocumentError:
         f"the document has {len(encoded):,} bytes{more}; a plan has at most {MAX_PLAN:,} (64 KiB)",
         remedy="name GPUs with equal layouts in one entry",
     )
-
-
-# --- documents that are no plan and hold one: a ConfigMap, a list of them, a chart's values -------
-
-
-def _refuse_wrapped(document: dict[str, Value]) -> None:
-    """Raise DocumentError for a plan in another document, or a Kubernetes object without one."""
-    places = list(_plans_in(document, ()))
-    kind = document.get("kind")
-    if not places and not (kind and "apiVersion" in document):
-        return
-    what = f"a Kubernetes object of kind {quote(kind)}" if kind else "Helm values or the like"
-    if not places:
-        raise refuse(
-            f"the document is {what}, not a plan, and has none in it",
-            remedy=_SMALLEST_PLAN,
-        )
-    names = listed([path_text(place) for place in places], most=_SHOWN)
-    raise refuse(
-        f"the document is {what}, not a plan; there is one at {names}",
-        remedy=f"give that alone: {_extraction(document, places[0])}",
-    )
-
-
-def _plans_in(value: Value, path: DocumentPath) -> Iterator[DocumentPath]:
-    match value:
-        case str() if re.search(_PLAN_TEXT, value, re.MULTILINE):
-            yield path
-        case dict() if path and "version" in value and not _KEYS.isdisjoint(value):
-            yield path
-        case dict():
-            for key, below in value.items():
-                yield from _plans_in(below, (*path, key))
-        case list():
-            for number, below in enumerate(value):
-                yield from _plans_in(below, (*path, number))
-        case _:
-            return
-
-
-def _extraction(document: Any, place: DocumentPath) -> str:
-    """The command that writes the plan into a file of its own."""
-    owner, inside = document, place
-    if place[0] == "items" and len(place) > 2:
-        owner, inside = document["items"][place[1]], place[2:]
-    match owner, inside:
-        case {"kind": "ConfigMap", "metadata": {"name": str(name), **rest}}, ("data", str(key)):
-            namespace = f"-n {shlex.quote(str(rest['namespace']))} " if "namespace" in rest else ""
-            path = shlex.quote(f"jsonpath={{.data.{key.replace('.', chr(92) + '.')}}}")
-            return f"`kubectl get configmap {namespace}{shlex.quote(name)} -o {path} > plan.yaml`"
-    return f"`yq -r {shlex.quote('.' + path_text(place))} FILE > plan.yaml`"
