@@ -42,7 +42,7 @@ class RequestLimits:
     scrape: float = 15.0  # for a client to take the whole text
     scrape_undisturbed: float = 1.0  # of them before it has to make way for another
     passwords: int = 16  # in line to be checked, each from another address
-    password_pause: float = 1.0  # before a wrong one is answered
+    password_pause: float = 0.25  # after a wrong one, before the next is checked
 
 
 TCP_LIMITS = RequestLimits()

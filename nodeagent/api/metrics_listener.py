@@ -47,8 +47,10 @@ class MetricsListener:
     interval: float = _INTERVAL
     _listener: socket.socket | None = None
     _serving: Serving | None = None
-    _check: PasswordCheck | None = None
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._check = PasswordCheck(self.limits)
 
     async def run(self) -> None:
         """Listen until cancelled. A file or an address that cannot be used is reported, and tried
@@ -62,8 +64,7 @@ class MetricsListener:
             if self._serving:
                 await self._serving.end()
             await asyncio.gather(*self._ending, return_exceptions=True)
-            if self._check:
-                await self._check.close()
+            await self._check.close()
 
     async def _follow(self) -> None:
         known: list[Signature] | None = None
@@ -94,11 +95,12 @@ class MetricsListener:
 
     async def _serve(self, config: WebConfig) -> None:
         context = await asyncio.to_thread(config.tls.context) if config.tls else None
-        check = await self._check_of(config)
+        if config.users:  # one check for all files: a reload forgets no password that was right
+            self._check.users = {name: text.encode() for name, text in config.users.items()}
         if self._listener is None:  # not before: who connects would wait for an answer
             self._listener = await asyncio.to_thread(_socket, self.host, self.port)
             self.port = self._listener.getsockname()[1]
-        serving = Serving(self._app(config, check), "metrics", self.limits, self.refusals)
+        serving = Serving(self._app(config), "metrics", self.limits, self.refusals)
         await serving.start(sock=self._listener.dup(), context=context)
         earlier, self._serving = self._serving, serving
         if earlier:
@@ -106,25 +108,10 @@ class MetricsListener:
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
 
-    async def _check_of(self, config: WebConfig) -> PasswordCheck | None:
-        """One check for all files, so that a reload forgets no password that was right."""
-        if not config.users:
-            return None
-        users = {name: hashed.encode() for name, hashed in config.users.items()}
-        if self._check is None:
-            try:
-                self._check = await asyncio.to_thread(PasswordCheck, users, self.limits)
-            except ImportError as error:
-                raise NodeagentError(
-                    f"passwords cannot be checked: {error}", remedy="install the package bcrypt"
-                ) from None
-        self._check.users = users
-        return self._check
-
-    def _app(self, config: WebConfig, check: PasswordCheck | None) -> web.Application:
+    def _app(self, config: WebConfig) -> web.Application:
         middlewares = [errors_as_json, refuse_foreign_hosts(self.host)]
-        if check:
-            middlewares.append(_passwords(check))
+        if config.users:
+            middlewares.append(_passwords(self._check))
         middlewares.append(read_whole_request)
         app = web.Application(middlewares=middlewares, client_max_size=1024)
 

@@ -1,11 +1,11 @@
+from __future__ import annotations
+
 import asyncio
 import base64
-import itertools
 import os
 import ssl
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import bcrypt
@@ -139,6 +139,14 @@ LIMITS = RequestLimits(password_pause=0.0)
 USERS = {"prometheus": bcrypt.hashpw(b"right:one", bcrypt.gensalt(4))}
 
 
+def _check_of(
+    users: Mapping[str, bytes], limits: RequestLimits = LIMITS, *matches: Hashing
+) -> PasswordCheck:
+    check = PasswordCheck(limits, *matches)
+    check.users = users
+    return check
+
+
 def _basic(text: bytes) -> str:
     return "Basic " + base64.b64encode(text).decode()
 
@@ -163,14 +171,14 @@ HEADERS: tuple[tuple[str, bool], ...] = (
 async def test_who_is_let_in() -> None:
     """Only a known name with its own password; anything else is a no, never an error."""
     for header, accepted in HEADERS:
-        assert await PasswordCheck(USERS, LIMITS).accepts(header) is accepted, header
+        assert await _check_of(USERS).accepts(header) is accepted, header
 
 
 @pytest.mark.parametrize("kind", [b"2a", b"2b", b"2y"])
 async def test_hashes_of_every_kind_count(kind: bytes) -> None:
     """htpasswd writes $2y$, Python $2b$, older tools $2a$."""
     hashed = b"$" + kind + USERS["prometheus"].removeprefix(b"$2b")
-    assert await PasswordCheck({"p": hashed}, LIMITS).accepts(_basic(b"p:right:one"))
+    assert await _check_of({"p": hashed}).accepts(_basic(b"p:right:one"))
 
 
 class Hashing:
@@ -204,7 +212,7 @@ def _asking(check: PasswordCheck, password: bytes, peer: str = "") -> asyncio.Ta
 
 async def test_a_right_password_is_hashed_once(hashing: Hashing) -> None:
     hashing.go_on.set()
-    check = PasswordCheck(USERS, LIMITS, hashing)
+    check = _check_of(USERS, LIMITS, hashing)
     for _ in range(3):
         assert await check.accepts(RIGHT)
     assert hashing.calls == [b"right:one"]
@@ -215,7 +223,7 @@ async def test_a_right_password_is_hashed_once(hashing: Hashing) -> None:
 
 async def test_a_hash_that_is_replaced_meanwhile_lets_nobody_in(hashing: Hashing) -> None:
     """What was compared with the former hash proves nothing of the new one, nor of no user."""
-    check = PasswordCheck(USERS, LIMITS, hashing)
+    check = _check_of(USERS, LIMITS, hashing)
     for users in ({"prometheus": b"another"}, {"other": b"another"}):
         check.users = USERS
         asking = _asking(check, b"right:one", str(users))
@@ -225,14 +233,14 @@ async def test_a_hash_that_is_replaced_meanwhile_lets_nobody_in(hashing: Hashing
         await asking
         assert not await check.accepts(RIGHT)
         hashing.go_on.clear()
-        check = PasswordCheck(USERS, LIMITS, hashing)
+        check = _check_of(USERS, LIMITS, hashing)
 
 
 async def test_an_address_has_one_password_in_line(hashing: Hashing) -> None:
     """Also after its client left, so that reconnecting makes guessing no quicker; clients with the
     same password get one answer, and other addresses wait for their turn.
     """
-    check = PasswordCheck(USERS, LIMITS, hashing)
+    check = _check_of(USERS, LIMITS, hashing)
     gone = _asking(check, b"guess", "guesser")
     await hashing.begun(1)
     gone.cancel()
@@ -251,7 +259,7 @@ async def test_an_address_has_one_password_in_line(hashing: Hashing) -> None:
 
 
 async def test_the_line_is_bounded(hashing: Hashing) -> None:
-    check = PasswordCheck(USERS, RequestLimits(passwords=2), hashing)
+    check = _check_of(USERS, RequestLimits(passwords=2), hashing)
     asking = [_asking(check, b"right:one", str(n)) for n in range(3)]
     await hashing.begun(1)
     with pytest.raises(TooManyAsk):
@@ -263,31 +271,13 @@ async def test_the_line_is_bounded(hashing: Hashing) -> None:
 
 @pytest.mark.virtual_time
 async def test_a_wrong_password_is_answered_after_a_pause(hashing: Hashing) -> None:
+    """So are those in line behind it, from whatever address: hashing takes little of a core."""
     hashing.go_on.set()
-    check = PasswordCheck(USERS, RequestLimits(password_pause=100.0), hashing)
+    check = _check_of(USERS, RequestLimits(password_pause=100.0), hashing)
     now = asyncio.get_running_loop().time
     began = now()
     assert await check.accepts(RIGHT)
     assert now() < began + 50
-    for guesses in (1, 2):
-        assert not await check.accepts(_basic(b"prometheus:%d" % guesses))
-        assert now() >= began + 100 * guesses
-
-
-async def test_hashing_rests_for_as_long_as_it_took() -> None:
-    """Half a core at most, whatever it costs and however many guess."""
-    checks: list[tuple[float, float, float]] = []
-
-    def compare(password: bytes, hashed: bytes) -> bool:
-        began, used = time.monotonic(), time.thread_time()
-        while time.thread_time() - used < 0.01:
-            pass
-        checks.append((began, time.thread_time() - used, time.monotonic()))
-        return False
-
-    check = PasswordCheck(USERS, LIMITS, compare)
-    asking = [_asking(check, b"%d" % n, str(n)) for n in range(4)]
-    assert not any(await asyncio.gather(*asking))
-    assert len(checks) == 4
-    for (_, cost, ended), (began, _, _) in itertools.pairwise(checks):
-        assert began - ended >= cost
+    guesses = [_asking(check, b"%d" % n, str(n)) for n in range(2)]
+    assert not any(await asyncio.gather(*guesses))
+    assert now() >= began + 200
