@@ -80,15 +80,17 @@ class ClaimOffers:
         """Publish anew: something may have changed what is offered."""
         self._changed.set()
 
-    async def connect(self) -> SlicePublisher:
-        """Wait until the GPUs were looked at once and the Node was read: `run` publishes to it."""
+    async def connect(self, driver: str) -> SlicePublisher:
+        """Wait until the GPUs were looked at once and the Node was read: `run` publishes to it what
+        the `driver` of that name offers.
+        """
         from nodeagent.cluster.slice_publisher import SlicePublisher
 
         while not self._states.newest.rounds:
             await self._wait_for_change()
         while not (uid := self._cluster.publisher.node_uid or ""):
             await self._wait_for_change()
-        node = NodeReference(self._node_name, uid)
+        node = NodeReference(self._node_name, uid, driver)
         self._publisher = SlicePublisher(self._cluster.access, node)
         self._publisher.state.subscribe(lambda _: self._slices_changed())
         return self._publisher

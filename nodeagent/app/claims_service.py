@@ -17,7 +17,9 @@ from nodeagent.app.claim_view import ClaimReports, ClaimView
 from nodeagent.app.pod_checks import PodChecks
 from nodeagent.app.shared import Shared
 from nodeagent.claims.model import ClaimedDevice
+from nodeagent.claims.names import NVIDIA_DRIVER
 from nodeagent.claims.offering.planned import FILE_NAME, PlannedPlaces, planned_places_file
+from nodeagent.claims.records import driver_in_force
 from nodeagent.claims.reporting.device_reports import DeviceHealth, device_health
 from nodeagent.claims.serving.attempts import ClaimUnread, Operation, Patience
 from nodeagent.claims.serving.cdi import ClaimFiles
@@ -85,6 +87,7 @@ class ClaimsService:
         self.places = PlannedPlaces(planned_places_file(paths.state_file(FILE_NAME)))
         self.offers = ClaimOffers(shared, cluster, pool, self.places)
         self._problem: Problem | None = None
+        self._other_name: Problem | None = None  # why the driver is not called as set
         mps = simulation.mps if simulation else places_of(settings)
         private_shm = has_private_shm(settings.mps, simulated=mps.simulated)
         self.claims = NodeClaims(
@@ -139,21 +142,31 @@ class ClaimsService:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        own = (self._problem,) if self._problem else ()
+        own = tuple(filter(None, (self._problem, self._other_name)))
         return (*self.claims.store.problems, *self._upkeep_problems, *own, *self.offers.problems)
 
     async def run(self) -> NoReturn:
+        from nodeagent.cluster.driver_name import name_taken
         from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls
         from nodeagent.cluster.kubelet.plugin.driver import dra_driver
 
+        settings, answered = self._settings, self._kubelet_answered
+        kubelet_dir, node = settings.kubelet.dir, settings.node_name
+        access = self._cluster.access
+        # For life: until the agent is restarted other claims may come under that name.
+        name, self._other_name = driver_in_force(settings.dra.driver, self.claims.store.records)
         while True:
             kubelet = self._kubelet_client()
             try:
-                calls = ClaimCalls(self)
-                kubelet_dir, answered = self._settings.kubelet.dir, self._kubelet_answered
-                async with dra_driver(kubelet_dir, calls, self._feed, answered):
-                    self._problem = None
-                    await self._serve(kubelet)
+                taken = name == NVIDIA_DRIVER and await name_taken(access, node, kubelet_dir)
+                if taken:
+                    self._problem = taken
+                    self._report("claims cannot be served")
+                else:
+                    calls = ClaimCalls(self)
+                    async with dra_driver(kubelet_dir, calls, self._feed, answered, name=name):
+                        self._problem = None
+                        await self._serve(kubelet, name)
             except NodeagentError as error:  # the kubelet's folders are not there yet, say
                 self._problem = Problem.from_error(Code.CLUSTER, error)
                 self._report("claims cannot be served")
@@ -232,9 +245,9 @@ class ClaimsService:
         running = frozenset if self._is_simulated else ProcessPods().running
         return PodResourcesClient(kubelet.socket, deadline=kubelet.deadline, running=running)
 
-    async def _serve(self, kubelet: PodResourcesClient | None) -> None:
+    async def _serve(self, kubelet: PodResourcesClient | None, driver: str) -> None:
         """Run what serves claims beside the kubelet's calls."""
-        publisher = await self.offers.connect()
+        publisher = await self.offers.connect(driver)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._reports.run(), name="reports on claims")
             group.create_task(self._pod_checks.run(), name="pods of claims are checked")

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from nodeagent.claims.capacity import Consumed
+from nodeagent.claims.names import DRIVER
 from nodeagent.errors import NodeagentError, Transient
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
@@ -73,6 +74,7 @@ class Result:
     `request` is as in the allocation, `main` or `main/sub`. `configuration` is how the device shall
     be shared, None: as it is. With `admin_access` nothing is made, changed or destroyed for it.
     `consumed` is what it takes of a device that others may have, too; None: it has all of it.
+    `driver` is the name by which the kubelet has it prepared and released.
     """
 
     request: str
@@ -82,6 +84,7 @@ class Result:
     admin_access: bool = False
     configuration: Configuration | None = None
     consumed: Consumed | None = None
+    driver: str = DRIVER
 
     @property
     def main_request(self) -> str:

@@ -12,13 +12,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from nodeagent.errors import UnknownDevice
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile, Placement
 from nodeagent.text import listed
 
-DRIVER = "gpu.nodeagent.io"
+DRIVER: Final = "gpu.nodeagent.io"
+NVIDIA_DRIVER: Final = "gpu.nvidia.com"  # which this agent's may be called, too (`dra.driver`)
 WHOLE_GPU = "gpu"
 
 
@@ -41,6 +43,13 @@ class Located:
 
     gpu: Gpu
     part: DevicePlace | None
+
+
+def is_own(driver: str, pool: str) -> bool:
+    """Return whether such devices are of this agent, or of an earlier one under its other name.
+    NVIDIA's driver has one pool, called as the Node is, which no slash is in.
+    """
+    return driver == DRIVER or (driver == NVIDIA_DRIVER and "/" in pool)
 
 
 def pool_name(node: str, uuid: str) -> str:

@@ -122,6 +122,21 @@ def read_records(folder: Path) -> tuple[ClaimRecord | UnreadableRecord, ...]:
     return tuple(_records(folder, uids))
 
 
+def driver_in_force(
+    wanted: str, records: Iterable[ClaimRecord | UnreadableRecord]
+) -> tuple[str, Problem | None]:
+    """The driver's name, and why it is another than `wanted`: by that of a claim the kubelet has
+    the claim released.
+    """
+    held = [one for one in records if isinstance(one, ClaimRecord)]
+    names = {result.driver for one in held for result in one.results}
+    if not names or wanted in names:
+        return wanted, None
+    (name, *_), claims = names, listed([one.title for one in held])
+    held_back = Problem.of(Code.IN_USE, "driverName", wanted=wanted, name=name, claims=claims)
+    return name, held_back
+
+
 def remove_unfinished(folder: Path) -> None:
     """Remove what a crash left of records that were never written. Blocks on the disk."""
     with suppress(OSError):

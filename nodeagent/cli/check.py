@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nodeagent.app.shared import source_of
+from nodeagent.claims.records import FOLDER as RECORDS
+from nodeagent.claims.records import driver_in_force, read_records
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks import PreflightFinding, error, files, machine, mps, ok, warning
 from nodeagent.cli.command_settings import command_settings
@@ -49,6 +51,11 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     yield ok("settings", "valid")
     for problem in settings.dra.without_effect(in_cluster=in_cluster):
         yield warning("settings", problem.message, problem.remedy)
+    if settings.dra.mode != "off":
+        records = read_records(settings.state.dir / RECORDS)
+        _, held_back = driver_in_force(settings.dra.driver, records)
+        if held_back:
+            yield warning("DRA driver", held_back.message, held_back.remedy)
     simulated = is_simulated(options)
     observed = _observe(options, settings)
     yield from machine.driver_findings(observed)
@@ -78,8 +85,8 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
             settings.kubernetes,
             settings.node_name,
             source,
-            claims=settings.dra.mode != "off",
-            shared=settings.dra.mode == "dynamic" and settings.dra.share != "off",
+            dra=settings.dra,
+            kubelet_dir=settings.kubelet.dir,
         )
         yield from found
     if source == "file" or node is not None:  # else the node's plan is not known

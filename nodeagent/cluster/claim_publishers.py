@@ -23,7 +23,6 @@ from typing import Final, Literal, NoReturn
 import structlog
 from msgspec import to_builtins
 
-from nodeagent.claims.names import DRIVER
 from nodeagent.claims.reporting.claim_news import MISMATCH, ClaimNews
 from nodeagent.claims.reporting.device_reports import dated, shown_statuses
 from nodeagent.claims.serving.claim_object import ClaimObject, ShownDevice, read_claim
@@ -203,7 +202,7 @@ class ClaimStatusPublisher:
         shown = await self._access.find(request, read_claim)
         if shown is None or shown.uid != wanted.uid or shown.allocated is None:
             return None
-        allocated = {one.key for one in shown.allocated.results if one.driver == DRIVER}
+        allocated = {one.key for one in shown.allocated.results if one.is_own}
         return shown if allocated.issuperset(one.key for one in wanted.devices) else None
 
 

@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 import structlog
 from msgspec.json import Decoder
 
-from nodeagent.claims.names import DRIVER
+from nodeagent.claims.names import is_own
 from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.claims.offering.resource_slices import (
     Dropped,
@@ -82,6 +82,11 @@ class PublishedSlice:
     driver: str
     pool: str
     body: JsonObject
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether it is this agent's, or an earlier one's under its other name."""
+        return is_own(self.driver, self.pool)
 
 
 def read_slice(text: bytes) -> PublishedSlice:
@@ -168,7 +173,7 @@ class SlicePublisher:
             parts.create_task(self._keeper.run(), name="write ResourceSlices")
 
     def _own_slices(self) -> list[PublishedSlice]:
-        return [one for one in self._reflector.objects.values() if one.driver == DRIVER]
+        return [one for one in self._reflector.objects.values() if one.is_own]
 
     def _want(self) -> None:
         """Have every offered pool kept, and every other pool of ours removed."""
@@ -188,7 +193,7 @@ class SlicePublisher:
         self._listed.set()
         objects = self._reflector.objects
         changed = (*before.values(), *(objects.get(name) for name in before))
-        self._due |= {one.pool for one in changed if one and one.driver == DRIVER}
+        self._due |= {one.pool for one in changed if one and one.is_own}
         self._want()
         self._keeper.changed(forget_sent=True)
         self._report()
@@ -262,8 +267,9 @@ class SlicePublisher:
     # --- what is wrong ----------------------------------------------------------------------------
 
     def _report(self) -> None:
-        drivers = frozenset(one.driver for one in self._reflector.objects.values())
-        state = Publication(self._problem(), drivers - {DRIVER}, self._keeps_taints)
+        slices = self._reflector.objects.values()
+        others = frozenset(one.driver for one in slices if not one.is_own)
+        state = Publication(self._problem(), others, self._keeps_taints)
         if state != self.state.newest:
             self.state.publish(state)
 

@@ -92,7 +92,7 @@ class DraSettings(Group):
 
     mode: Annotated[
         Literal["off", "static", "dynamic"],
-        "Whether claims are served, by the DRA driver gpu.nodeagent.io. static: whole GPUs and the "
+        "Whether claims are served, by a DRA driver. static: whole GPUs and the "
         "plan's MIG devices are offered, nothing is made; needs Kubernetes 1.34. dynamic: MIG "
         "devices are made when a claim is prepared, too, and taken down when it is released; needs "
         "Kubernetes 1.36.",
@@ -104,6 +104,11 @@ class DraSettings(Group):
         "number: one of so many equal parts; time: by turns, and nothing holds a claim to its "
         "memory. Needs mode dynamic.",
     ] = "off"
+    driver: Annotated[
+        Literal["gpu.nodeagent.io", "gpu.nvidia.com"],
+        "The DRA driver's name. gpu.nvidia.com: that of NVIDIA's own, so that all that names it is "
+        "for this one; only where NVIDIA's does not serve the node.",
+    ] = "gpu.nodeagent.io"
     nvidia_configs: Annotated[
         bool,
         "Whether GpuConfig and MigDeviceConfig of NVIDIA's DRA driver count in claims and classes, "

@@ -37,9 +37,9 @@ class Cluster:
 
     @asynccontextmanager
     async def agent(
-        self, mode: str = "dynamic", *, published: int = 2, **settings: str
+        self, mode: str = "dynamic", *, published: int = 2, driver: str = DRIVER, **settings: str
     ) -> AsyncIterator[AgentProcess]:
-        """The agent, with these variables too, once the kubelet knows it and so many
+        """The agent, with these variables too, once the kubelet knows it by that name and so many
         ResourceSlices are published.
         """
         arguments = [
@@ -51,7 +51,7 @@ class Cluster:
             variables["NODEAGENT_KUBELET_USE"] = "always"
             variables["NODEAGENT_KUBELET_SOCKET"] = str(pods.socket)
         async with AgentProcess(arguments, self.folder, settings=variables) as agent:
-            await until(lambda: self.kubelet.plugins.get(DRIVER))
+            await until(lambda: not driver or self.kubelet.plugins.get(driver))
             if published:
                 await until(lambda: len(self.api.store.all("resourceslices")) == published)
             yield agent

@@ -23,6 +23,12 @@ from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
 from tests.simulated_cluster.store import Key
 
+NVIDIA = "gpu.nvidia.com"
+
+
+def slices_of(api: ApiServer) -> list[dict[str, Any]]:
+    return api.store.all("resourceslices")
+
 
 async def test_five_pods_and_then_two_larger_ones(cluster: Cluster) -> None:
     async with cluster.agent():
@@ -94,6 +100,28 @@ async def test_slices_that_are_shared_by_mps(cluster: Cluster) -> None:
             await cluster.end(one)
         assert (cluster.slices(), cluster.cdi()) == ([], 0)
         assert list((cluster.folder / "run/mps").iterdir()) == []
+
+
+async def test_the_driver_gets_nvidias_name(cluster: Cluster) -> None:
+    """A claim is released by the name that it was prepared by, so that one stays until then. The
+    other is not taken while NVIDIA's driver has ResourceSlices; then nothing is left of the former.
+    """
+    api, named = cluster.api, partial(cluster.agent, NODEAGENT_DRA_DRIVER=NVIDIA)
+    async with cluster.agent():
+        claim = await cluster.started("trainer", "1g.10gb")
+    async with named():
+        still = f"the DRA driver is {DRIVER} still, and not {NVIDIA}"
+        await until_status(api, lambda found: still in json.dumps(found))
+        await cluster.end(claim)
+    pool = {"name": NAME, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": NVIDIA, "nodeName": NAME, "pool": pool, "devices": []}
+    api.store.create("resourceslices", "", {"metadata": {"name": "theirs"}, "spec": spec})
+    async with named(driver="", published=0):
+        await until_status(api, lambda found: "no claims are served as" in json.dumps(found))
+        assert cluster.kubelet.plugins.found == {}
+        api.store.delete(Key("resourceslices", "", "theirs"))
+        await until(lambda: cluster.kubelet.plugins.get(NVIDIA))
+        await until(lambda: {one["spec"]["driver"] for one in slices_of(api)} == {NVIDIA})
 
 
 async def test_a_kubelet_that_comes_later(folder: Path) -> None:

@@ -33,6 +33,7 @@ from tests.claims.samples import (
     claim_object,
     config_json,
     device_config,
+    mig_device,
     mig_result,
     nvidia_config,
     record,
@@ -79,7 +80,7 @@ def test_what_another_driver_shows_of_its_device() -> None:
             claim_json() | {"status": {}},
             "is not allocated (read what the scheduler says: `kubectl",
         ),
-        (claim_json(result_json(driver="x")), "has no device of gpu.nodeagent.io"),
+        (claim_json(result_json(driver="x")), "has no device of this node's agent"),
         (
             claim_json(
                 result_json(device="gpu"), result_json(request="m", device="gpu", adminAccess=True)
@@ -106,6 +107,29 @@ def test_time_slices_of_a_part_of_a_gpu() -> None:
     default = [config_json(device_config(timeSlice="default"), "FromClass")]
     [found] = allocation(claim_json(config=default))
     assert found.configuration is TimeSlice.DEFAULT
+
+
+def test_under_nvidias_name() -> None:
+    """Capacities have bare names, and configurations for that driver are for this one without any
+    setting, the agent's own too. NVIDIA's own devices are told apart by their pool.
+    """
+    nvidia: Json = {"driver": "gpu.nvidia.com"}
+    amounts = {"memory": "8Gi", "threads": "20", "clients": "2"}
+    share = share_json(consumedCapacity=amounts, **nvidia)
+    [found] = allocation(claim_json(share))
+    assert (found.consumed, found.driver) == (Consumed(8 << 30, 20, 2), "gpu.nvidia.com")
+    theirs = nvidia_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "Short"})
+    for parameters, interval in (
+        (theirs, TimeSlice.SHORT),
+        (device_config(timeSlice="long"), TimeSlice.LONG),
+    ):
+        config = [config_json(parameters, **nvidia)]
+        [found] = allocation(claim_json(result_json(device="gpu", **nvidia), config=config))
+        assert found.configuration is interval
+    assert "no device of this node" in refused(claim_json(result_json(pool="node-1", **nvidia)))
+    held = record(mig_device(result=mig_result(**nvidia)))
+    for driver, state in (("gpu.nvidia.com", ClaimState.SAME), (DRIVER, ClaimState.OTHER_RESULTS)):
+        assert read_state(claim_object(claim_json(result_json(driver=driver))), held) is state
 
 
 # --- which configuration counts -------------------------------------------------------------------

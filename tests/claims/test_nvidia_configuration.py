@@ -190,7 +190,7 @@ def test_a_limit_of_a_device_that_there_is_not(
             'config[0].kind: found "VfioDeviceConfig", expected Gp',
         ),
         (
-            device_config(timeSlice="long"),
+            nvidia_config("ComputeDomainChannelConfig"),
             "write DeviceConfig of gpu.nodeagent.io/v1 for the drive",
         ),
         ([], "config[0].kind: found nothing, expected GpuConfig or MigDeviceConfig"),

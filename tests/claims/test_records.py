@@ -17,6 +17,7 @@ from nodeagent.claims.records import (
     LeftRecords,
     RecordNotKept,
     UnreadableRecord,
+    driver_in_force,
     read_records,
     remove_record,
     write_record,
@@ -276,3 +277,26 @@ async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
     async with home.core() as (claims, _):
         assert claims.store.problems == ()
         assert await claims.prepare(*names[0]) == devices[0]
+
+
+# --- the driver's name ----------------------------------------------------------------------------
+
+
+def test_the_name_that_claims_are_held_by(folder: Path) -> None:
+    """It stays until they are released, with the claims and both ways out; a record of an earlier
+    release, which has no name, is of the agent's own.
+    """
+    own, nvidias = "gpu.nodeagent.io", "gpu.nvidia.com"
+    assert driver_in_force(nvidias, ()) == (nvidias, None)
+    write_record(folder, record())
+    path = folder / f"{UID}.json"
+    assert '"driver": "gpu.nodeagent.io"' in path.read_text()
+    name, problem = driver_in_force(nvidias, read_records(folder))
+    assert name == own
+    assert problem is not None
+    assert "gpu.nvidia.com (dra.driver), for claim team/trainer" in problem.message
+    assert "`kubectl drain` the node" in problem.remedy
+    assert "dra.driver: gpu.nodeagent.io" in problem.remedy
+    write_record(folder, record(mig_device(result=mig_result(driver=nvidias))))
+    assert driver_in_force(nvidias, read_records(folder)) == (nvidias, None)
+    assert driver_in_force(own, read_records(folder))[0] == nvidias

@@ -133,6 +133,26 @@ def test_schemas(version: str) -> None:
             kubernetes_validate.validate(json.loads(json.dumps(one)), version, strict=True)
 
 
+def test_under_nvidias_name() -> None:
+    """What is in the driver's own domain has its bare name, as requests for capacities write it."""
+    context = OfferContext(NODE, GpuRules(share="memory"), 0)
+    offer = pool_offer(replace(card("l40s"), uuid="GPU-1"), context)
+    named = resource_slices(offer, replace(NODE_REFERENCE, driver="gpu.nvidia.com"), 1)
+    assert read_offer(json.loads(json.dumps(named))) == offer
+    (spec,) = (one["spec"] for one in named)
+    assert spec["driver"] == "gpu.nvidia.com"
+    [device] = spec["devices"]
+    assert device["capacity"].keys() == {"memory", "threads", "clients"}
+    assert {"type", "uuid", "sharing", "resource.kubernetes.io/pciBusID"} <= set(
+        device["attributes"]
+    )
+    assert not [name for name in device["attributes"] if "nvidia" in name]
+    former = resource_slices(offer, NODE_REFERENCE, 1)
+    renamed = slice_diff(offer, former, replace(NODE_REFERENCE, driver="gpu.nvidia.com"))
+    assert renamed.delete == tuple(one["metadata"]["name"] for one in former)
+    assert [one["spec"]["driver"] for one in renamed.write] == ["gpu.nvidia.com"]
+
+
 def test_nothing_offered() -> None:
     """No slices, and nothing read from none."""
     empty = PoolOffer(f"{NODE}/gpu-x", {}, ())

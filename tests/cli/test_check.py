@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from nodeagent.claims.records import write_record
 from nodeagent.cli.checks import PreflightFinding, machine
 from nodeagent.cli.checks.files import health_findings, metrics_findings
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from nodeagent.settings import load_settings
 from nodeagent.structs import replace
+from tests.claims.samples import record
 from tests.cli.conftest import Ended, Program
 from tests.processes.real import running
 
@@ -31,6 +33,15 @@ def test_a_setting_without_effect_is_a_warning(h100: Program) -> None:
     assert ended.code == 0
     assert found["settings"]["level"] == "warning"
     assert found["settings"]["remedy"].startswith("set dra.mode: dynamic")
+
+
+def test_claims_that_hold_the_drivers_name(h100: Program) -> None:
+    """Before the agent is started with another one."""
+    write_record(h100.directory / "lib" / "claims", record())
+    named = h100.file("dra: {mode: dynamic, driver: gpu.nvidia.com}", "s.yaml")
+    found = _check(h100, "--settings", named)[1]["DRA driver"]
+    assert found["level"] == "warning"
+    assert "the DRA driver is gpu.nodeagent.io still, and not gpu.nvidia.com" in found["message"]
 
 
 _FUNCTIONS = ("nvmlDeviceGetGpuInstanceProfileInfo*", "nvmlDeviceGetGpuInstancePossiblePlacements*")

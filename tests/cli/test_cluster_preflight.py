@@ -1,5 +1,8 @@
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +14,7 @@ from nodeagent.cli.checks.cluster import cluster_findings, counting_finding
 from nodeagent.cli.checks.files import node_finding
 from nodeagent.cli.checks.machine import kubelet_findings
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
+from nodeagent.settings.cluster import DraSettings
 from nodeagent.structs import replace
 from tests.cli.conftest import Program
 from tests.cluster.client.rig import kubeconfig
@@ -18,6 +22,10 @@ from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
 
 NODE = "gpu-node-0"
+DRA = DraSettings()
+SERVED = DraSettings(mode="static")
+NAMED = DraSettings(mode="dynamic", driver="gpu.nvidia.com")
+SHARED = DraSettings(mode="dynamic", share="memory")
 
 
 @pytest.fixture
@@ -34,14 +42,13 @@ async def _look(
     *,
     node: str = NODE,
     token: str | None = None,
-    claims: bool = False,
-    shared: bool = False,
+    dra: DraSettings = DRA,
 ) -> dict[str, PreflightFinding]:
     """The findings by what was looked at; of several the last."""
     config = kubeconfig(folder, api.url, token=token).path
     wanted = replace(KubernetesSettings(kubeconfig=config), **settings)
     found, _ = await asyncio.to_thread(
-        cluster_findings, wanted, node, "annotation", claims=claims, shared=shared
+        cluster_findings, wanted, node, "annotation", dra, folder / "kubelet"
     )
     return {finding.check: finding for finding in found}
 
@@ -85,6 +92,50 @@ async def test_a_runtime_class_that_is_missing(api: ApiServer, tmp_path: Path) -
     assert "RuntimeClass" not in await _look(api, tmp_path)
 
 
+async def test_nvidias_name_is_free_where_its_driver_is_not(api: ApiServer, tmp_path: Path) -> None:
+    """Its socket, then its slices; the agent's own are none of its. Where it cannot be known that
+    is said.
+    """
+    registry = tmp_path / "kubelet/plugins_registry"
+
+    async def finding() -> PreflightFinding:
+        return (await _look(api, tmp_path, dra=NAMED))["DRA driver"]
+
+    assert (await finding()).level == "warning"
+    registry.mkdir(parents=True)
+    slice_of(api, "own", f"{NODE}/gpu-1")
+    with listening(registry / "gpu.nvidia.com-0123abcd-reg.sock"):
+        assert (await finding()).level == "ok"
+        with listening(registry / "gpu.nvidia.com-reg.sock"):
+            found = await finding()
+            assert (found.level, "-reg.sock is served" in found.message) == ("error", True)
+    slice_of(api, "theirs", NODE)
+    found = await finding()
+    assert (found.level, "has ResourceSlices" in found.message) == ("error", True)
+    assert "dra.driver: gpu.nodeagent.io" in found.remedy
+
+
+def slice_of(api: ApiServer, name: str, pool: str) -> None:
+    """A ResourceSlice of the driver that has NVIDIA's name."""
+    spec = {"driver": NAMED.driver, "nodeName": NODE, "devices": []}
+    pooled = {"name": pool, "generation": 1, "resourceSliceCount": 1}
+    body = {"metadata": {"name": name}, "spec": {**spec, "pool": pooled}}
+    api.store.create("resourceslices", "", body)
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[None]:
+    """A served socket; it stays when it is not served any more."""
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        with socket.socket(socket.AF_UNIX) as served:
+            served.bind(f"/proc/self/fd/{folder}/{path.name}")
+            served.listen()
+            yield
+    finally:
+        os.close(folder)
+
+
 async def test_no_server_answers(api: ApiServer, tmp_path: Path) -> None:
     async with api.refusing():
         found = await _look(api, tmp_path)
@@ -103,7 +154,7 @@ async def test_credentials_that_are_refused(api: ApiServer, tmp_path: Path) -> N
 
 async def test_credentials_that_cannot_be_read(tmp_path: Path) -> None:
     settings = KubernetesSettings(kubeconfig=tmp_path / "none")
-    [finding], _ = await asyncio.to_thread(cluster_findings, settings, NODE, "file", claims=False)
+    [finding], _ = await asyncio.to_thread(cluster_findings, settings, NODE, "file", DRA, tmp_path)
     assert (finding.check, finding.level) == ("credentials", "error")
     assert str(tmp_path / "none") in finding.message
 
@@ -145,7 +196,7 @@ async def test_each_right_that_is_missing(
 )
 async def test_rights_of_claims(right: tuple[str, str], api: ApiServer, tmp_path: Path) -> None:
     api.access.withheld.add(right)
-    found = await _look(api, tmp_path, claims=True)
+    found = await _look(api, tmp_path, dra=SERVED)
     assert found["rights"].level == "warning"
     assert right[1] in found["rights"].message
     assert "component dra" in found["rights"].remedy
@@ -171,8 +222,8 @@ async def test_a_token_of_another_node(api: ApiServer, tmp_path: Path) -> None:
 
 async def test_whether_shares_of_gpus_are_counted(api: ApiServer, tmp_path: Path) -> None:
     """The stand-in is a 1.36.0, in which they may be allocated beside MIG devices."""
-    assert "shares of GPUs" not in await _look(api, tmp_path, claims=True)
-    found = (await _look(api, tmp_path, claims=True, shared=True))["shares of GPUs"]
+    assert "shares of GPUs" not in await _look(api, tmp_path, dra=SERVED)
+    found = (await _look(api, tmp_path, dra=SHARED))["shares of GPUs"]
     assert found == counting_finding("v1.36.0-test")
     assert "mig: disabled" in found.remedy
 
@@ -227,7 +278,7 @@ async def test_a_config_map_of_no_name(
 ) -> None:
     config = kubeconfig(tmp_path, api.url).path
     settings = KubernetesSettings(kubeconfig=config, nos_config_map="x")
-    found, _ = await asyncio.to_thread(cluster_findings, settings, NODE, source, claims=False)
+    found, _ = await asyncio.to_thread(cluster_findings, settings, NODE, source, DRA, tmp_path)
     [finding] = [one for one in found if one.check == "settings"]
     assert finding.level == level
     assert 'kubernetes.nos_config_map is "x"' in finding.message
@@ -252,7 +303,7 @@ async def test_what_the_node_asks_for(
     kind = "labels" if source == "mig-config" else "annotations"
     api.patch_node(NODE, {"metadata": {kind: metadata}})
     settings = KubernetesSettings(kubeconfig=kubeconfig(tmp_path, api.url).path)
-    _, node = await asyncio.to_thread(cluster_findings, settings, NODE, source, claims=False)
+    _, node = await asyncio.to_thread(cluster_findings, settings, NODE, source, DRA, tmp_path)
     assert node is not None
     plan = PlanSettings(file=tmp_path / "plan.yaml")
     found, _ = await asyncio.to_thread(node_finding, node, source, plan)

@@ -35,9 +35,11 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 @asynccontextmanager
-async def publishing(server: ApiServer, folder: Path) -> AsyncIterator[SlicePublisher]:
+async def publishing(
+    server: ApiServer, folder: Path, node: NodeReference = NODE
+) -> AsyncIterator[SlicePublisher]:
     async with ClusterAccess(kubeconfig(folder, server.url)) as access:
-        publisher = SlicePublisher(access, NODE, watches=WATCHES, writes=WRITES)
+        publisher = SlicePublisher(access, node, watches=WATCHES, writes=WRITES)
         async with running(publisher.run()):
             yield publisher
 
@@ -221,6 +223,21 @@ async def test_other_drivers_are_known(server: ApiServer, tmp_path: Path) -> Non
         await until(lambda: len(server.store.all(SLICES)) == 1)
         server.store.delete(Key(SLICES, "", "gpu-0-gpu.nvidia.com-abc"))
         await until(lambda: publisher.state.newest.others == frozenset())
+
+
+async def test_a_driver_of_another_name(server: ApiServer, tmp_path: Path) -> None:
+    """The former's slices are gone before there are others of the same GPU."""
+    async with publishing(server, tmp_path) as publisher:
+        publisher.publish([offer_of()])
+        await until(lambda: published(server) == [offer_of()])
+    named = replace(NODE, driver="gpu.nvidia.com")
+    async with publishing(server, tmp_path, named) as publisher:
+        assert await publisher.earlier_offers() == (offer_of(),)
+        publisher.publish([offer_of()])
+        await until(lambda: writes(server)[2:] == ["DELETE", "DELETE", "POST", "POST"])
+        assert published(server) == [offer_of()]
+        assert {one["spec"]["driver"] for one in server.store.all(SLICES)} == {named.driver}
+        assert publisher.state.newest.others == frozenset()
 
 
 async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -23,7 +24,15 @@ from nodeagent.settings import load_settings
 from nodeagent.simulation.boards import board_names, load_board
 from tests.claims.boards import NODE, mig_off
 from tests.manifests.admission import compiled
-from tests.manifests.rendering import MANIFESTS, Document, pod_of, written
+from tests.manifests.rendering import (
+    MANIFESTS,
+    Document,
+    pod_of,
+    why_not,
+    with_components,
+    written,
+)
+from tests.manifests.rendering import one as one_of
 from tests.plan.cards import card
 
 EXAMPLES = sorted((MANIFESTS.parent / "examples/dra").glob("*.yaml"))
@@ -44,37 +53,40 @@ def class_of(profile: str) -> str:
     return f"{mig_device_name(profile, 0).removesuffix('-0')}.nodeagent.io"
 
 
-def published(board: str, share: SharedBy = "off") -> list[dict[str, Any]]:
+def published(board: str, share: SharedBy = "off", *, driver: str = DRIVER) -> list[dict[str, Any]]:
     """The devices of such a GPU outside MIG mode, which is offered as a whole and in parts."""
     gpu = mig_off(card(board)) if load_board(board).has_mig else card(board)
     offer = pool_offer(gpu, OfferContext(NODE, GpuRules(share=share), 0))
-    slices = resource_slices(offer, NodeReference(NODE, "uid"), 1)
+    slices = resource_slices(offer, NodeReference(NODE, "uid", driver), 1)
     return [device for one in slices for device in one["spec"].get("devices", ())]
 
 
-def as_cel(device: dict[str, Any]) -> Any:
+def as_cel(device: dict[str, Any], driver: str = DRIVER) -> Any:
     """`device` of a selector's expression: attributes by domain, without their types. Of a domain
     that a device has nothing of, the scheduler's map is empty.
     """
-    attributes: dict[str, dict[str, Any]] = {DRIVER: {}}
+    attributes: dict[str, dict[str, Any]] = {driver: {}}
     for name, value in device["attributes"].items():
         domain, _, key = name.rpartition("/")
-        (attributes.setdefault(domain or DRIVER, {})[key],) = value.values()
-    return {"driver": DRIVER, "attributes": attributes}
+        (attributes.setdefault(domain or driver, {})[key],) = value.values()
+    return {"driver": driver, "attributes": attributes}
 
 
 @cache
-def selector(name: str) -> cel.Expression:
-    """Of the class, compiled; each has one."""
-    (one,) = classes()[name]["spec"]["selectors"]
-    return compiled(one["cel"]["expression"], {"device": cel.Type.DYN})
+def selector(expression: str) -> cel.Expression:
+    """Compiled."""
+    return compiled(expression, {"device": cel.Type.DYN})
 
 
-def chosen(name: str, devices: list[dict[str, Any]]) -> set[str]:
-    """Names of the devices that the class takes."""
-    return {
-        d["name"] for d in devices if selector(name).eval(data={"device": as_cel(d)}).plain_value()
-    }
+def chosen(
+    device_class: str | Document, devices: list[dict[str, Any]], driver: str = DRIVER
+) -> set[str]:
+    """Names of the devices that the class takes by its one selector."""
+    one = classes()[device_class] if isinstance(device_class, str) else device_class
+    (rule,) = one["spec"]["selectors"]
+    known = [(d["name"], {"device": as_cel(d, driver)}) for d in devices]
+    takes = selector(rule["cel"]["expression"])
+    return {name for name, data in known if takes.eval(data=data).plain_value()}
 
 
 def test_every_profile_has_a_class() -> None:
@@ -123,6 +135,29 @@ def test_the_names_of_nvidias_driver() -> None:
     _, container = pod_of([yaml.safe_load(component["patches"][0]["patch"])])
     environment = {one["name"]: one["value"] for one in container["env"]}
     assert load_settings(None, environment, {}).dra.nvidia_configs
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_the_name_of_nvidias_driver(tmp_path: Path) -> None:
+    """With it all classes choose the same devices of the driver that is called so, the agent has
+    its name, and the policies and rights let it.
+    """
+    found = with_components(tmp_path, "plain", ["dra", "dra-nvidia-names", "dra-nvidia-driver"])
+    devices = [*published("h100-80gb", driver=KEY), *published("l40s", "memory", driver=KEY)]
+    named = {d["metadata"]["name"]: d for d in found if d["kind"] == "DeviceClass"}
+    assert named.keys() == classes().keys() | {"gpu.nvidia.com", "mig.nvidia.com"}
+    for name, one in classes().items():
+        before = [*published("h100-80gb"), *published("l40s", "memory")]
+        assert chosen(named[name], devices, KEY) == chosen(one, before)
+    _, container = pod_of(found)
+    environment = {one["name"]: one.get("value", "") for one in container["env"]}
+    assert environment["NODEAGENT_DRA_DRIVER"] == KEY
+    policies = [d for d in found if d["kind"] == "ValidatingAdmissionPolicy"]
+    variables = [one["spec"].get("variables", [{}])[0] for one in policies]
+    drivers = [v["expression"] for v in variables if v.get("name") == "drivers"]
+    assert drivers == ["['gpu.nodeagent.io', 'gpu.nvidia.com']"] * 3
+    rights = one_of(found, "ClusterRole", "nodeagent-dra")["rules"]
+    assert [r["resourceNames"] for r in rights if "resourceNames" in r] == [[DRIVER, KEY]]
 
 
 def test_selectors_that_every_release_compiles() -> None:

@@ -37,6 +37,7 @@ TOGETHER = (  # components that an overlay may have at once
     (
         "dra",
         "dra-nvidia-names",
+        "dra-nvidia-driver",
         "driver-from-host",
         "evictions",
         "monitoring",

@@ -20,6 +20,7 @@ _NVIDIA = "gpu.nvidia.com/"
 UUID = _NVIDIA + "uuid"
 SHARING = "sharing"  # what holds claims apart that have the device together
 _STANDARD = "resource.kubernetes.io/"
+_WITHOUT_DOMAIN = frozenset({SHARING, *TOTALS})
 MAX_VALUE_LENGTH = 64  # bytes of a string or version
 
 
@@ -69,6 +70,18 @@ class GpuFacts:
     brand: str = ""
     pcie_root: str = ""
     addressing_mode: str = ""
+
+
+def written_name(name: str, driver: str) -> str:
+    """The name of an attribute or capacity in slices of that driver. Its own domain is left out:
+    selectors find it either way, requests for capacities as it is written alone.
+    """
+    return name.removeprefix(f"{driver}/")
+
+
+def read_name(name: str, driver: str) -> str:
+    """The name that `written_name` was given."""
+    return name if "/" in name or name in _WITHOUT_DOMAIN else f"{driver}/{name}"
 
 
 def whole_gpu(

@@ -21,7 +21,14 @@ from typing import Any
 
 from nodeagent.claims.capacity import RequestPolicy
 from nodeagent.claims.names import DRIVER
-from nodeagent.claims.offering.devices import AttributeValue, OfferedDevice, Taint, Version
+from nodeagent.claims.offering.devices import (
+    AttributeValue,
+    OfferedDevice,
+    Taint,
+    Version,
+    read_name,
+    written_name,
+)
 from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.errors import NodeagentError
 
@@ -44,15 +51,16 @@ class UnreadableSlice(NodeagentError):
 
 @dataclass(frozen=True, slots=True)
 class NodeReference:
-    """The Node that owns the slices."""
+    """The Node that owns the slices, and the name of its driver."""
 
     name: str
     uid: str
+    driver: str = DRIVER
 
 
 def resource_slices(offer: PoolOffer, node: NodeReference, generation: int) -> tuple[Json, ...]:
     """The objects in the order in which they have to be written; none when nothing is offered."""
-    devices = [_device_json(device) for device in offer.devices]
+    devices = [_device_json(device, node.driver) for device in offer.devices]
     parts = [devices[first : first + MAX_DEVICES] for first in range(0, len(devices), MAX_DEVICES)]
     contents: list[tuple[str, Json]] = [
         (f"devices-{number:02}", {"devices": part}) for number, part in enumerate(parts)
@@ -71,19 +79,21 @@ def _slice_json(node: NodeReference, pool: Json, name: str, content: Json) -> Js
         "apiVersion": API_VERSION,
         "kind": "ResourceSlice",
         "metadata": {
-            "name": f"{node.name}-{DRIVER}-{gpu}-{name}",
+            "name": f"{node.name}-{node.driver}-{gpu}-{name}",
             "ownerReferences": [{**owner, "controller": True}],
         },
-        "spec": {"driver": DRIVER, "pool": dict(pool), "nodeName": node.name, **content},
+        "spec": {"driver": node.driver, "pool": dict(pool), "nodeName": node.name, **content},
     }
 
 
-def _device_json(device: OfferedDevice) -> Json:
-    of = device.capacity
+def _device_json(device: OfferedDevice, driver: str) -> Json:
+    attributes, capacity = device.attributes.items(), device.capacity.items()
     found: dict[str, Any] = {
         "name": device.name,
-        "attributes": {k: _attribute_json(v) for k, v in device.attributes.items()},
-        "capacity": {k: _capacity_json(v, device.policies.get(k)) for k, v in of.items()},
+        "attributes": {written_name(k, driver): _attribute_json(v) for k, v in attributes},
+        "capacity": {
+            written_name(k, driver): _capacity_json(v, device.policies.get(k)) for k, v in capacity
+        },
     }
     if device.policies:
         found["allowMultipleAllocations"] = True
@@ -164,7 +174,9 @@ def read_offer(slices: Iterable[Json]) -> PoolOffer | None:
         for spec in specs:
             for counters in spec.get("sharedCounters", ()):
                 totals |= _read_amounts(counters["counters"])
-        devices = tuple(_read_device(d) for spec in specs for d in spec.get("devices", ()))
+        devices = tuple(
+            _read_device(d, spec["driver"]) for spec in specs for d in spec.get("devices", ())
+        )
         return PoolOffer(str(specs[0]["pool"]["name"]), totals, devices)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         name = known[0]["metadata"]["name"]
@@ -172,23 +184,27 @@ def read_offer(slices: Iterable[Json]) -> PoolOffer | None:
         raise UnreadableSlice(f"{message}: {error!r}") from error
 
 
-def _read_device(device: Json) -> OfferedDevice:
+def _read_device(device: Json, driver: str) -> OfferedDevice:
+    def named(values: Json) -> dict[str, Any]:
+        return {read_name(name, driver): value for name, value in values.items()}
+
+    attributes, capacity = named(device.get("attributes", {})), named(device.get("capacity", {}))
     consumes: dict[str, int] = {}
     for taken in device.get("consumesCounters", ()):
         consumes |= _read_amounts(taken["counters"])
     return OfferedDevice(
         str(device["name"]),
-        {key: _read_attribute(value) for key, value in device.get("attributes", {}).items()},
-        _read_amounts(device.get("capacity", {})),
+        {key: _read_attribute(value) for key, value in attributes.items()},
+        _read_amounts(capacity),
         consumes,
         tuple(Taint(str(t["key"]), _read_time(t["timeAdded"])) for t in device.get("taints", ())),
-        dict(_read_policies(device)),
+        dict(_read_policies(capacity)) if device.get("allowMultipleAllocations") else {},
     )
 
 
-def _read_policies(device: Json) -> Iterator[tuple[str, RequestPolicy]]:
-    for name, capacity in device.get("capacity", {}).items():
-        if (policy := capacity.get("requestPolicy")) and device.get("allowMultipleAllocations"):
+def _read_policies(capacities: Json) -> Iterator[tuple[str, RequestPolicy]]:
+    for name, capacity in capacities.items():
+        if policy := capacity.get("requestPolicy"):
             valid = policy["validRange"]
             amounts = map(read_quantity, (policy["default"], valid["min"], valid["step"]))
             yield str(name), RequestPolicy(*amounts)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
-from nodeagent.claims.names import DRIVER
 from nodeagent.claims.parts import is_there
 from nodeagent.claims.serving.claim_object import ClaimCondition, ClaimObject, Key, ShownDevice
 from nodeagent.health.fencing import Fence, fences
@@ -114,7 +113,7 @@ def device_statuses(
     """The statuses of a claim that is ready, or was, without times; `health` by pool and device."""
     return tuple(
         ShownDevice(
-            driver=DRIVER,
+            driver=device.result.driver,
             pool=device.result.pool,
             device=device.result.device,
             share_id=device.result.share_id or None,
@@ -169,5 +168,5 @@ def shown_statuses(claim: ClaimObject) -> Iterator[ShownDevice]:
     """What the API server has of this driver's devices, with the condition that is the agent's."""
     for device in claim.status.devices:
         ready = tuple(one for one in device.conditions or () if one.type == READY)
-        if device.driver == DRIVER and ready:
+        if device.is_own and ready:
             yield replace(device, conditions=ready)

@@ -21,7 +21,8 @@ from nodeagent.claims.model import (
     Configuration,
     Result,
 )
-from nodeagent.claims.names import DRIVER, WHOLE_GPU
+from nodeagent.claims.names import DRIVER, NVIDIA_DRIVER, WHOLE_GPU
+from nodeagent.claims.offering.devices import read_name
 from nodeagent.claims.offering.resource_slices import read_quantity
 from nodeagent.claims.serving.claim_object import (
     AllocatedDevice,
@@ -31,11 +32,7 @@ from nodeagent.claims.serving.claim_object import (
     WrittenConfiguration,
 )
 from nodeagent.claims.serving.configuration import read_configuration, within_class
-from nodeagent.claims.serving.nvidia_configuration import (
-    NVIDIA_DRIVER,
-    NvidiaConfiguration,
-    kind_of,
-)
+from nodeagent.claims.serving.nvidia_configuration import NvidiaConfiguration, kind_of
 from nodeagent.documents.findings import DocumentPath
 from nodeagent.errors import DocumentError
 from nodeagent.plan.shares import TimeSlice
@@ -49,8 +46,8 @@ def read_allocation(
 
     With `nvidia` configurations for NVIDIA's driver count as ones for this driver, and without
     those that nothing for this driver replaces are refused; in a claim that has devices of that
-    driver, too, they are its own. Raises ClaimRefused, which names the claim, the request or field,
-    and what to do.
+    driver, too, they are its own. Where this driver has that name they count, too. Raises
+    ClaimRefused, which names the claim, the request or field, and what to do.
     """
     reference = ClaimReference(namespace, name)
     if claim.uid != uid:
@@ -76,7 +73,7 @@ def read_state(claim: ClaimObject | None, record: ClaimRecord) -> ClaimState:
         return ClaimState.GONE
     if claim.allocated is None:
         return ClaimState.DEALLOCATED
-    if all(result.driver != DRIVER for result in claim.allocated.results):
+    if not any(result.is_own for result in claim.allocated.results):
         return ClaimState.OTHER_RESULTS
     # A record has its configuration as the settings had it read: either way it is the same claim.
     state = ClaimState.OTHER_RESULTS
@@ -114,7 +111,7 @@ class _Configured:
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Reads the allocated devices of one claim. Configurations for NVIDIA's driver count with
-    `nvidia`, are refused with `refuses`, and else passed over.
+    `nvidia` and where this driver is called so, are refused with `refuses`, and else passed over.
     """
 
     claim: ClaimReference
@@ -125,13 +122,11 @@ class _Reader:
     def results(self) -> tuple[Result, ...]:
         configurations = tuple(self._configurations())
         results = tuple(
-            self._result(one, configurations)
-            for one in self.devices.results
-            if one.driver == DRIVER
+            self._result(one, configurations) for one in self.devices.results if one.is_own
         )
         if not results:
             raise ClaimRefused(
-                f"{self.claim} has no device of {DRIVER}",
+                f"{self.claim} has no device of this node's agent",
                 remedy=f"{self.claim.show} has the drivers in status.allocation.devices.results; "
                 f"name a DeviceClass of this one in spec.devices.requests ({CLASSES} lists them)",
             )
@@ -157,6 +152,7 @@ class _Reader:
             admin,
             None if admin else self._chosen(one, configurations),
             None if admin else self._consumed(one),
+            one.driver,
         )
         interval = result.configuration
         changes = isinstance(interval, TimeSlice) and interval is not TimeSlice.DEFAULT
@@ -174,7 +170,8 @@ class _Reader:
         """Capacities of other releases count for nothing; without the memory it is not known what
         the device is shared by.
         """
-        found = one.consumed_capacity or {}
+        consumed = (one.consumed_capacity or {}).items()
+        found = {read_name(name, one.driver): amount for name, amount in consumed}
         if MEMORY not in found:
             return None
         try:
@@ -203,10 +200,16 @@ class _Reader:
         """The configurations for this driver, each read, whether or not it counts; the ones that
         were written for it come last, and so count before those for NVIDIA's.
         """
-        drivers = (NVIDIA_DRIVER, DRIVER) if self.nvidia else (DRIVER,)
+        drivers = (NVIDIA_DRIVER, DRIVER) if self._counts_nvidias else (DRIVER,)
         for driver in drivers:
             for path, one, parameters in self._written_for(driver):
                 yield _Configured(one, self._read(path, one, parameters, driver))
+
+    @property
+    def _counts_nvidias(self) -> bool:
+        """Whether configurations for NVIDIA's driver count."""
+        named = (one.driver for one in self.devices.results if one.is_own)
+        return self.nvidia or NVIDIA_DRIVER in named
 
     def _written_for(
         self, driver: str
@@ -214,7 +217,8 @@ class _Reader:
         """With place and parameters. One for NVIDIA's driver is that driver's own where the claim
         has devices of it.
         """
-        if driver == NVIDIA_DRIVER and any(r.driver == driver for r in self.devices.results):
+        others = (one.driver for one in self.devices.results if not one.is_own)
+        if driver == NVIDIA_DRIVER and driver in others:
             return
         for number, one in enumerate(self.devices.config):
             if one.opaque is not None and one.opaque.driver == driver:
@@ -225,7 +229,7 @@ class _Reader:
     ) -> Configuration | NvidiaConfiguration:
         try:
             return read_configuration(
-                parameters, one.source, path, driver=driver, nvidia=self.nvidia
+                parameters, one.source, path, driver=driver, nvidia=self._counts_nvidias
             )
         except DocumentError as error:
             raise self._refused_configuration(one, error) from error
@@ -237,7 +241,7 @@ class _Reader:
         the class's alone to say.
         """
         by_source = {c.written.source: c for c in configurations if c.concerns(one)}
-        if self.refuses:
+        if self.refuses and not self._counts_nvidias:
             self._refuse_unread(one, by_source)
         of_class = by_source.get(Source.CLASS)
         chosen = by_source.get(Source.CLAIM, of_class)
@@ -258,7 +262,7 @@ class _Reader:
         """The sharing of that device by the configuration."""
         if not isinstance(chosen.found, NvidiaConfiguration):
             return chosen.found
-        own = [other for other in self.devices.results if other.driver == DRIVER]
+        own = [other for other in self.devices.results if other.is_own]
         alone = sum(map(chosen.concerns, own)) == 1
         try:
             return chosen.found.of_device(one.device, one.pool.rpartition("/")[2], alone=alone)

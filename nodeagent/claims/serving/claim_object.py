@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, field, json
 
+from nodeagent.claims.names import is_own
+
 Key = tuple[str, str, str]  # pool, device and share id, as `Result.key`
 
 
@@ -35,6 +37,11 @@ class _Device(Struct, rename="camel", kw_only=True):
     @property
     def key(self) -> Key:
         return self.pool, self.device, self.share_id or ""
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether it is one of this agent's devices."""
+        return is_own(self.driver, self.pool)
 
 
 class AllocatedDevice(_Device, rename="camel", kw_only=True):

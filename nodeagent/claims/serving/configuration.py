@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Final, NoReturn
 
 from nodeagent.claims.model import Configuration
-from nodeagent.claims.names import DRIVER
+from nodeagent.claims.names import DRIVER, NVIDIA_DRIVER
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.claims.serving.nvidia_configuration import (
-    NVIDIA_DRIVER,
     NVIDIA_KINDS,
     NVIDIAS,
     NvidiaConfiguration,
@@ -39,10 +38,11 @@ def read_configuration(
 ) -> Configuration | NvidiaConfiguration:
     """Return what the parameters at `path` of an allocation, written for `driver`, ask for.
 
-    Those of NVIDIA's driver are honoured with `nvidia`, and refused without. Raises DocumentError
-    with every fault.
+    Those of NVIDIA's driver are honoured with `nvidia`, and refused without; with it the agent's
+    own may be written for that driver, too. Raises DocumentError with every fault.
     """
-    if driver != NVIDIA_DRIVER and kind_of(parameters) not in NVIDIA_KINDS:
+    kind, to_nvidia = kind_of(parameters), driver == NVIDIA_DRIVER
+    if (kind == KIND and nvidia) if to_nvidia else kind not in NVIDIA_KINDS:
         return read_with(_OURS[source], parameters, Findings(), path)
     rule = NVIDIAS[source] if nvidia else _NOT_HONOURED
     return read_with(rule, parameters, Findings(), path)

@@ -34,7 +34,6 @@ from nodeagent.plan.shares import ANY_USER, TimeSlice
 from nodeagent.structs import Struct
 from nodeagent.text import quote
 
-NVIDIA_DRIVER: Final = "gpu.nvidia.com"
 NVIDIA_API_VERSION: Final = "resource.nvidia.com/v1beta1"
 GPU_CONFIG, MIG_CONFIG = "GpuConfig", "MigDeviceConfig"
 NVIDIA_KINDS: Final = (GPU_CONFIG, MIG_CONFIG)

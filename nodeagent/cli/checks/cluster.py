@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
+from nodeagent.claims.names import NVIDIA_DRIVER
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks import PreflightFinding, error, ok, warning
 from nodeagent.cluster.client import faults, requests
@@ -22,9 +24,10 @@ from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.guard import is_guarded
 from nodeagent.cluster.plan_sources.nos.source import place_of
 from nodeagent.cluster.plan_sources.registry import check_source
-from nodeagent.errors import UsageError
+from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import KubernetesSettings
+from nodeagent.settings.cluster import DraSettings
 
 _TIMEOUT = 5.0  # seconds for one answer of the API server, since a person waits
 _RIGHTS = "kubectl apply -f manifests/base/rights.yaml; docs/security.md has what each is for"
@@ -48,25 +51,25 @@ _NOT_BOUND = (
 
 
 def cluster_findings(
-    settings: KubernetesSettings, name: str, source: str, *, claims: bool, shared: bool = False
+    settings: KubernetesSettings, name: str, source: str, dra: DraSettings, kubelet_dir: Path
 ) -> tuple[list[PreflightFinding], NodeView | None]:
     """Asks the API server what the agent will ask it; with the Node, None where it is not seen.
 
-    `source` is where the plan comes from; `claims`: whether they are served, `shared`: of GPUs that
-    they have together.
+    `source` is where the plan comes from.
     """
     try:
         check_settings(settings)
         check_source(source, settings.nos_config_map)
     except UsageError as wrong:
         return [error("settings", wrong.message, wrong.remedy)], None
-    return event_loop.run(_findings(settings, name, source, claims=claims, shared=shared))
+    return event_loop.run(_findings(settings, name, source, dra, kubelet_dir))
 
 
 async def _findings(
-    settings: KubernetesSettings, name: str, source: str, *, claims: bool, shared: bool
+    settings: KubernetesSettings, name: str, source: str, dra: DraSettings, kubelet_dir: Path
 ) -> tuple[list[PreflightFinding], NodeView | None]:
     credentials = credentials_of(settings.kubeconfig, settings.context)
+    is_named_so = dra.mode != "off" and dra.driver == NVIDIA_DRIVER
     async with ClusterAccess(credentials, answer_within=_TIMEOUT) as access:
         try:
             view = (await access.listed(requests.list_node(name), read_node)).first
@@ -81,8 +84,9 @@ async def _findings(
             ok("Node", f"the Node {name} exists"),
             *await _changes(access, name),
             *_unused(settings),
-            *await _rights(access, settings, claims=claims),
-            *(await _counting(access) if shared else []),
+            *await _rights(access, settings, claims=dra.mode != "off"),
+            *(await _counting(access) if dra.mode == "dynamic" and dra.share != "off" else []),
+            *(await _driver_name(access, name, kubelet_dir) if is_named_so else []),
             *await _runtime_class(access),
             *await _owners(access, settings, view, source),
         ], view
@@ -179,6 +183,21 @@ def _needed(settings: KubernetesSettings, *, claims: bool) -> Iterator[tuple[Rig
         if settings.nos_config_map:
             place = place_of(settings.nos_config_map)
             yield Right("get", "configmaps", *place), "nos' MPS nodes get no plan", _MAPPED
+
+
+async def _driver_name(
+    access: ClusterAccess, node: str, kubelet_dir: Path
+) -> list[PreflightFinding]:
+    from nodeagent.cluster.driver_name import name_taken  # loads gRPC
+
+    check = "DRA driver"
+    try:
+        taken = await name_taken(access, node, kubelet_dir)
+    except NodeagentError as unknown:
+        return [warning(check, unknown.message, unknown.remedy or _RETRY_REMEDY)]
+    if taken:
+        return [error(check, taken.message, taken.remedy)]
+    return [ok(check, f"{NVIDIA_DRIVER} is free for this node's agent")]
 
 
 async def _counting(access: ClusterAccess) -> list[PreflightFinding]:

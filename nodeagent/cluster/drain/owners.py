@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from nodeagent.claims.names import NVIDIA_DRIVER
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import Holding
@@ -46,7 +47,6 @@ class _Known:
 MIG_MANAGER_LABEL: Final = "nvidia.com/gpu.deploy.mig-manager"
 NOS_LABEL: Final = "nos.nebuly.com/gpu-partitioning"
 HAMI_REGISTER: Final = "hami.io/node-nvidia-register"
-_DRA_DRIVER: Final = "gpu.nvidia.com"
 _DRA_COMPONENTS = ("nvidia-dra-driver-gpu-component", "dra-driver-nvidia-gpu-component")
 _INSTASLICE_PODS = ("instaslice-daemonset", "das-daemonset")
 _INSTASLICE_RESOURCES = ("mig.das.com/", "instaslice.redhat.com/mig-")
@@ -83,8 +83,8 @@ def other_allocator(drivers: Collection[str], allocatable: Mapping[str, str]) ->
     """What hands out this node's GPUs to pods beside claims of the agent's own driver; "" if
     nothing does. `drivers` have ResourceSlices of the node, `allocatable` is the Node's.
     """
-    if _DRA_DRIVER in drivers:
-        return f"NVIDIA's DRA driver has ResourceSlices of {_DRA_DRIVER} for this node"
+    if NVIDIA_DRIVER in drivers:
+        return f"NVIDIA's DRA driver has ResourceSlices of {NVIDIA_DRIVER} for this node"
     for resource, amount in sorted(allocatable.items()):
         if resource.startswith("nvidia.com/") and amount != "0":
             return f"a device plugin offers this node's GPUs ({resource}: {amount})"

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from nodeagent.claims.names import WHOLE_GPU
+from nodeagent.claims.names import NVIDIA_DRIVER, WHOLE_GPU
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,7 +30,6 @@ _OLD_MIG: Final = "mig-gpu-"
 _DEVICE_FILE: Final = re.compile(r"nvidia(\d{1,9})(?:/gi(\d{1,9}))?(?:/vgpu\d+)?", re.ASCII)
 _REPLICA: Final = "::"
 
-_DRA_DRIVER: Final = "gpu.nvidia.com"
 _DRA_GPU: Final = re.compile(r"gpu-(\d{1,9})(?![0-9a-z])", re.ASCII)
 # Static MIG: gpu-N-mig-ID-START-SIZE with the profile's id. Otherwise: gpu-N-mig-NAME-ID-START with
 # its name and id.
@@ -123,7 +122,7 @@ def read_claimed_device(driver: str, device: str) -> DeviceId | None:
     `gpu-N-mig-ID-START-SIZE`, `gpu-N-mig-1g10gb-ID-START`. Any other name that begins with
     `gpu-N` counts as that GPU as a whole.
     """
-    if driver != _DRA_DRIVER or _DRA_PASSED_THROUGH.fullmatch(device):
+    if driver != NVIDIA_DRIVER or _DRA_PASSED_THROUGH.fullmatch(device):
         return None  # a GPU that is passed through to a VM is bound to another driver
     for form in (_DRA_STATIC_MIG, _DRA_NAMED_MIG):
         if mig := form.fullmatch(device):

@@ -24,7 +24,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from nodeagent.claims.model import Allocated
-from nodeagent.claims.names import DRIVER
+from nodeagent.claims.names import is_own
 from nodeagent.cluster.kubelet.allocations import (
     DeviceId,
     Holding,
@@ -253,7 +253,7 @@ def _holdings(pod: PodResources) -> Iterator[Holding]:
 
 
 def _claimed_device(claim: DynamicResource, claimed: ClaimResource) -> DeviceId | None:
-    if claimed.driver_name != DRIVER:
+    if not is_own(claimed.driver_name, claimed.pool_name):
         return read_claimed_device(claimed.driver_name, claimed.device_name)
     named = claim.claim_namespace, claim.claim_name
     return read_own_device(named, claimed.pool_name, claimed.device_name)
@@ -264,7 +264,7 @@ def _claimed(pod: PodResources) -> Iterator[Allocated]:
     for container in pod.containers:
         for claim in container.dynamic_resources:
             for one in claim.claim_resources:
-                if one.driver_name == DRIVER:
+                if is_own(one.driver_name, one.pool_name):
                     key = (one.pool_name, one.device_name, one.share_id)
                     namespace, name = claim.claim_namespace, claim.claim_name
                     yield Allocated(namespace, name, pod.name, key, container.name)

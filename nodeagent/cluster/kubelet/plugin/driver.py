@@ -52,8 +52,10 @@ async def dra_driver(
     claims: ClaimCalls,
     health: HealthFeed,
     on_registration: Callable[[Registration], None] = lambda _: None,
+    *,
+    name: str = DRIVER,
 ) -> AsyncIterator[RegistrationService]:
-    """Serve the kubelet as the DRA driver; what it said of that is in what this gives.
+    """Serve the kubelet as the DRA driver `name`; what it said of that is in what this gives.
 
     The kubelet finds the driver by its registration socket, so the DRA service is there before it
     and after it. That socket has another name in each life of the agent: on a name that was
@@ -61,16 +63,16 @@ async def dra_driver(
     kubelet's root directory, at the same path as for the kubelet. `on_registration` gets each
     answer of the kubelet that is another. `claims` is closed in the end. Raises PathRefused.
     """
-    endpoint = kubelet_dir / "plugins" / DRIVER / "dra.sock"
+    endpoint = kubelet_dir / "plugins" / name / "dra.sock"
     registry = kubelet_dir / "plugins_registry"
-    socket = registry / f"{DRIVER}-{token_hex(4)}-reg.sock"
+    socket = registry / f"{name}-{token_hex(4)}-reg.sock"
     for path in (endpoint, socket):
         check_path(path)
     services = [DraService(claims).handler(), *health_streams(health)]
-    registration = RegistrationService(endpoint, on_registration)
+    registration = RegistrationService(endpoint, on_registration, name=name)
     try:
         async with serve(endpoint, services, own_directory=True):
-            await asyncio.to_thread(remove_dead, registry, f"{DRIVER}-*reg.sock")
+            await asyncio.to_thread(remove_dead, registry, f"{name}-*reg.sock")
             async with serve(socket, [registration.handler()]):
                 yield registration
     finally:
@@ -103,17 +105,21 @@ class Registration:
 
 
 class RegistrationService:
-    """Answers the kubelet, and keeps what it said; `endpoint` is the DRA service's socket.
-    `on_change` gets what it said when that is something else than before.
+    """Answers the kubelet, and keeps what it said; `endpoint` is the DRA service's socket, `name`
+    the driver's. `on_change` gets what it said when that is something else than before.
     """
 
     def __init__(
-        self, endpoint: Path, on_change: Callable[[Registration], None] = lambda _: None
+        self,
+        endpoint: Path,
+        on_change: Callable[[Registration], None] = lambda _: None,
+        *,
+        name: str = DRIVER,
     ) -> None:
         self.status = Registration()
         self._on_change = on_change
         self._info = registration_pb2.PluginInfo(
-            type="DRAPlugin", name=DRIVER, endpoint=str(endpoint), supported_versions=VERSIONS
+            type="DRAPlugin", name=name, endpoint=str(endpoint), supported_versions=VERSIONS
         )
 
     def handler(self) -> grpc.GenericRpcHandler:

@@ -154,13 +154,31 @@ def remove_dead(directory: Path, pattern: str) -> None:
     Raises PathRefused. Blocks on the disk.
     """
     with _opened(directory) as opened:
-        for name in fnmatch.filter(os.listdir(opened), pattern):  # noqa: PTH208 - as opened
-            with suppress(OSError), sockets.socket(sockets.AF_UNIX) as client:
-                client.setblocking(False)
-                try:
-                    client.connect(f"/proc/self/fd/{opened}/{name}")
-                except ConnectionRefusedError:
+        for name, is_served in _sockets(opened, pattern):
+            if not is_served:
+                with suppress(OSError):
                     os.unlink(name, dir_fd=opened)
+
+
+def served(directory: Path, pattern: str) -> list[str]:
+    """The names of those that a process serves, as far as is known. Raises PathRefused. Blocks."""
+    with _opened(directory) as opened:
+        return [name for name, is_served in _sockets(opened, pattern) if is_served]
+
+
+def _sockets(directory: int, pattern: str) -> Iterator[tuple[str, bool]]:
+    """The sockets of these names, and whether they are served."""
+    for name in fnmatch.filter(os.listdir(directory), pattern):
+        with sockets.socket(sockets.AF_UNIX) as client:
+            client.setblocking(False)
+            try:
+                client.connect(f"/proc/self/fd/{directory}/{name}")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                yield name, not isinstance(error, ConnectionRefusedError)
+            else:
+                yield name, True
 
 
 @contextmanager
