@@ -34,19 +34,6 @@ _PROFILE_KINDS = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
 _COMPUTE_KINDS = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT
 _KINDS_LIMIT = 32  # where a driver never says that its list has ended
 
-# What special kinds of profiles are called where the driver's name is none.
-_ATTRIBUTES = {
-    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1: "+me",
-    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1: "+me",
-    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_GFX: "+gfx",
-    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_GFX: "+gfx",
-    pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE_GFX: "+gfx",
-    pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE_GFX: "+gfx",
-    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_NO_ME: "-me",
-    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_NO_ME: "-me",
-    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: "+me.all",
-    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "+me.all",
-}
 _GIB = 1 << 30
 
 Value = TypeVar("Value")
@@ -114,7 +101,7 @@ class Profiles:
     def _read_profile_with_places(self, kind: int) -> GpuInstanceProfile:
         handle = self._gpu.handle
         profile = nvml.gpu_instance_profile(handle, kind)
-        name = profile_name(profile, self._gpu.identity().memory)
+        name = profile_name(profile)
         no_places: tuple[Placement, ...] = ()
         ask = partial(nvml.gpu_instance_placements, handle, profile.id)
         places = _twice(ask, no_places, self._note_unsupported)
@@ -242,28 +229,9 @@ def _twice(
     return otherwise
 
 
-# --- names ----------------------------------------------------------------------------------------
-
-
-def profile_name(profile: GpuInstanceProfile, gpu_memory: int) -> str:
-    """The driver's name (`MIG 1g.10gb+me`) made canonical; one is made where that is no name.
-
-    `gpu_memory` in bytes, of the whole GPU.
-    """
+def profile_name(profile: GpuInstanceProfile) -> str:
+    """The driver's name (`MIG 1g.10gb+me`) made canonical; one by its sizes where that is none."""
     try:
         return str(ProfileName.parse(profile.name.removeprefix("MIG ").strip()))
     except ValueError:
-        gigabytes = _gigabytes(profile.memory, gpu_memory)
-        return f"{profile.slices}g.{gigabytes}gb{_ATTRIBUTES.get(profile.kind, '')}"
-
-
-def _gigabytes(memory: int, gpu_memory: int) -> int:
-    """Eighths of the GPU, rounded up, of its memory in GiB, rounded up, rounded to a whole.
-
-    The rule of NVIDIA's go-nvlib, which device plugin and mig-parted print too.
-    """
-    if not gpu_memory:
-        return math.ceil(memory / _GIB)
-    eighths = math.ceil(8 * memory / gpu_memory) / 8
-    # Go's math.Round goes away from zero at a half; Python's round goes to the even number.
-    return math.floor(eighths * math.ceil(gpu_memory / _GIB) + 0.5)
+        return f"{profile.slices}g.{math.ceil(profile.memory / _GIB)}gb"
