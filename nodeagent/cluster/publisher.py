@@ -45,13 +45,11 @@ _NAME_IT: Final = "set node_name to one of: kubectl get nodes"
 class PublisherIntervals:
     """Times in seconds. `patience`: shorter work is reported only at its end, so that a quick
     change is one write. `first_answer`: how long the API server is awaited at the start
-    before the recorded plan counts. `cleanup_period`: how long the keys of a replaced source are
-    removed, since what was written last may not be seen yet.
+    before the recorded plan counts.
     """
 
     patience: float = 1.0
     first_answer: float = 3.0
-    cleanup_period: float = 30.0
     follow: WatchIntervals = field(default_factory=WatchIntervals)
     write: WriteIntervals = field(default_factory=WriteIntervals)
     events: EventIntervals = field(default_factory=EventIntervals)
@@ -88,7 +86,6 @@ class NodePublisher:
         self._status = StatusAnnotation()
         self._source: NodeSource | None = None
         self._keys_to_remove = Wanted()
-        self._cleanup: asyncio.TimerHandle | None = None
         self._view: NodeView | None = None
         self._answered = False  # with the Node, or that there is none
         self._since: datetime | None = None
@@ -120,10 +117,6 @@ class NodePublisher:
         before, self._source = self._source, source
         if before is not None and self._view is not None:
             self._keys_to_remove = before.withdrawal(self._view)
-            if self._cleanup is not None:
-                self._cleanup.cancel()
-            loop = asyncio.get_running_loop()
-            self._cleanup = loop.call_later(self._intervals.cleanup_period, self._end_cleanup)
         if source is not None and self._answered:
             source.observe(self._view)
         self.refresh()
@@ -262,13 +255,6 @@ class NodePublisher:
         self._facts = facts_of(self._shown, labels=self._labels)
         self.refresh()
 
-    def _end_cleanup(self) -> None:
-        """End the clean-up of old keys: whoever writes such a key later is another program. A timer
-        may go off a moment before its time, so that it is not compared with the clock.
-        """
-        self._cleanup = None
-        self.refresh()
-
     def refresh(self) -> None:
         """Want what is to be there now; nothing is sent when it is there already."""
         if self._state is None or self._view is None:
@@ -279,12 +265,10 @@ class NodePublisher:
         answer = Wanted()
         if self._source is not None and not self._hooks.leaves_answer:
             answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
-        if self._cleanup is None:
-            self._keys_to_remove = Wanted(
-                _those_of(self._keys_to_remove.annotations, self._view.annotations),
-                _those_of(self._keys_to_remove.labels, self._view.labels),
-            )
-        left = self._keys_to_remove
+        left = self._keys_to_remove = Wanted(
+            _those_of(self._keys_to_remove.annotations, self._view.annotations),
+            _those_of(self._keys_to_remove.labels, self._view.labels),
+        )
         wanted = Wanted(
             {**left.annotations, **status.annotations, **answer.annotations},
             {**left.labels, **status.labels, **answer.labels},
