@@ -136,6 +136,13 @@ class ClaimedDevice:
         return self.gpu if self.placement is None else self.uuid
 
     @property
+    def daemon(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that its MPS daemon serves, as wholes; the first is the primary."""
+        if self.mps is None or self.placement is not None:
+            return ()
+        return self.mps.devices_on(self.gpu)
+
+    @property
     def is_held(self) -> bool:
         """Return whether it is the claim's: no instance of the plan's, and not just looked at."""
         return not self.fixed and not self.result.admin_access
@@ -218,10 +225,14 @@ class ClaimRecord:
         here = (d.result.consumed for d in self.devices if d.gpu == gpu and d.shared)
         return tuple(consumed for consumed in here if consumed)
 
+    def daemon_on(self, gpu: str) -> WantedMps | None:
+        """What the claim wants of the MPS daemon that serves that GPU as a whole."""
+        return next((device.mps for device in self.devices if gpu in device.daemon), None)
+
     @property
     def gpus(self) -> frozenset[str]:
-        """UUIDs."""
-        return frozenset(device.gpu for device in self.devices)
+        """UUIDs, also of those that it has nothing of beside its MPS daemon."""
+        return frozenset(uuid for one in self.devices for uuid in (one.gpu, *one.daemon))
 
 
 class ClaimState(StrEnum):

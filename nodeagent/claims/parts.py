@@ -35,16 +35,17 @@ _MAX_NAMED = 8  # processes in one command; the rest are named when these are go
 def to_prepare(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -> DesiredGpu:
     """The goal with the claim's devices, shared as it says; what it only uses is left as it is."""
     path, own = record.title, record.held_on(gpu.uuid)
-    if not own:
+    served = record.daemon_on(gpu.uuid) is not None
+    if not own and not served:
         return unchanged(gpu, path)
-    reserved = tuple(_beside(own, gpu, others))
+    reserved = tuple(_beside(record, gpu, others))
     whole = next((device for device in own if device.placement is None), None)
-    if whole is not None:
+    if whole is not None or served:
         # All shares of a GPU have turns of one length, which is not theirs to say.
-        sharing = None if whole.shared else whole.result.configuration
+        sharing = whole.result.configuration if whole and not whole.shared else None
         off = MigDisabled(path) if gpu.mig is not None else None
         time_slice = sharing if isinstance(sharing, TimeSlice) else None
-        mps = daemon_of_shares(gpu.uuid, (record, *others)) if whole.shared else whole.mps
+        mps = daemon_of(gpu.uuid, (record, *others))
         return DesiredGpu(off, path, mps=mps, time_slice=time_slice, reserved=reserved)
     wanted = tuple(
         WantedInstance(device.profile, profile.slices, device.placement.start, path, device.mps)
@@ -61,13 +62,14 @@ def to_release(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -
     changed later, so that no release waits for it.
     """
     path, own = f"the release of {record.title}", record.held_on(gpu.uuid)
-    if not any((device.placement is None) != gpu.in_mig_mode for device in own):
+    served = record.daemon_on(gpu.uuid) is not None and not gpu.in_mig_mode
+    if not served and not any((d.placement is None) != gpu.in_mig_mode for d in own):
         return unchanged(gpu, path)
     mig = Layout((), path) if gpu.in_mig_mode else None
-    mps = daemon_of_shares(gpu.uuid, others)
+    mps = daemon_of(gpu.uuid, others)
     if mps and not (gpu.mps and gpu.mps.state == DaemonPhase.READY):
         return unchanged(gpu, path)
-    reserved = tuple(_beside(own, gpu, others))
+    reserved = tuple(_beside(record, gpu, others))
     return DesiredGpu(mig, path, mps=mps, reserved=reserved, ends=True)
 
 
@@ -78,36 +80,42 @@ def unchanged(gpu: Gpu, path: str) -> DesiredGpu:
 
 
 def reserved_on(gpu: str, records: Iterable[ClaimRecord]) -> Iterator[Reserved]:
-    """Return what these claims hold on the GPU with that UUID."""
+    """Return what these claims hold on the GPU with that UUID. One that an MPS daemon of theirs
+    serves, too, stays its own until they are gone.
+    """
     for record in records:
-        for device in record.held_on(gpu):
+        held = record.held_on(gpu)
+        for device in held:
             whole = device.placement is None
             yield Reserved(device.profile, device.placement, record.title, shared=whole)
+        if not held and record.daemon_on(gpu):
+            yield Reserved("", None, record.title, shared=True)
 
 
-def daemon_of_shares(gpu: str, records: Iterable[ClaimRecord]) -> WantedMps | None:
-    """The one MPS daemon for all shares that these claims have of the GPU with that UUID; None
-    where they have none. Their users and `enforce` are the same (`admission`).
+def daemon_of(gpu: str, records: Iterable[ClaimRecord]) -> WantedMps | None:
+    """The one MPS daemon for all that these claims have of the GPU with that UUID as a whole; None
+    where they have none. Users, `enforce` and GPUs are the same for all (`admission`).
     """
-    devices = [device for record in records for device in record.devices if device.gpu == gpu]
+    devices = [device for record in records for device in record.devices if gpu in device.daemon]
     devices.sort(key=lambda device: device.result.share_id)
-    daemons = [device.mps for device in devices if device.shared and device.mps]
+    daemons = [device.mps for device in devices if device.mps]
     if not daemons:
         return None
-    shares = tuple(share for daemon in daemons for share in daemon.sharing.shares)
+    # Devices of one claim in one container have the same kind of client.
+    shares = tuple(dict.fromkeys(share for daemon in daemons for share in daemon.sharing.shares))
     return replace(daemons[0], sharing=replace(daemons[0].sharing, shares=shares))
 
 
-def _beside(
-    own: Collection[ClaimedDevice], gpu: Gpu, others: Iterable[ClaimRecord]
-) -> Iterator[Reserved]:
+def _beside(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) -> Iterator[Reserved]:
     """Claims that hold the GPU as a whole, and every instance that is not the claim's own.
 
     What others are still to get is left out: two that cannot be there together would keep
-    everything else from changing. Other shares of the GPU are a part of the goal for one of them.
+    everything else from changing. Other shares of the GPU, and who has its daemon, too, are a part
+    of the goal for one of them.
     """
-    if any(device.shared for device in own):
-        others = [o for o in others if not any(device.shared for device in o.held_on(gpu.uuid))]
+    own = record.held_on(gpu.uuid)
+    if _shares(record, gpu.uuid):
+        others = [one for one in others if not _shares(one, gpu.uuid)]
     held = tuple(reserved_on(gpu.uuid, others))
     yield from (other for other in held if other.placement is None)
     owners = {(other.profile, other.placement): other for other in held}
@@ -117,6 +125,11 @@ def _beside(
             yield owners[place]
         elif not any(device.was_made_as(instance) for device in own):
             yield Reserved(*place, "")
+
+
+def _shares(record: ClaimRecord, gpu: str) -> bool:
+    has_daemon = record.daemon_on(gpu) is not None
+    return has_daemon or any(device.shared for device in record.held_on(gpu))
 
 
 # --- the record beside the hardware ---------------------------------------------------------------
@@ -226,7 +239,8 @@ def require_ready(outcome: GpuOutcome, record: ClaimRecord) -> None:
     """Raise Transient where a device of the claim's on the GPU is not there, as read back, or one
     of its own has no MPS daemon that is Ready yet.
 
-    A daemon that did not start in time needs no step any more: it is tried again by itself.
+    A daemon that did not start in time needs no step any more: it is tried again by itself. One of
+    several GPUs is waited for at its primary.
     """
     gpu, goal = outcome.after, outcome.plan.goal
     for device in record.devices:
@@ -238,6 +252,9 @@ def require_ready(outcome: GpuOutcome, record: ClaimRecord) -> None:
                 remedy=f"{by_plan}`nodeagent status --gpu {gpu.index}` shows what keeps it from "
                 "that",
             )
+    wanted = record.daemon_on(gpu.uuid)
+    if wanted and wanted.devices_on(gpu.uuid)[0] != gpu.uuid:
+        return
     for problem in unready_daemons(without(gpu, goal.reserved if goal else ())):
         raise DaemonNotReady(problem, record)
 

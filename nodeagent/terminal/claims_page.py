@@ -133,6 +133,8 @@ def _device_cells(device: Json) -> list[str | Span]:
         name = f"{device['profile']}@{device.get('start')}"
     elif share := device.get("share"):
         name = _share_words(share)
+    if several := device.get("daemon"):
+        name += f" (MPS of {len(several)} GPUs)"
     uuid = device.get("uuid") or (_UNKNOWN if device.get("profile") else device.get("gpu"))
     return [str(device.get("index", _UNKNOWN)), name, dim(str(uuid))]
 

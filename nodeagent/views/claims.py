@@ -48,6 +48,9 @@ class ClaimDevice(Shape, frozen=True, kw_only=True):
     device: Annotated[str, Meta(description="its name in the pool")]
     share_id: str = ""
     share: ClaimShare | None = None
+    daemon: Annotated[
+        tuple[str, ...], Meta(description="UUIDs of the GPUs that its MPS daemon serves together")
+    ] = ()
     admin_access: Annotated[bool, Meta(description="looked at beside its holder")] = False
     gpu: Annotated[str, Meta(description="UUID of the GPU")]
     index: Annotated[int, Meta(description="index of the GPU")] | None = None
@@ -74,21 +77,24 @@ class Claim(Shape, frozen=True, kw_only=True):
 
 
 def with_use(claims: Iterable[Claim], daemons: Iterable[MpsDaemon]) -> list[Claim]:
-    """Add to the shares of GPUs what their MPS clients use."""
+    """Add to the shares of GPUs what their MPS clients use. Where they have several GPUs, it is
+    not known how much of which.
+    """
     used: dict[tuple[str, str], int] = defaultdict(int)
     for daemon in daemons:
         for client in daemon.clients:
             if client.memory and client.memory.used is not None:
                 used[daemon.device, client.share] += client.memory.used
 
-    def known(device: ClaimDevice) -> ClaimDevice:
-        key = device.gpu, device.share_id
-        if device.share is None or key not in used:
+    def known(device: ClaimDevice, claim: Claim) -> ClaimDevice:
+        key = (*device.daemon, device.gpu)[0], device.share_id
+        among = [one for one in claim.devices if device.daemon and one.daemon == device.daemon]
+        if device.share is None or key not in used or len(among) > 1:
             return device
         return replace(device, share=replace(device.share, used=used[key]))
 
     return [
-        replace(claim, devices=list(map(known, claim.devices)))
+        replace(claim, devices=[known(device, claim) for device in claim.devices])
         if any(device.share for device in claim.devices)
         else claim
         for claim in claims

@@ -10,6 +10,7 @@ from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import (
     CLASSES,
     ClaimedDevice,
+    ClaimHeldUp,
     ClaimRecord,
     ClaimReference,
     ClaimRefused,
@@ -18,7 +19,7 @@ from nodeagent.claims.model import (
     Result,
 )
 from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned
-from nodeagent.claims.serving.admission import admit, require_admission, require_one_daemon
+from nodeagent.claims.serving.admission import admit, joined, require_admission
 from nodeagent.plan.desired import (
     Layout,
     MigDisabled,
@@ -28,7 +29,7 @@ from nodeagent.plan.desired import (
     SharedBy,
 )
 from nodeagent.plan.observed import Gpu, Placement
-from nodeagent.plan.shares import Account, TimeSlice, WantedMps
+from nodeagent.plan.shares import Account, Share, TimeSlice, WantedMps
 from nodeagent.structs import replace
 from tests.claims.boards import mig_off
 from tests.claims.samples import mig_device, record, share_of_gpu, whole_device
@@ -271,22 +272,63 @@ def test_one_claim_that_wants_a_gpu_as_two_users(shared: bool) -> None:
     stricter = replace(A, sharing=replace(A.sharing, enforce="terminate"))
     if shared:
         one, other = share_of_gpu(mps=A), share_of_gpu(mps=stricter, share_id="share-2")
-    other = replace(other, result=replace(other.result, request="other"))
     with pytest.raises(ClaimRefused, match="with another MPS user or enforce each") as refused:
-        require_one_daemon([one, other], TRAINER)
+        require_admission(own(one, other), GPU, [], ())
     assert CLASSES in refused.value.remedy
-    require_one_daemon([one, replace(other, gpu="GPU-2")], TRAINER)
-    require_one_daemon([one, replace(other, mps=A)], TRAINER)
+    require_admission(record(replace(one, gpu=GPU.uuid), other), GPU, [], ())
+    require_admission(own(one, replace(other, mps=A)), GPU, [], ())
 
 
-def test_two_devices_with_mps_in_one_request() -> None:
-    """A program has one daemon; two requests can go to two containers."""
-    both = [mig_device(mps=A), share_of_gpu(mps=A)]
-    with pytest.raises(ClaimRefused, match="request gpu has 2 devices with MPS"):
-        require_one_daemon(both, TRAINER)
-    require_one_daemon([both[0], replace(both[1], mps=None)], TRAINER)
-    other_request = replace(both[1].result, request="other")
-    require_one_daemon([both[0], replace(both[1], result=other_request)], TRAINER)
+# --- one daemon for several GPUs ------------------------------------------------------------------
+
+BOTH = tuple(sorted((GPU.uuid, "GPU-2")))
+TOGETHER = replace(A, devices=BOTH)
+
+
+def share(gpu: str = GPU.uuid, mps: WantedMps = A, **changes: Any) -> ClaimedDevice:
+    """With 2Gi."""
+    wanted = replace(mps, sharing=replace(mps.sharing, shares=(Share("mine", None, 2048, 10.0),)))
+    return share_of_gpu(gpu, wanted, **changes)
+
+
+def test_a_share_beside_a_claim_with_more_gpus() -> None:
+    """It has its place in the daemon of all of them, where it has its own GPU alone."""
+    there = record(share(mps=TOGETHER), share("GPU-2", TOGETHER), uid="2", name="job")
+    [found] = joined(record(share("GPU-2")), [there]).devices
+    assert found.mps
+    assert found.mps.devices == BOTH
+    assert found.mps.sharing.shares[0].by_device == (("GPU-2", 2048),)
+    mine = record(found)
+    assert mine.gpus == {*BOTH}
+    require_admission(mine, GPU, [there], ())
+    assert joined(there, [mine]) == there
+    elsewhere = record(share("GPU-3"))
+    assert joined(elsewhere, [there]) == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "wants", "has"),
+    [
+        (share(mps=TOGETHER), share(), " and ".join(BOTH), GPU.uuid),
+        (share(), share(mps=TOGETHER), GPU.uuid, " and ".join(BOTH)),
+        (whole_device(GPU.uuid), share("GPU-2", TOGETHER), "", " and ".join(BOTH)),
+        (mig_device(gpu=GPU.uuid), share("GPU-2", TOGETHER), "", " and ".join(BOTH)),
+        (share("GPU-2", TOGETHER), mig_device(gpu=GPU.uuid), " and ".join(BOTH), ""),
+    ],
+    ids=["grows", "shrinks", "one that is left", "a part of it", "a part that is there"],
+)
+def test_the_gpus_of_a_daemon_stay_the_same(
+    mine: ClaimedDevice, theirs: ClaimedDevice, wants: str, has: str
+) -> None:
+    """As long as a claim has it: containers have their directory and count their devices."""
+    there = record(theirs, uid="2", name="job")
+    with pytest.raises(ClaimHeldUp) as refused:
+        require_admission(record(mine), GPU, [there], ())
+    words = [f"an MPS daemon for {gpus}" if gpus else "none" for gpus in (wants, has)]
+    assert refused.value.message == (
+        f"claim team/trainer wants {GPU.title} with {words[0]}, but claim team/job has it with "
+        f"{words[1]}: the GPUs of an MPS daemon stay the same as long as a claim has it"
+    )
 
 
 def test_the_plan_says_how_its_devices_are_shared() -> None:

@@ -72,14 +72,14 @@ def claimed(result: Result) -> ClaimedDevice:
 
 def mig(**changes: Any) -> ContainerDevice:
     """A MIG device."""
-    return ContainerDevice(claimed(mig_result(**changes)), 1, (12, 13))
+    return ContainerDevice(claimed(mig_result(**changes)), (1,), (12, 13))
 
 
 def shared(share: Share) -> ContainerDevice:
     """A whole GPU with MPS."""
     daemon = spec_of(wanted())
     client = MpsEdits(daemon, share.slots[0])
-    return ContainerDevice(claimed(mig_result(device="gpu")), 0, mps=client)
+    return ContainerDevice(claimed(mig_result(device="gpu")), (0,), mps=client)
 
 
 def document(*devices: ContainerDevice, common: Edits = COMMON) -> dict[str, Any]:

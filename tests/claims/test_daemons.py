@@ -13,7 +13,7 @@ from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import ClaimRecord, ClaimReference, ClaimRefused, ClaimState, FileState
 from nodeagent.claims.offering.planned import beside_claims
 from nodeagent.claims.parts import (
-    daemon_of_shares,
+    daemon_of,
     require_lasting_unused,
     reserved_on,
     to_release,
@@ -153,7 +153,7 @@ def test_never_more_than_the_share(entry: MpsEntry, message: str) -> None:
 def test_what_its_containers_get() -> None:
     """The GPU, the daemon's directory, and limits and slot that are the claim's own."""
     wanted = DAEMONS.wanted_share(None, L40S, SHARE, NAME, TRAINER)
-    device = ContainerDevice(mig_device(), 3, mps=DAEMONS.client(L40S.uuid, wanted))
+    device = ContainerDevice(mig_device(), (3,), mps=DAEMONS.client(L40S.uuid, wanted))
     [found] = json.loads(claim_document([device], Edits()))["devices"]
     edits, top = found["containerEdits"], f"/run/nodeagent/mps/{L40S.uuid}"
     assert edits["deviceNodes"] == [{"path": "/dev/nvidia3"}]
@@ -188,21 +188,21 @@ BARE = without_mig(L40S)
 
 def serving(*records: ClaimRecord, users: Usage = CLIENT, card: Gpu = BARE) -> Gpu:
     """The GPU with the daemon of these."""
-    runs = daemon_of_shares(card.uuid, records)
+    runs = daemon_of(card.uuid, records)
     assert runs
     return replace(card, mps=daemon(runs, users), compute_mode=EXCLUSIVE)
 
 
 def test_it_is_for_all_claims_on_the_gpu() -> None:
     """Whichever came first; other GPUs have their own."""
-    found = daemon_of_shares(L40S.uuid, [TWO, ONE, holder(3, "GPU-2")])
-    assert found == daemon_of_shares(L40S.uuid, [ONE, TWO])
+    found = daemon_of(L40S.uuid, [TWO, ONE, holder(3, "GPU-2")])
+    assert found == daemon_of(L40S.uuid, [ONE, TWO])
     assert found
     assert [(s.name, s.memory) for s in found.sharing.shares] == [
         ("share-1", 8191),
         ("share-2", 8190),
     ]
-    assert daemon_of_shares("GPU-3", [ONE, TWO]) is None
+    assert daemon_of("GPU-3", [ONE, TWO]) is None
 
 
 def test_no_release_waits_for_a_daemon_of_others() -> None:
@@ -257,7 +257,7 @@ def test_users_of_a_share() -> None:
 def test_upkeep_of_the_daemon(numbers: tuple[int, ...]) -> None:
     """It has to be for the claims that there are, no more and no less."""
     records = (holder(1, GPU), holder(2, GPU))
-    served = daemon_of_shares(GPU, [holder(number, GPU) for number in numbers])
+    served = daemon_of(GPU, [holder(number, GPU) for number in numbers])
     assert served
     there = snapshot(
         gpu(mig=OFF, mps=DeviceDaemon(served, "Ready")),

@@ -151,16 +151,20 @@ def test_a_limit_of_one_device(device: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "results", "message"),
     [
-        ({"1": "5Gi"}, (WHOLE,), 'found "1", but each device of a claim has an MPS daemon'),
-        ({GPU: "5Gi"}, ({},), f'found "{GPU}", but each device'),
-        ({"0": "5Gi"}, (WHOLE, WHOLE | {"request": "b", "pool": "n/gpu-2"}), 'found "0", but each'),
-        ({"0": "5Gi", "1": "5Gi"}, (WHOLE,), "found 2 devices, but each device of a claim has"),
+        ({"1": "5Gi"}, (WHOLE,), 'found "1", but it is for the configuration'),
+        ({GPU: "5Gi"}, ({},), f'found "{GPU}", but it is for'),
+        (
+            {"0": "5Gi"},
+            (WHOLE, WHOLE | {"request": "b", "pool": "n/gpu-2"}),
+            'found "0", but it is for',
+        ),
+        ({"0": "5Gi", "1": "5Gi"}, (WHOLE,), "found 2 devices, but it is for the configuration"),
     ],
 )
 def test_a_limit_of_a_device_that_there_is_not(
     limits: Json, results: tuple[Json, ...], message: str
 ) -> None:
-    """NVIDIA's driver has one daemon for several devices; here each has its own."""
+    """There is one limit, for one device."""
     kind = KINDS[result_json(**results[0])["device"]]
     per_device = {"defaultPerDevicePinnedMemoryLimit": limits}
     found = refused(

@@ -188,12 +188,9 @@ def documents(name: str) -> list[Document]:
 
 
 def pods(found: list[Document]) -> list[dict[str, Any]]:
-    """The specs of pods, also those of a Deployment's."""
-    return [
-        one["spec"]["template"]["spec"] if one["kind"] == "Deployment" else one["spec"]
-        for one in found
-        if one["kind"] in {"Deployment", "Pod"}
-    ]
+    """The specs of pods, also those of a Deployment's or a Job's."""
+    kinds = {"Deployment", "Job", "Pod"}
+    return [one["spec"].get("template", one)["spec"] for one in found if one["kind"] in kinds]
 
 
 def claims(found: list[Document]) -> dict[str, dict[str, Any]]:

@@ -130,6 +130,7 @@ def _device(one: ClaimedDevice, node: ObservedNode, *, with_ids: bool) -> ClaimD
         device=one.result.device,
         share_id=one.result.share_id,
         share=_share(one),
+        daemon=one.daemon if len(one.daemon) > 1 else (),
         admin_access=one.result.admin_access,
         gpu=one.gpu,
         index=gpu.index if gpu else None,

@@ -8,8 +8,7 @@ before its containers have stopped.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from nodeagent.claims.capacity import excess
@@ -30,7 +29,8 @@ from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import NodeagentError, Transient, UnknownDevice
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
-from nodeagent.plan.shares import ANY_USER, Account, TimeSlice
+from nodeagent.plan.shares import ANY_USER, Account, TimeSlice, WantedMps
+from nodeagent.structs import replace
 
 if TYPE_CHECKING:
     from nodeagent.claims.records import UnreadableRecord
@@ -83,35 +83,7 @@ def intended(
         )
 
     devices = tuple(map(device, results))
-    require_one_daemon(devices, claim)
     return ClaimRecord(uid, claim.namespace, claim.name, RecordPhase.INTENT, boot_id, devices)
-
-
-def require_one_daemon(devices: Collection[ClaimedDevice], claim: ClaimReference) -> None:
-    """A program is a client of one MPS daemon, and a container gets all devices of a request; one
-    GPU has clients of one user, and one daemon for all shares.
-    """
-    for gpu in dict.fromkeys(device.gpu for device in devices):
-        here = [(one.mps, one.shared) for one in devices if one.mps and one.gpu == gpu]
-        users = {_user(mps.account) for mps, _ in here}
-        shares = {(mps.account, mps.sharing.enforce) for mps, shared in here if shared}
-        if len(users) > 1 or len(shares) > 1:
-            raise ClaimRefused(
-                f"{claim}: its requests have devices of {gpu} with another MPS user or enforce "
-                "each, but one GPU has clients of one user, and all its shares one MPS daemon",
-                remedy="name DeviceClasses with the same mps.user and mps.enforce in "
-                f"spec.devices.requests of the claim or its template ({CLASSES} lists them)",
-            )
-    shared = Counter(device.result.main_request for device in devices if device.mps)
-    for request, count in shared.items():
-        if count > 1:
-            raise ClaimRefused(
-                f"{claim}: request {request} has {count} devices with MPS, but a program is a "
-                "client of one MPS daemon",
-                remedy="use a separate request for each device in spec.devices.requests of the "
-                f"claim or its template ({claim.show}), and name one of the requests in "
-                "resources.claims of each container",
-            )
 
 
 def admit(
@@ -169,6 +141,14 @@ def require_admission(
     for one in unreadable:
         if one.concerns(gpu.uuid):
             raise NodeagentError(one.message, remedy=one.remedy)
+    own = {_user(one.mps.account) for one in record.devices if one.mps and one.gpu == gpu.uuid}
+    if len(own) > 1 or len({*_daemons(record, gpu.uuid)}) > 1:
+        raise ClaimRefused(
+            f"{record.title}: its requests have devices of {gpu.title} with another MPS user or "
+            "enforce each, but one GPU has clients of one user, and one MPS daemon as a whole",
+            remedy="name DeviceClasses with the same mps.user and mps.enforce in "
+            f"spec.devices.requests of the claim or its template ({CLASSES} lists them)",
+        )
     for other in others:
         if device := _common(record, other):
             made_anew = record.reference == other.reference
@@ -192,17 +172,59 @@ def require_admission(
                 "that is shared in another way, by MPS or by turns",
                 remedy=f"wait until the pods of {other.title} have ended",
             )
-        daemons = _daemon_of_share(record, gpu.uuid), _daemon_of_share(other, gpu.uuid)
-        if all(daemons) and len(set(daemons)) > 1:
+        _require_same_daemon(record, gpu, other)
+    _require_room(record, gpu, others)
+    user = _mps_user(record, gpu.uuid)
+    if user and record.phase is RecordPhase.INTENT:  # a plan that came later does not end it
+        _require_user_of_plan(record, gpu, user)
+
+
+def joined(record: ClaimRecord, others: Collection[ClaimRecord]) -> ClaimRecord:
+    """The record with its shares on the daemons that serve their GPUs together with more: the GPUs
+    of a daemon stay the same as long as a claim has it.
+    """
+    known = {device.daemon for one in (record, *others) for device in one.devices}
+
+    def on_daemon(device: ClaimedDevice) -> ClaimedDevice:
+        own = {*device.daemon}
+        there = max((each for each in known if own & {*each}), key=len, default=())
+        if not device.shared or device.mps is None or not own < {*there}:
+            return device
+        return replace(device, mps=_on_some(device.mps, device.daemon, there))
+
+    return replace(record, devices=tuple(map(on_daemon, record.devices)))
+
+
+def _on_some(wanted: WantedMps, own: Iterable[str], devices: tuple[str, ...]) -> WantedMps:
+    """What is wanted of some GPUs, of a daemon that serves more of them."""
+    shares = tuple(
+        replace(one, by_device=tuple((gpu, one.memory_on(gpu) or 0) for gpu in own))
+        for one in wanted.sharing.shares
+    )
+    return replace(wanted, sharing=replace(wanted.sharing, shares=shares), devices=devices)
+
+
+def _require_same_daemon(record: ClaimRecord, gpu: Gpu, other: ClaimRecord) -> None:
+    """What serves the GPU as a whole, serves both, or one of them has nothing of it."""
+    mine, theirs = record.daemon_on(gpu.uuid), other.daemon_on(gpu.uuid)
+    if mine and theirs and mine.devices == theirs.devices:
+        if {*_daemons(record, gpu.uuid)} != {*_daemons(other, gpu.uuid)}:
             raise ClaimHeldUp(
                 f"{record.title} wants a share of {gpu.title} with another enforce, or with other "
                 f"groups, than {other.title} has: all shares of a GPU have one MPS daemon",
                 remedy=_one_class("with the same mps.enforce and groups", other),
             )
-    _require_room(record, gpu, others)
-    user = _mps_user(record, gpu.uuid)
-    if user and record.phase is RecordPhase.INTENT:  # a plan that came later does not end it
-        _require_user_of_plan(record, gpu, user)
+    elif (mine and (theirs or other.held_on(gpu.uuid))) or (theirs and record.held_on(gpu.uuid)):
+        wanted, found = (
+            f"an MPS daemon for {' and '.join(one.devices_on(gpu.uuid))}" if one else "none"
+            for one in (mine, theirs)
+        )
+        raise ClaimHeldUp(
+            f"{record.title} wants {gpu.title} with {wanted}, but {other.title} has it with "
+            f"{found}: the GPUs of an MPS daemon stay the same as long as a claim has it",
+            remedy=f"wait until the pods of {other.title} have ended, or have this one's "
+            f"scheduled again: {record.reference.schedule_anew}",
+        )
 
 
 def _require_room(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) -> None:
@@ -256,10 +278,11 @@ def _mps_user(record: ClaimRecord, gpu: str) -> str:
     return next(map(_user, accounts), "")
 
 
-def _daemon_of_share(record: ClaimRecord, gpu: str) -> tuple[Account, str] | None:
-    """Account and `enforce` of the daemon of its share of the GPU with that UUID."""
-    found = (device.mps for device in _shares(record, gpu) if device.mps)
-    return next(((mps.account, mps.sharing.enforce) for mps in found), None)
+def _daemons(record: ClaimRecord, gpu: str) -> Iterator[tuple[Account, str, tuple[str, ...]]]:
+    """Account, `enforce` and GPUs of the daemons that it wants for that GPU as a whole."""
+    for device in record.devices:
+        if device.mps and gpu in device.daemon:
+            yield device.mps.account, device.mps.sharing.enforce, device.daemon
 
 
 def _shares(record: ClaimRecord, gpu: str) -> tuple[ClaimedDevice, ...]:

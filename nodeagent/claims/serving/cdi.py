@@ -84,12 +84,12 @@ def claim_of(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ContainerDevice:
-    """A claim's device and its files: `minor` of /dev/nvidia<minor>, `capabilities` of
+    """A claim's device and its files: `minors` of /dev/nvidia<minor>, `capabilities` of
     /dev/nvidia-caps/nvidia-cap<n> for a MIG device's GPU instance and compute instance.
     """
 
     claimed: ClaimedDevice
-    minor: int
+    minors: tuple[int, ...]
     capabilities: tuple[int, ...] = ()
     mps: MpsEdits | None = None
 
@@ -136,7 +136,7 @@ def _first_of(items: Iterable[T], key: Callable[[T], str]) -> tuple[T, ...]:
 
 
 def _edits(one: ContainerDevice) -> Edits:
-    paths = [f"/dev/nvidia{one.minor}"]
+    paths = [f"/dev/nvidia{minor}" for minor in one.minors]
     paths += [f"/dev/nvidia-caps/nvidia-cap{number}" for number in one.capabilities]
     nodes = Edits(device_nodes=tuple(map(DeviceNode, paths)))
     return nodes if one.mps is None else merged(nodes, _mps_edits(one.mps))
@@ -219,17 +219,24 @@ class ClaimFiles:
     def _document(
         self, record: ClaimRecord, observed: ObservedNode, numbers: Callable[[], _Numbers]
     ) -> bytes:
-        devices = []
-        for device in record.devices:
-            gpu = observed.gpu(device.gpu)
+        def minor(uuid: str) -> int:
+            gpu = observed.gpu(uuid)
             if gpu is None or gpu.minor is None:
                 raise NodeagentError(
-                    f"{record.title} cannot use {device.gpu}: its device file is not known",
+                    f"{record.title} cannot use {uuid}: its device file is not known",
                     remedy="see `ls -l /dev/nvidia*` and `nvidia-smi`",
                 )
-            keys = _keys(device, gpu.minor, numbers)
+            return gpu.minor
+
+        devices = []
+        for device in record.devices:
+            own = minor(device.gpu)
+            keys = _keys(device, own, numbers)
             mps = self.daemons.client(device.device_uuid, device.mps) if device.mps else None
-            devices.append(ContainerDevice(device, gpu.minor, keys, mps))
+            # What clients of one kind find in their environment has to be there.
+            alike = [one.gpu for one in record.devices if one.mps == device.mps]
+            minors = tuple(map(minor, alike)) if len(device.daemon) > 1 else (own,)
+            devices.append(ContainerDevice(device, minors, keys, mps))
         return claim_document(devices, self.toolkit())
 
     def _numbers(self) -> _Numbers:

@@ -112,7 +112,8 @@ class ClaimDaemons:
 
         Raises PathRefused.
         """
-        spec = spec_in(self.run_dir, device, wanted, private_shm=self.private_shm)
+        primary = wanted.devices_on(device)[0]
+        spec = spec_in(self.run_dir, primary, wanted, private_shm=self.private_shm)
         return MpsEdits(spec, wanted.sharing.slots[0])
 
 

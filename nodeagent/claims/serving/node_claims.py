@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -38,12 +38,12 @@ from nodeagent.claims.parts import (
     with_intent,
 )
 from nodeagent.claims.records import RecordStore, UnreadableRecord
-from nodeagent.claims.serving.admission import intended, require_admission
+from nodeagent.claims.serving.admission import intended, joined, require_admission
 from nodeagent.claims.serving.allocation import read_allocation, read_state
 from nodeagent.claims.serving.cdi import ClaimFiles, claim_of, file_name, stale
 from nodeagent.claims.serving.claim_object import ClaimObject
 from nodeagent.claims.serving.claim_pods import ClaimPods
-from nodeagent.claims.serving.containers import refuse_conflicts
+from nodeagent.claims.serving.containers import on_one_daemon, refuse_conflicts
 from nodeagent.claims.serving.pod_object import PodObject
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.desired import DesiredGpu
@@ -103,7 +103,8 @@ class NodeClaims:
 
     def lock(self, uid: str) -> asyncio.Lock:
         """The lock of the claim, held during each change of it; by a GPU's UUID that of its shares,
-        held from the release of one until its record is gone.
+        held from the release of one until its record is gone; by "" that of what has MPS daemons,
+        held from the admission of one until its record is there.
         """
         return self._locks.setdefault(uid, asyncio.Lock())
 
@@ -155,9 +156,9 @@ class NodeClaims:
 
     async def make(self, record: ClaimRecord) -> tuple[ClaimedDevice, ...]:
         """Have its parts settled, GPU after GPU, and publish its CDI file. The record has at each
-        moment what may have been made.
+        moment what may have been made. A daemon's primary, which has the lowest UUID, comes last.
         """
-        uuids = sorted(record.gpus)
+        uuids = sorted(record.gpus, reverse=True)
         for uuid in uuids:
 
             async def goal(gpu: Gpu, asked: ClaimRecord = record) -> DesiredGpu:
@@ -203,13 +204,15 @@ class NodeClaims:
         """
         self._coming[record.uid] = record
         try:
-            await self._check_containers(record, claim)
-            return await self.make(record)
+            record = await self._for_containers(record, claim)
+            return await self.make(await self._admitted(record))
         finally:
             del self._coming[record.uid]
 
-    async def _check_containers(self, record: ClaimRecord, claim: ClaimObject) -> None:
-        """Refuse what no container can use together. Pods are read only where MPS is about."""
+    async def _for_containers(self, record: ClaimRecord, claim: ClaimObject) -> ClaimRecord:
+        """The record with one MPS daemon for what reaches one container; what no container can use
+        together is refused. Pods are read only where MPS is about.
+        """
         known = {one.uid: one for one in (*self._coming.values(), *self.store.records)}
         others = [
             one
@@ -218,16 +221,33 @@ class NodeClaims:
             if one.phase is not RecordPhase.RELEASING
         ]
         if any(device.mps for one in (record, *others) for device in one.devices):
-            pods = [self.fetch_pod(record.namespace, name) for name, _ in claim.pods[:MAX_PODS]]
-            refuse_conflicts(record, others, filter(None, await asyncio.gather(*pods)))
+            reads = [self.fetch_pod(record.namespace, name) for name, _ in claim.pods[:MAX_PODS]]
+            pods = [pod for pod in await asyncio.gather(*reads) if pod]
+            record = on_one_daemon(record, pods)
+            refuse_conflicts(record, others, pods)
+        return record
+
+    async def _admitted(self, record: ClaimRecord) -> ClaimRecord:
+        """One that wants a daemon for several GPUs is admitted to all of them, or has nothing."""
+        others = self.store.others(record)
+        record = joined(record, [one for one in others if one.phase is not RecordPhase.RELEASING])
+        if any(len(device.daemon) > 1 for device in record.devices):
+            observed = await self.observe()
+            async with self.lock(""):
+                others = self.store.others(record)
+                for gpu in filter(None, map(observed.gpu, sorted(record.gpus))):
+                    require_admission(record, gpu, others, self.store.unreadable)
+                await self.store.keep(record)
+        return record
 
     async def _goal(self, asked: ClaimRecord, gpu: Gpu) -> DesiredGpu:
         """Refuse what another claim has, and write ahead; the GPU's lock is held."""
-        record = self.store.get(asked.uid) or asked
-        others = self.store.others(record)
-        require_admission(record, gpu, others, self.store.unreadable)
-        record = with_intent(record, gpu, self.places.boot_id)
-        await self.store.keep(record)
+        async with self.lock("") if any(d.daemon for d in asked.devices) else nullcontext():
+            record = self.store.get(asked.uid) or asked
+            others = self.store.others(record)
+            require_admission(record, gpu, others, self.store.unreadable)
+            record = with_intent(record, gpu, self.places.boot_id)
+            await self.store.keep(record)
         return to_prepare(record, gpu, others)
 
     async def remove(self, record: ClaimRecord) -> None:
@@ -235,13 +255,14 @@ class NodeClaims:
         record = replace(record, phase=RecordPhase.RELEASING)
         await self.store.keep(record)
         # An administrator only looks at what it has: nothing of that goes.
-        uuids = sorted({d.gpu for d in record.devices if not d.result.admin_access})
+        own = [device for device in record.devices if not device.result.admin_access]
+        uuids = sorted({uuid for device in own for uuid in (device.gpu, *device.daemon)})
         # All GPUs are asked first, so that a refusal leaves the claim untouched: a pod may have it.
         for uuid in uuids if len(uuids) > 1 else ():
             await self._release_on_gpu(record, uuid, only_plan=True)
         async with AsyncExitStack() as held:
             # Of two that are released at once each would keep the daemon for the other's share.
-            for uuid in sorted({d.gpu for d in record.devices if d.shared}):
+            for uuid in sorted({u for d in own if d.shared for u in (d.gpu, *d.daemon)}):
                 await held.enter_async_context(self.lock(uuid))
             try:
                 for uuid in uuids:
@@ -267,17 +288,18 @@ class NodeClaims:
             record = clear_ids(record)
 
         here = [device for device in record.devices if device.gpu == uuid]
+        served = record.daemon_on(uuid) is not None
 
         async def goal(gpu: Gpu) -> DesiredGpu:
             others = self.store.others(record)
             other_pods = self.pods.names(*others) - self.pods.names(record)
             require_lasting_unused(record, gpu, other_pods)
             unread = any(one.concerns(uuid) for one in self.store.unreadable)
-            if unread and any(device.shared for device in here):
+            if unread and (served or any(device.shared for device in here)):
                 return unchanged(gpu, record.title)  # its daemon may be another claim's, too
             return to_release(record, gpu, others)
 
-        is_shared = any(device.mps for device in here)
+        is_shared = served or any(device.mps for device in here)
         removes = all(device.is_made for device in here) and not is_shared
         part = Part(uuid, goal, Expected.REMOVAL if removes else Expected.ANYTHING)
         try:

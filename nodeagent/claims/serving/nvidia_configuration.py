@@ -2,8 +2,7 @@
 
 Keys and meaning are those of that driver (api/nvidia.com/resource/v1beta1 and prepareDevices of
 cmd/gpu-kubelet-plugin/device_state.go): each kind is for devices of one kind, and passes over
-others unless it names their request. As in the agent's own, each device has its own MPS daemon,
-and classes alone say whom it runs as.
+others unless it names their request. As in the agent's own, classes alone say whom MPS runs as.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ class NvidiaConfiguration(Struct, frozen=True):
         name, limited = self.exception
         if not alone or name.lower() not in ("0", gpu if device == WHOLE_GPU else "0"):
             raise self._refuse(
-                f"found {quote(name)}, but each device of a claim has an MPS daemon of its own, in "
-                'which it is "0"',
+                f"found {quote(name)}, but it is for the configuration's only device, which is "
+                '"0"',
                 "write defaultPinnedDeviceMemoryLimit instead, in a configuration for each request",
                 *("sharing", "mpsConfig", _PER_DEVICE),
             )
@@ -118,7 +117,7 @@ def _mps(place: DocumentValue, given: Given) -> _Mps:
     path, limits = place.path_below(), given[_PER_DEVICE]
     if len(limits) > 1:
         raise place.refuse(
-            f"found {len(limits)} devices, but each device of a claim has an MPS daemon of its own",
+            f"found {len(limits)} devices, but it is for the configuration's only device",
             remedy="write a configuration for each request, with defaultPinnedDeviceMemoryLimit",
             below=(_PER_DEVICE,),
         )

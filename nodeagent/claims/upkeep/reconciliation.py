@@ -22,7 +22,7 @@ from nodeagent.claims.model import (
     RecordPhase,
 )
 from nodeagent.claims.parts import (
-    daemon_of_shares,
+    daemon_of,
     gpu_removed,
     instance_of,
     usage_of,
@@ -236,8 +236,8 @@ class _Claim:
         wanted = device.mps
         if wanted is None or found.gpu is None:
             return True
-        if device.shared:
-            wanted = daemon_of_shares(device.gpu, self._snapshot.records)
+        if device.daemon:
+            wanted = daemon_of(device.gpu, self._snapshot.records)
         daemon = next((d.mps for d in found.gpu.devices() if d.uuid == device.device_uuid), None)
         return daemon is not None and (daemon.runs, daemon.state) == (wanted, DaemonPhase.READY)
 
