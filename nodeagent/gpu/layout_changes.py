@@ -34,11 +34,13 @@ def read_changes(
     instances are as `before`, and so are their users unless `users` says to read those that NVML
     knows. New devices have no users yet.
     """
-    if gpu.identity().uuid != before.uuid or not before.in_mig_mode:
+    if gpu.identity().uuid != before.uuid:
         return None
     # A step that made or destroyed instances has shown that MIG is on.
     if not (made or gone) and gpu.mode() != before.mig:
         return None
+    if not before.in_mig_mode:
+        return None if made or gone or users else before
     kept = [instance for instance in before.instances if instance.id not in gone]
     earlier = {(i.id, i.profile_id, i.placement) for i in kept}
     present = {i.profile_id for i in before.instances}.union(made.values())

@@ -240,7 +240,7 @@ class StepRun:
     async def _observe_once(self) -> Gpu:
         before, driver = self.plan.before, self._terms.driver
         try:
-            if not self.failure and all(map(_is_of_layout, self.plan.steps)):
+            if not self.failure and all(map(_is_read_by_changes, self.plan.steps)):
                 made, gone = _made_and_gone(self.plan.steps)
                 return await driver.observe_changes(before.uuid, made, gone)
             needs_modes = any(isinstance(step, _SHARING) for step in self.plan.steps)
@@ -271,6 +271,11 @@ def _is_of_layout(step: Step) -> bool:
             return True
         case _:
             return False
+
+
+def _is_read_by_changes(step: Step) -> bool:
+    """Return whether it changes only instances, or the daemon alone of a device that was there."""
+    return _is_of_layout(step) or (isinstance(step, StartMps) and bool(step.device))
 
 
 def _made_and_gone(steps: Sequence[Step]) -> tuple[dict[Placement, int], list[int]]:

@@ -14,19 +14,25 @@ from typing import Any
 
 import pytest
 
+from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
 from nodeagent.claims.model import ClaimedDevice, ClaimRefused, RecordPhase
+from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.desired import SharedBy
+from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.plan import Policy
+from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.claims.machine import UIDS, Home, PodsOfProcesses, laid_out, pool, reserve
+from tests.claims.machine import UIDS, Home, PodsOfProcesses, laid_out, pool, pool_of, reserve
 from tests.claims.samples import config_json, device_config, share_json
 from tests.mps.fleet_rig import US, ready, status
 from tests.reconcile.controller_rig import EXCLUSIVE, Agent, NodeRig, modes
 from tests.rig import Rig
+from tests.simulated_cluster.allocator import Allocated
 
 GIB = 1 << 30
 DEVICE = "mig-1g-10gb-2"
@@ -197,6 +203,29 @@ async def test_shares_of_one_gpu(machine: NodeRig, home: Home) -> None:
             await claims.release(UIDS[0])
             assert parts.fleet.statuses() == ()
     assert (home.records(), home.files()) == ([], [])
+
+
+async def test_a_further_share_reads_the_gpu_once(machine: NodeRig, home: Home) -> None:
+    """Before the step that changes the daemon: nothing else changes."""
+    with simulated("l40s:1", state=machine.state) as node:
+        async with machine.agent() as parts:
+            owners = GpuOwners(nullcontext(parts.node), Policy())
+            await owners.open()
+            observed = await parts.node.observe()
+
+            async def observe() -> ObservedNode:
+                return observed
+
+            user = f"{US}:{US if os.geteuid() == 0 else os.getegid()}"
+            daemons = ClaimDaemons(user, machine.run_dir, False, parts.fleet.poll)
+            rules = GpuRules(share="memory")
+            claims = home.node_claims(owners, observe, daemons, lambda _: rules)
+            consumed = {MEMORY: 8 * GIB, THREADS: 0, CLIENTS: 1}
+            for number in (0, 1):
+                node.journal.clear()
+                await claims.prepare(*home.claim(number, Allocated(pool_of(node), "gpu", consumed)))
+            assert node.journal.total("nvmlDeviceGetComputeMode") == 1
+            await owners.close()
 
 
 async def test_a_release_beside_a_record_that_cannot_be_read(machine: NodeRig, home: Home) -> None:

@@ -79,8 +79,8 @@ class PaperNode:
         *,
         users: bool = False,
     ) -> Gpu:
-        only_instances = CreateGpuInstance | DestroyGpuInstance
-        assert all(isinstance(step, only_instances) for step in self.taken), "nothing else is read"
+        read = CreateGpuInstance | DestroyGpuInstance | StartMps
+        assert all(isinstance(step, read) for step in self.taken), "nothing else is read"
         return await self.observe_gpu(uuid)
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
