@@ -12,6 +12,7 @@ import re
 from nodeagent.documents.grammar import (
     DocumentValue,
     Given,
+    JsonSchema,
     Key,
     Rule,
     flag,
@@ -133,10 +134,11 @@ def _mps(place: DocumentValue, given: Given) -> MpsEntry:
         user=given["user"],
         enforce=given["enforce"],
         oversubscribe=given["oversubscribe"],
+        together=given.get("together", False),
     )
 
 
-MPS = form(
+_KEYS = (
     Key(
         "shares",
         then(
@@ -177,9 +179,16 @@ MPS = form(
         "whether the shares may add up to more than the device has",
         default=False,
     ),
-    build=_mps,
-    constraints={"oneOf": [{"required": [key]} for key in ("shares", "replicas", "clients")]},
 )
+_TOGETHER = Key(
+    "together",
+    flag(),
+    "whether the entry's GPUs have one daemon, so that a client can use all of them",
+    default=False,
+)
+_ONE_OF: JsonSchema = {"oneOf": [{"required": [key]} for key in ("shares", "replicas", "clients")]}
+MPS = form(*_KEYS, build=_mps, constraints=_ONE_OF)  # of one device
+MPS_OF_GPUS = form(*_KEYS, _TOGETHER, build=_mps, constraints=_ONE_OF)
 
 
 # --- quantities -------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from nodeagent.documents.grammar import (
     whole,
     word,
 )
-from nodeagent.documents.mps import MPS
+from nodeagent.documents.mps import MPS, MPS_OF_GPUS
 from nodeagent.documents.terms import (
     DEVICE,
     MAX_INSTANCES,
@@ -233,7 +233,7 @@ _ENTRY = form(
         "disabled: MIG mode off; enabled: MIG mode on, instances left as they are; a map of "
         "profile: count, or a list of instances: MIG mode on with exactly these",
     ),
-    Key("mps", MPS, "MPS on the GPU; beside a MIG layout, on each instance without mps"),
+    Key("mps", MPS_OF_GPUS, "MPS on the GPU; beside a MIG layout, on each instance without mps"),
     Key(
         "timeSlice",
         TIME_SLICE,

@@ -55,9 +55,14 @@ def plan_document(observed: ObservedNode) -> str:
 
 def plan_data(observed: ObservedNode) -> _Data:
     """The plan of `plan_document` as data. GPUs that are split and shared alike have one entry."""
-    alike = _grouped((_content(gpu), gpu.index) for gpu in _answering(observed))
-    entries = [{"devices": indices, **content} for content, indices in alike if content]
+    alike = _grouped(((_content(gpu), _served(gpu)), gpu.index) for gpu in _answering(observed))
+    entries = [{"devices": indices, **content} for (content, _), indices in alike if content]
     return {"version": "v1", "gpus": entries}
+
+
+def _served(gpu: Gpu) -> tuple[str, ...]:
+    """All GPUs of a daemon for several."""
+    return gpu.mps.runs.devices if gpu.mps else ()
 
 
 def _content(gpu: Gpu) -> _Data:
@@ -127,6 +132,8 @@ def mps_data(wanted: WantedMps, memory: int) -> _Data:
     threads = round(sum((s.count or 0) * (s.threads or 0) for s in shares), 2)
     if total > memory or threads > ALL_THREADS:
         data["oversubscribe"] = True
+    if wanted.devices:
+        data["together"] = True
     return data
 
 

@@ -78,13 +78,14 @@ class Replicas(Struct, frozen=True, tag=True):
 
 
 class MpsEntry(Struct, frozen=True):
-    """MPS as written."""
+    """MPS as written; `together`: one daemon for all GPUs of the entry."""
 
     path: str
     clients: Shares | Replicas
     user: str | None = None
     enforce: str = "report"  # report | terminate
     oversubscribe: bool = False
+    together: bool = False
 
 
 SharedBy = Literal["off", "memory", "time"] | int

@@ -37,6 +37,8 @@ class _Target(Struct, frozen=True):
             return ""
         if self.wanted is None:
             return "the plan gives this device no MPS"
+        if runs.devices != self.wanted.devices:
+            return "it is to serve other GPUs"
         if runs.account != self.wanted.account:
             return "it is to run as another user"
         return "a memory limit can only be taken away by a new daemon"
@@ -222,7 +224,7 @@ def _starts(gpu: Gpu, target: _Target, policy: Policy) -> Iterator[Step]:
     if policy.exclusive_mps and device.compute_mode not in (None, exclusive):
         reason = "so that a program that misses MPS fails instead of running beside it"
         yield _mode_step(gpu, device, exclusive, reason)
-    if device.runs == wanted:
+    if device.runs == wanted or wanted.is_served_elsewhere(device.uuid):
         return
     runs = device.mps is not None and not target.stops
     why = "its limits or shares change" if runs else f"{wanted.path or 'the plan'} asks for it"

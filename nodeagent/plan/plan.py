@@ -84,6 +84,12 @@ class GpuPlan(Struct, frozen=True):
         )
 
     @property
+    def joined(self) -> tuple[str, ...]:
+        """The UUIDs of all GPUs of a daemon for several that is started here."""
+        started = (s.wanted.devices for s in self.steps if isinstance(s, StartMps))
+        return next(started, ())
+
+    @property
     def respelled(self) -> dict[str, str]:
         """Map the names of profiles in the plan to the card's, where these differ."""
         layout = self.goal and self.goal.mig

@@ -17,7 +17,7 @@ For every cut of the steps, planning again from what is then observed leads to t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from nodeagent.plan.desired import (
@@ -36,6 +36,7 @@ from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.remedies import silent_remedy
+from nodeagent.plan.shares import WantedMps
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step, after
 from nodeagent.plan.users import IDLE, as_used
 from nodeagent.structs import replace
@@ -56,6 +57,8 @@ def plan(
         for gpu in observed.gpus
         if gpu.key in desired.gpus
     )
+    planned = {one.before.uuid: one for one in gpus}
+    gpus = tuple(_beside_members(one, planned) for one in gpus)
     here = {gpu.key for gpu in observed.gpus}
     gone = tuple(_vanished(key, desired.gpus[key]) for key in desired.gpus if key not in here)
     verdicts = {g.verdict for g in gpus} | ({Verdict.BLOCKED} if gone else set())
@@ -78,6 +81,35 @@ def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) ->
     end = after(gpu, steps)
     warnings = _waiting_for_reset(desired, end, policy)
     return GpuPlan(gpu, Verdict.APPLICABLE, steps, end, warnings, desired)
+
+
+def _beside_members(own: GpuPlan, planned: Mapping[str, GpuPlan]) -> GpuPlan:
+    """Its plan, but blocked while another GPU is not ready that one daemon is to serve with it:
+    nothing is taken away on one of them for a daemon that cannot come.
+    """
+    goal, uuid = own.goal, own.before.uuid
+    if goal is None or goal.mps is None or not own.steps:
+        return own
+    found: list[Problem] = []
+    for device in goal.mps.devices:
+        if device not in planned:
+            found.append(_vanished(device, goal))
+        elif device != uuid:
+            found += _in_the_way_of(planned[device], goal.mps)
+    if not found:
+        return own
+    said = "one MPS daemon is to serve it with others: "
+    problems = (replace(one, gpu=uuid, message=said + one.message) for one in found)
+    return GpuPlan(own.before, Verdict.BLOCKED, (), own.before, tuple(problems), goal)
+
+
+def _in_the_way_of(member: GpuPlan, wanted: WantedMps) -> Sequence[Problem]:
+    """Why the GPU cannot be served by one daemon with others."""
+    if member.verdict not in (Verdict.IN_SYNC, Verdict.APPLICABLE):
+        return member.problems
+    whole = [r for r in member.goal.reserved if r.placement is None] if member.goal else []
+    impossible = f"MPS cannot come on {member.before.title}"
+    return [in_the_way(member.before, whole, impossible, wanted.path)] if whole else ()
 
 
 def once_free(blocked: GpuPlan, policy: Policy = _DEFAULT_POLICY) -> GpuPlan | None:
@@ -165,10 +197,13 @@ def layout_of(gpu: Gpu, goal: DesiredGpu | None = None) -> DesiredGpu:
     gpu = without(gpu, reserved)
     path = f"GPU {gpu.index} as it was"
     if gpu.mig is None or not gpu.mig.current:
+        mps = gpu.mps.runs if gpu.mps else None
+        if mps is None and goal and goal.mps and goal.mps.is_served_elsewhere(gpu.uuid):
+            mps = goal.mps  # which may come at any time, and is not started here
         return DesiredGpu(
             mig=None if gpu.mig is None else MigDisabled(path),
             path=path,
-            mps=gpu.mps.runs if gpu.mps else None,
+            mps=mps,
             time_slice=gpu.time_slice if _takes_turns(gpu) else None,
             reserved=reserved,
         )

@@ -7,7 +7,7 @@ whole, with every fault that was found.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from nodeagent.errors import DocumentError
@@ -35,7 +35,7 @@ from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve_mps import OnGpu, mps_by_device, wanted_mps
 from nodeagent.plan.search import best_layout, does_not_fit
-from nodeagent.plan.shares import Host, TimeSlice
+from nodeagent.plan.shares import MAX_DEVICES, Host, TimeSlice
 from nodeagent.structs import replace
 
 _ANY_HOST = Host()
@@ -64,9 +64,15 @@ def resolve(document: PlanDocument, observed: ObservedNode, host: Host = _ANY_HO
     """
     problems: list[Problem] = []
     chosen: dict[str, DesiredGpu] = {}
+    said: dict[str, tuple[PlanEntry, Gpu]] = {}
     for entry in document.entries:
         for gpu in select(entry, observed, problems):
             chosen[gpu.key] = _desired(OnGpu(gpu, host, problems), entry)
+            said[gpu.key] = entry, gpu
+    for entry in document.entries:
+        if entry.mps is not None and entry.mps.together:
+            gpus = [gpu for last, gpu in said.values() if last is entry]
+            chosen |= _together(entry.mps, gpus, chosen, problems)
     if document.entries and not chosen and not problems:
         problems.append(_matches_nothing(document, observed))
     for gpu in observed.gpus:
@@ -106,6 +112,30 @@ def _desired(on: OnGpu, entry: PlanEntry) -> DesiredGpu:
     if isinstance(mig, MigDisabled) or (mig is None and not on.gpu.in_mig_mode):
         return replace(desired, mps=wanted_mps(on, entry.mps, memory=on.gpu.memory))
     return replace(desired, mps_by_device=mps_by_device(on, entry.mps))
+
+
+def _together(
+    mps: MpsEntry, gpus: Sequence[Gpu], chosen: Mapping[str, DesiredGpu], problems: list[Problem]
+) -> dict[str, DesiredGpu]:
+    """What is desired of the GPUs that no later entry names, with one daemon for them all. Limits
+    that depend on a GPU's memory are those of the smallest.
+    """
+    path = f"{mps.path}.together"
+    for gpu in gpus:
+        mig = chosen[gpu.key].mig
+        if (mig and not isinstance(mig, MigDisabled)) or (mig is None and gpu.in_mig_mode):
+            problems.append(gpu.problem(Code.INVALID_VALUE, "togetherInMigMode", path=path))
+    if not 2 <= len(gpus) <= MAX_DEVICES:
+        problems.append(
+            Problem.of(Code.INVALID_VALUE, "together", path=path, found=len(gpus), most=MAX_DEVICES)
+        )
+    daemons = [(gpu.memory, daemon) for gpu in gpus if (daemon := chosen[gpu.key].mps)]
+    if problems or not daemons:
+        return {}
+    _, least = min(daemons, key=lambda one: one[0])
+    daemon = replace(least, devices=tuple(sorted(gpu.key for gpu in gpus)))
+    goals = {gpu.key: chosen[gpu.key] for gpu in gpus}
+    return {key: replace(goal, mps=daemon) for key, goal in goals.items() if goal.mps}
 
 
 def _time_slice_of(on: OnGpu, entry: PlanEntry) -> TimeSlice | None:

@@ -151,6 +151,10 @@ class WantedMps(Struct, frozen=True):
         """All that it serves, as the daemon of `device`."""
         return self.devices or (device,)
 
+    def is_served_elsewhere(self, device: str) -> bool:
+        """Whether it is not the daemon of `device` itself, which it serves."""
+        return self.devices_on(device)[0] != device
+
     def needs_restart_for(self, wanted: WantedMps) -> bool:
         """Whether a daemon like this one cannot become `wanted` while it runs.
 

@@ -57,7 +57,7 @@ async def side_by_side(
     parallel: int | None,
 ) -> NodeOutcome:
     """Carry the plans of all GPUs out, at most `parallel` at once; where it gives None, the GPU is
-    not in the outcome.
+    not in the outcome. One that gets a daemon for several comes when the others are ready for it.
     """
     slots = asyncio.Semaphore(parallel or max(1, len(plan.gpus)))
 
@@ -67,9 +67,17 @@ async def side_by_side(
         async with slots:
             return await carry_out(gpu_plan)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(of_gpu(p), name=f"steps of {p.before.uuid}") for p in plan.gpus]
-    outcomes = tuple(outcome for task in tasks if (outcome := task.result()))
+    done: dict[str, GpuOutcome | None] = {}
+
+    async def carry_out_one(gpu_plan: GpuPlan) -> None:
+        done[gpu_plan.before.uuid] = await of_gpu(gpu_plan)
+
+    for last in (False, True):
+        async with asyncio.TaskGroup() as group:
+            for one in plan.gpus:
+                if bool(one.joined) is last:
+                    group.create_task(carry_out_one(one), name=f"steps of {one.before.uuid}")
+    outcomes = tuple(outcome for one in plan.gpus if (outcome := done[one.before.uuid]))
     return NodeOutcome(replace(plan, gpus=tuple(gpu.plan for gpu in outcomes)), outcomes)
 
 

@@ -24,7 +24,7 @@ from nodeagent.plan.problems import Problem
 from nodeagent.plan.remedies import in_use_remedy, silent_remedy
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import Destruction, SetComputeMode, StartMps, Step, StopMps
-from nodeagent.plan.users import Usage, as_used
+from nodeagent.plan.users import Usage, as_used, outside_mps
 from nodeagent.structs import replace
 
 if TYPE_CHECKING:  # who only reads imports no more of MPS than that takes
@@ -250,6 +250,7 @@ class NodeController(NodeReader):
             return
         try:
             if isinstance(step, StartMps):
+                await self._insist_on_members(step)
                 await self._fleet.start(step.device, step.wanted)
             else:
                 await self._stop(step)
@@ -266,22 +267,44 @@ class NodeController(NodeReader):
             specs = [spec for spec in specs if not spec.wanted.sharing.of_claims]
             self.publishing_problems = await asyncio.to_thread(self._publisher.publish, specs)
 
+    async def _insist_on_members(self, step: StartMps) -> None:
+        """Raise GpuInUse where another GPU of the daemon cannot be its by now. It is planned GPU by
+        GPU, and each may have changed since.
+        """
+        exclusive = ComputeMode.EXCLUSIVE_PROCESS
+        for uuid in step.wanted.devices:
+            gpu = await self.observe_gpu(uuid)
+            others = outside_mps(as_used(gpu).usage)
+            why, remedy = "", silent_remedy(gpu)
+            if gpu.access is not Access.OK:
+                why = f"does not answer ({gpu.access_reason})"
+            elif gpu.in_mig_mode:
+                why, remedy = "is in MIG mode", f"`nodeagent status --gpu {gpu.index}` shows it"
+            elif gpu.compute_mode is exclusive and others.in_use and gpu.mps is None:
+                why, remedy = f"is in use outside MPS by {others}", in_use_remedy(others)
+            if why:
+                words = f"the MPS daemon of {step.device} is not started: {gpu.title} {why}"
+                raise GpuInUse(words, remedy=remedy)
+
     async def _stop(self, step: StopMps) -> None:
-        """The fleet knows clients, and not to whom the device was given since it was planned."""
-        gpu = await self.observe_gpu(step.gpu)
-        if gpu.access is not Access.OK:
-            raise GpuInUse(
-                f"the MPS daemon of {step.device} is not stopped: who uses its device is not "
-                f"known, because the GPU does not answer ({gpu.access_reason})",
-                remedy=silent_remedy(gpu),
-            )
-        for device in as_used(gpu).devices():
-            if device.uuid == step.device and device.usage.in_use:
+        """The fleet knows clients, and not to whom a device was given since it was planned."""
+        daemon = self._daemon_of(step.device)
+        whole = daemon is not None and len(daemon.runs.devices) > 1
+        for uuid in daemon.runs.devices if daemon and whole else (step.gpu,):
+            gpu = await self.observe_gpu(uuid)
+            if gpu.access is not Access.OK:
                 raise GpuInUse(
-                    f"the MPS daemon of {step.device} is not stopped: its device is in use by "
-                    f"{device.usage}",
-                    remedy=in_use_remedy(device.usage),
+                    f"the MPS daemon of {step.device} is not stopped: who uses its device is not "
+                    f"known, because the GPU does not answer ({gpu.access_reason})",
+                    remedy=silent_remedy(gpu),
                 )
+            for device in as_used(gpu).devices():
+                if device.uuid in (step.device, uuid if whole else "") and device.usage.in_use:
+                    raise GpuInUse(
+                        f"the MPS daemon of {step.device} is not stopped: its device is in use by "
+                        f"{device.usage}",
+                        remedy=in_use_remedy(device.usage),
+                    )
         try:
             await self._fleet.stop(step.device)
         except StillInUse as error:
@@ -299,9 +322,8 @@ def compute_mode_check(
     def check(spec: DaemonSpec) -> tuple[str, ...]:
         gpus = observation.node.gpus if exclusive and observation.node else ()
         devices = (device for gpu in gpus for device in gpu.devices())
-        mode = next((d.compute_mode for d in devices if d.uuid == spec.device), None)
-        if mode is None or mode is wanted:
-            return ()
-        return (f"compute mode is {mode.value} and not {wanted.value}",)
+        modes = (d.compute_mode for d in devices if d.uuid in spec.devices)
+        wrong = (mode.value for mode in modes if mode not in (None, wanted))
+        return tuple(f"compute mode is {mode} and not {wanted.value}" for mode in wrong)
 
     return check

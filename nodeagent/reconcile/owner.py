@@ -143,10 +143,11 @@ class GpuOwners:
         terms = Execution(self._opened(), self._policy, on_progress, stop)
 
         async def settled(plan: GpuPlan) -> GpuOutcome | None:
-            uuid = plan.before.uuid
-            owner = self._owners[uuid]
-            async with owner.lock:
-                if owner.settled != self._settled.get(uuid, 0):
+            uuids = plan.joined or (plan.before.uuid,)
+            async with AsyncExitStack() as locks:
+                for uuid in sorted(uuids):  # in one order, as nobody else has more than one
+                    await locks.enter_async_context(self._owners[uuid].lock)
+                if any(self._owners[u].settled != self._settled.get(u, 0) for u in uuids):
                     return None
                 return await execute_gpu(plan, terms)
 

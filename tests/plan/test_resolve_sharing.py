@@ -191,7 +191,7 @@ def test_limits_need_volta() -> None:
     assert (problem.code, problem.path) == (Code.UNSUPPORTED, "gpus[0].mps.replicas")
     assert "6.0" in problem.message
     assert "clients: {}" in problem.remedy
-    assert whole("devices: [3], mps: {clients: {}}").sharing.memory_ceiling is None
+    assert whole("devices: [3], mps: {clients: {}}").sharing.memory_ceiling("GPU-d") is None
     unknown = replace(P100, compute_capability=(0, 0))
     volta = replace(P100, compute_capability=(7, 0))
     for able in (unknown, volta):

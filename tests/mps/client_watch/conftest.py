@@ -48,8 +48,9 @@ def asking(rig: Rig) -> ControlClient:
 
 def start(rig: Rig, plan: WantedMps) -> DaemonSpec:
     rig.start()
-    if plan.sharing.memory_ceiling is not None:
-        rig.ask(f"set_default_device_pinned_mem_limit 0 {plan.sharing.memory_ceiling}M")
+    limit = plan.sharing.memory_ceiling(GPU)
+    if limit is not None:
+        rig.ask(f"set_default_device_pinned_mem_limit 0 {limit}M")
     rig.ask(f"set_default_active_thread_percentage {plan.sharing.thread_ceiling}")
     return spec_of(plan, pipe=str(rig.pipes))
 
