@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
@@ -24,7 +21,7 @@ class Answers(Protocol):
     @property
     def events(self) -> EventLog: ...
 
-    def status(self, gpu: str | None) -> Rendered | None:
+    def status(self, gpu: str | None) -> bytes | None:
         """The status of one GPU by its UUID, or of all; None for a GPU that is not there."""
 
     def plan(self) -> Coroutine[Any, Any, Json]:
@@ -80,21 +77,6 @@ _SHARE = 100  # rendering takes at most a hundredth of the time,
 _MAX_AGE = 0.1  # but no status is older than this, in seconds
 
 
-@dataclass(frozen=True)
-class Rendered:
-    """One answer: JSON as bytes, compressed and hashed once for all clients."""
-
-    body: bytes
-
-    @cached_property
-    def zipped(self) -> bytes:
-        return gzip.compress(self.body, 1, mtime=0)
-
-    @cached_property
-    def etag(self) -> str:
-        return f'"{hashlib.sha256(self.body).hexdigest()[:32]}"'
-
-
 class RenderedStatus(Generic[State]):
     """The newest state, rendered for all GPUs or for one of them.
 
@@ -114,10 +96,10 @@ class RenderedStatus(Generic[State]):
         self._report = report
         self._clock = clock
         self._state: State | None = None
-        self._pages: dict[str | None, Rendered] = {}
+        self._pages: dict[str | None, bytes] = {}
         self._refresh_from = 0.0
 
-    def page(self, gpu: str | None) -> Rendered | None:
+    def page(self, gpu: str | None) -> bytes | None:
         """The status, of one GPU by its UUID or of all; None where there is no such GPU."""
         began = self._clock()
         state = self._state
@@ -132,7 +114,7 @@ class RenderedStatus(Generic[State]):
         report = self._report(state, gpu)
         if report is None:
             return None
-        self._pages[gpu] = page = Rendered(json.dumps(report).encode())
+        self._pages[gpu] = page = json.dumps(report).encode()
         self._spent(began)
         return page
 

@@ -70,7 +70,7 @@ class _MetricsRoutes:
         return True
 
     async def _scrape(self, request: web.Request) -> web.StreamResponse:
-        zipped = accepts_gzip(request.headers.get("Accept-Encoding", ""))
+        zipped = _accepts_gzip(request.headers.get("Accept-Encoding", ""))
         text = self._answers.scrape(zipped)
         response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
         if zipped:
@@ -107,7 +107,7 @@ def _bound(transport: asyncio.BaseTransport | None) -> None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_HOLDS)
 
 
-def accepts_gzip(accepted: str) -> bool:
+def _accepts_gzip(accepted: str) -> bool:
     """Whether an Accept-Encoding header accepts gzip; weights count only where they are 0."""
     weights: dict[str, bool] = {}
     for part in accepted.casefold().split(","):

@@ -19,7 +19,7 @@ from nodeagent.api.guard import (
     set_headers,
 )
 from nodeagent.api.limits import Reason, RequestLimits
-from nodeagent.api.metrics_routes import accepts_gzip, metrics_routes
+from nodeagent.api.metrics_routes import metrics_routes
 from nodeagent.api.openapi import DESCRIPTION
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.errors import UnknownDevice
@@ -83,16 +83,7 @@ class _Routes:
         page = self._answers.status(gpu)
         if page is None:
             raise web.HTTPNotFound(text=f"this node has no GPU {gpu!r}")
-        headers = {"ETag": page.etag, "Vary": "Accept-Encoding"}
-        if request.headers.get("If-None-Match") == page.etag:
-            return web.Response(status=304, headers=headers)
-        body = page.body
-        if accepts_gzip(request.headers.get("Accept-Encoding", "")):
-            headers["Content-Encoding"] = "gzip"
-            body = page.zipped
-        return web.Response(
-            body=body, headers=headers, content_type="application/json", charset="utf-8"
-        )
+        return web.Response(body=page, content_type="application/json", charset="utf-8")
 
     async def plan(self, _: web.Request) -> web.Response:
         return web.json_response(await self._answers.plan())

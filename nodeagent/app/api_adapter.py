@@ -13,7 +13,7 @@ from types import ModuleType
 
 import structlog
 
-from nodeagent.api.answers import Preview, Rendered, RenderedStatus
+from nodeagent.api.answers import Preview, RenderedStatus
 from nodeagent.api.limits import RequestLimits, limits_within
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.mps_service import MpsService
@@ -106,7 +106,7 @@ class ApiAdapter:
             async with asyncio.timeout(seconds):
                 await self.shared.control.settled.wait()
 
-    def status(self, gpu: str | None) -> Rendered | None:
+    def status(self, gpu: str | None) -> bytes | None:
         self.shared.control.refresh_if_older_than(_MAX_STATUS_AGE)
         return self._rendered.page(gpu)
 

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 from aiohttp import ClientSession
 
-from nodeagent.api.answers import Preview, Rendered, RenderedStatus
+from nodeagent.api.answers import Preview, RenderedStatus
 from nodeagent.api.limits import TCP_LIMITS, Refusals, RequestLimits
 from nodeagent.api.listening import listen, listen_on_socket
 from nodeagent.api.openapi import DESCRIPTION
@@ -62,7 +62,7 @@ class Agent:
         self._previewing = previewing
         self._rendered = RenderedStatus(lambda: self.state, status_json, time.monotonic)
 
-    def status(self, gpu: str | None) -> Rendered | None:
+    def status(self, gpu: str | None) -> bytes | None:
         return self._rendered.page(gpu)
 
     async def plan(self) -> dict[str, Any]:
