@@ -194,26 +194,6 @@ def commands() -> dict[int, tuple[str, ...]]:
     return {pid: words for pid, words in found if words and not isinstance(words, Hidden)}
 
 
-def listeners(port: int) -> dict[int, str]:
-    """Names, by pid, of the processes that listen at this TCP port on any address, of those whose
-    files may be looked at. Blocks for some ms.
-    """
-    import psutil
-
-    try:
-        found = psutil.net_connections("tcp")
-    except (psutil.Error, OSError):
-        return {}
-    return {
-        socket.pid: name_of(socket.pid)
-        for socket in found
-        if socket.pid
-        and socket.status == psutil.CONN_LISTEN
-        and socket.laddr
-        and socket.laddr.port == port
-    }
-
-
 class ProcessWatch:
     """Calls `wake` when a watched process ends.
 

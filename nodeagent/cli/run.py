@@ -24,7 +24,6 @@ from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.documents.bounded_yaml import MAX_TEXT
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import read_regular_file
-from nodeagent.processes import listeners
 from nodeagent.settings import DEFAULT_FILE, Address, Settings, load_settings
 
 
@@ -128,12 +127,9 @@ def check_free(listen: Address) -> None:
         socket.create_server((listen.host, listen.port), family=family).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            there = listeners(listen.port)
-            found = [f"process {pid} ({name})" for pid, name in there.items()]
-            end = f": `kill {' '.join(map(str, there))}`" if there else ""
             raise NodeagentError(
-                f"the API cannot listen on {listen}: {' and '.join(found) or 'another program'} "
-                "already does",
+                f"the API cannot listen on {listen}: another program already does",
                 remedy="choose another address, by the setting api.listen or `--listen "
-                f"{Address(listen.host, listen.port + 1)}`, or end it{end}",
+                f"{Address(listen.host, listen.port + 1)}`, or end the program that "
+                f"`ss -ltnp 'sport = :{listen.port}'` names",
             ) from error

@@ -181,7 +181,7 @@ async def test_by_hand(tmp_path: Path) -> None:
         second = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         _, refusal = await second.communicate()
         assert second.returncode == 1
-        assert f"cannot listen on {listen}: process ".encode() in refusal
+        assert f"cannot listen on {listen}: another program ".encode() in refusal
         await asyncio.to_thread(sent, bad)
         assert "gpus[0].mig" in await line("status  Rejected")
         # Until then the scheduler may choose what was offered before there was a plan.

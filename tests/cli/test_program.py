@@ -1,7 +1,6 @@
 import io
 import itertools
 import json
-import os
 import shlex
 import signal
 import socket
@@ -215,8 +214,9 @@ def test_a_taken_address_is_code_1(program: Program) -> None:
         failed = program("run", *words, "--listen", f"127.0.0.1:{port}")
     assert failed.code == 1
     assert failed.err.startswith(
-        f"nodeagent: the API cannot listen on 127.0.0.1:{port}: process {os.getpid()} ("
+        f"nodeagent: the API cannot listen on 127.0.0.1:{port}: another program already does\n"
     )
-    assert f"`--listen 127.0.0.1:{port + 1}`, or end it: `kill {os.getpid()}`" in failed.err
+    assert f"`--listen 127.0.0.1:{port + 1}`, or end " in failed.err
+    assert f"`ss -ltnp 'sport = :{port}'`" in failed.err
     assert len(failed.err.splitlines()) == 2
     assert list(program.directory.iterdir()) == []
