@@ -6,10 +6,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
 from nodeagent.errors import NodeagentError
-from nodeagent.terminal.page import Line, in_ascii, line, painted, plain_text
+from nodeagent.terminal.page import Line, line, painted, plain_text
 from nodeagent.text import printable
 
 if TYPE_CHECKING:  # commands that only ask the agent do without it
@@ -17,7 +18,6 @@ if TYPE_CHECKING:  # commands that only ask the agent do without it
 
 _MAX_WIDTH = 120  # pictures gain nothing beyond
 MIN_HEIGHT = 40  # lines of a page that is printed, which can be scrolled
-_DRAWN = "┌─│…█·"
 
 
 class Output:
@@ -29,6 +29,8 @@ class Output:
 
     def __init__(self, output_format: str, *, colour: bool) -> None:
         self.format = output_format
+        if isinstance(sys.stdout, TextIOWrapper):  # UTF-8 whatever the locale, as kubectl writes
+            sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
         self._stream: TextIO | None = sys.stdout
         self.painted = colour and _shows_colours(sys.stdout)
         self.failure: OSError | None = None
@@ -66,20 +68,15 @@ class Output:
         self.page([line(text)])
 
     def drawable(self, lines: Iterable[Line]) -> Iterable[Line]:
-        """The lines in characters that the stream's encoding has, and none that a terminal acts on:
-        they may come from another user's program at the agent's socket.
+        """The lines without characters that a terminal acts on: they may come from another user's
+        program at the agent's socket.
         """
-        lines = tuple(tuple(s._replace(text=printable(s.text)) for s in spans) for spans in lines)
-        can = self._stream is None or _can_encode(self._stream, _DRAWN)
-        return lines if can else in_ascii(lines)
+        return tuple(tuple(s._replace(text=printable(s.text)) for s in spans) for spans in lines)
 
     def document(self, data: Mapping[str, object]) -> None:
         """Write an answer for programs, as JSON or YAML; nothing when the format is text."""
         if not self.is_text:
-            text = formatted(data, self.format)
-            if self._stream is not None and not _can_encode(self._stream, text):
-                text = formatted(data, self.format, ascii_only=True)
-            self._write(text)
+            self._write(formatted(data, self.format))
 
     def text(self, text: str) -> None:
         """Write text as it is, whatever the format."""
@@ -89,8 +86,6 @@ class Output:
         if self._stream is None:
             return
         try:
-            if not _can_encode(self._stream, text):  # escapes for what its encoding does not have
-                text = text.encode("ascii", "backslashreplace").decode("ascii")
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
@@ -100,16 +95,16 @@ class Output:
             discard_standard_output()
 
 
-def formatted(data: Mapping[str, object], output_format: str, *, ascii_only: bool = False) -> str:
+def formatted(data: Mapping[str, object], output_format: str) -> str:
     """The data as `json` or `yaml`, keys in their own order."""
     if output_format == "json":
         import json
 
-        return json.dumps(data, indent=2, ensure_ascii=ascii_only) + "\n"
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=not ascii_only))
+    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True))
 
 
 def complain(error: NodeagentError | str, remedy: str = "") -> None:
@@ -157,11 +152,3 @@ def _shows_colours(stream: TextIO | None) -> bool:
     # https://no-color.org: any non-empty value switches colours off.
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return wanted and stream is not None and stream.isatty()
-
-
-def _can_encode(stream: TextIO, text: str) -> bool:
-    try:
-        text.encode(getattr(stream, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -38,9 +38,6 @@ Json = Mapping[str, Any]  # an answer of the agent, or a part of it
 
 BLANK: Line = ()
 
-# For terminals and files that cannot show the drawing characters.
-_ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…×·█", "++++++++" + "+-|~x.#")
-
 
 def line(*parts: str | Span) -> Line:
     """One line; bare strings have no tone."""
@@ -56,11 +53,6 @@ def indent(lines: Iterable[Line], by: int) -> tuple[Line, ...]:
 def plain_text(lines: Iterable[Line]) -> str:
     """The lines without tones, each ended by a newline, no blanks at their ends."""
     return "".join(_text(spans).rstrip() + "\n" for spans in lines)
-
-
-def in_ascii(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """The lines with the drawing characters replaced."""
-    return tuple(tuple(Span(s.text.translate(_ASCII), s.tone) for s in spans) for spans in lines)
 
 
 def _text(spans: Line) -> str:

@@ -10,14 +10,10 @@ from nodeagent.plan.plan import (
 )
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
-from nodeagent.terminal.page import BLANK, Span, Tone, in_ascii, line, painted, plain_text, wrapped
+from nodeagent.terminal.page import BLANK, Span, Tone, line, painted, plain_text, wrapped
 from nodeagent.terminal.plan_page import outcome_page, plan_page
 from nodeagent.terminal.slices import fold
 from tests.plan.daemons import A
-
-
-def test_ascii_replaces_what_a_terminal_may_not_know() -> None:
-    assert plain_text(in_ascii([line("┌─┬─┐│└┴┘…█·")])) == "+-+-+|+++~#.\n"
 
 
 def test_painted_text_says_the_same_as_plain_text() -> None:
