@@ -8,10 +8,9 @@ but every directory entry that decides what the path leads to, found anew after 
 from __future__ import annotations
 
 import asyncio
-import os
 import stat
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from asyncinotify import Event, Inotify, Mask
@@ -52,93 +51,65 @@ async def changes(
     Also yields after `at_least_every` seconds without a change, for file systems whose changes
     the kernel does not see. Where no watch can be had it yields every few seconds instead.
     """
-    inotify = None
-    with suppress(OSError):
-        inotify = Inotify()
-    while inotify is None:
-        yield
-        await asyncio.sleep(min(at_least_every or _WITHOUT_INOTIFY, _WITHOUT_INOTIFY))
-    with inotify:
-        watched = _Watched(inotify, path)
-        while True:
-            seen_all = watched.renew()
+    unwatched = min(at_least_every or _WITHOUT_INOTIFY, _WITHOUT_INOTIFY)
+    while True:
+        # A new one for each change: the queue of the former one has nothing that is not seen now.
+        with ExitStack() as stack:
+            names: dict[int, set[str]] | None = None
+            with suppress(OSError):
+                inotify = stack.enter_context(Inotify())
+                names = _watched(inotify, path)
             yield
-            await watched.change(at_least_every if seen_all else _WITHOUT_INOTIFY)
-            await watched.quiet(quiet)
+            if names is None:
+                await asyncio.sleep(unwatched)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(at_least_every):
+                    await _change(inotify, names)
+                async with asyncio.timeout(_MAX_DELAY):
+                    while True:
+                        async with asyncio.timeout(quiet):  # of which the end is the end of all
+                            await _change(inotify, names)
 
 
-class _Watched:
-    """The watches on the directories that matter, with the names in them that do."""
+def _watched(inotify: Inotify, path: Path) -> dict[int, set[str]]:
+    """Watch what decides about the path now: names in directories, by watch. Raises OSError if some
+    directory cannot be watched.
+    """
+    names: dict[int, set[str]] = {}
+    entries: list[tuple[Path, str]] = []
+    # A directory may vanish or appear between the walk and the watch: go on until both agree.
+    while entries != (entries := deciding_entries(path.absolute())):
+        for directory, name in entries:
+            with suppress(FileNotFoundError):  # the next walk does not find it either
+                watch = inotify.add_watch(directory, _MASK)
+                names.setdefault(watch.wd, set()).add(name)
+    return names
 
-    def __init__(self, inotify: Inotify, path: Path) -> None:
-        self._inotify = inotify
-        self._path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow the links
-        self._names: dict[int, set[str]] = {}
 
-    def renew(self) -> bool:
-        """Watch what decides about the path now; False if some directory cannot be watched."""
-        complete = True
-        names: dict[int, set[str]] = {}
-        # A directory may vanish or appear between the walk and the watch: go on until both agree.
-        while True:
-            entries = deciding_entries(self._path)
-            for directory, name in entries:
-                try:
-                    watch = self._inotify.add_watch(directory, _MASK)
-                except OSError:
-                    complete = False
-                else:
-                    names.setdefault(watch.wd, set()).add(name)
-            if entries == deciding_entries(self._path):
-                break
-        for watch in self._inotify.watches:
-            if watch.wd not in names and watch.wd in self._names:
-                with suppress(OSError):  # the directory is gone, and its watch with it
-                    self._inotify.rm_watch(watch)
-        self._names = names
-        return complete
+async def _change(inotify: Inotify, names: Mapping[int, Collection[str]]) -> None:
+    while not _matters(await inotify.get(), names):
+        pass
 
-    async def change(self, seconds: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not self._matters(await self._inotify.get()):
-                    pass
 
-    async def quiet(self, seconds: float) -> None:
-        clock = asyncio.get_running_loop().time
-        end = clock() + _MAX_DELAY
-        until = clock() + seconds
-        while clock() < min(until, end):
-            try:
-                async with asyncio.timeout_at(min(until, end)):
-                    matters = self._matters(await self._inotify.get())
-            except TimeoutError:
-                return
-            if matters:
-                until = clock() + seconds
+def _matters(event: Event, names: Mapping[int, Collection[str]]) -> bool:
+    if Mask.Q_OVERFLOW in event.mask:
+        return True
+    decide = names.get(event.watch.wd, ()) if event.watch else ()
+    if event.name is None:  # the directory itself went away or changed
+        return bool(decide)
+    return str(event.name) in decide and not (
+        Mask.CREATE in event.mask and _is_being_written(event)
+    )
 
-    def _matters(self, event: Event) -> bool:
-        if Mask.Q_OVERFLOW in event.mask:
-            return True
-        names = self._names.get(event.watch.wd) if event.watch else None
-        if names is None:
-            return False
-        if event.name is None:
-            return True  # the directory itself went away or changed
-        if str(event.name) not in names:
-            return False
-        return not (Mask.CREATE in event.mask and self._still_being_written(event))
 
-    @staticmethod
-    def _still_being_written(event: Event) -> bool:
-        """A new regular file is empty at first; closing it reports that it is complete."""
-        if event.path is None:
-            return False
-        try:
-            found = event.path.lstat()
-        except OSError:
-            return False
-        return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+def _is_being_written(event: Event) -> bool:
+    """A new regular file is empty at first; closing it reports that it is complete."""
+    try:
+        found = event.path.lstat() if event.path else None
+    except OSError:
+        return False
+    return found is not None and stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
 def deciding_entries(path: Path) -> list[tuple[Path, str]]:
