@@ -14,7 +14,7 @@ from types import MappingProxyType
 from msgspec import json
 
 from nodeagent.health.findings import Action, End, Finding, Location, Moment, Severity
-from nodeagent.health.readings import GpuEventKind
+from nodeagent.health.readings import GpuEventKind, Silence
 from nodeagent.health.xids import XidClass
 from nodeagent.structs import Struct
 
@@ -66,9 +66,10 @@ class Row(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     sentences about these, other names in braces for advice of several causes. `subject` is that of
     a finding of no single GPU.
 
-    `xids`, `event`: the class of XIDs, or event of NVML, that raises it. `of_slice`: an XID hits no
-    more than the GPU instance that it names. `driver_knows`: the recovery action that the driver
-    reports replaces the row's. `inspect_repeated`: seen twice, the hardware is to be inspected.
+    `xids`, `event`, `silences`: the class of XIDs, the event of NVML, or the silences of the driver
+    for a GPU that raise it. `of_slice`: an XID hits no more than the GPU instance that it names.
+    `driver_knows`: the recovery action that the driver reports replaces the row's.
+    `inspect_repeated`: seen twice, the hardware is to be inspected.
     """
 
     cause: str
@@ -83,6 +84,7 @@ class Row(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     holds: tuple[float, float] = (0.0, 0.0)
     xids: XidClass | None = None
     event: GpuEventKind | None = None
+    silences: tuple[Silence, ...] = ()
     of_slice: bool = False
     driver_knows: bool = False
     inspect_repeated: bool = False
@@ -98,15 +100,20 @@ class Row(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 
 
 class _Table(Struct, frozen=True):
-    """The rows, advice of several of them by its name, and of checks what shows the figures."""
+    """The rows; advice of several of them by its name; what shows the figures of a check.
+
+    `recoveries`: the driver's own word by its number (field value 230): what it is called, how bad
+    that is, what it asks for.
+    """
 
     advice: Mapping[str, str]
     figures: Mapping[Check, str]
+    recoveries: Mapping[int, tuple[str, Severity, Action]]
     rows: tuple[Row, ...]
 
 
 _TABLE = json.decode(pkgutil.get_data("nodeagent.health", "check_table.json") or b"", type=_Table)
-ROWS, FIGURES = _TABLE.rows, _TABLE.figures
+ROWS, FIGURES, RECOVERIES = _TABLE.rows, _TABLE.figures, _TABLE.recoveries
 BY_CAUSE = MappingProxyType({row.cause: row for row in ROWS})
 # What takes a GPU away from all its users, the most certain first.
 GONE = ("fallenOffBus", "gpuMissing", "gpuLost", "gpuUnavailable")

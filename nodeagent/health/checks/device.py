@@ -10,27 +10,9 @@ from nodeagent.health.findings import Action, Location, Severity
 from nodeagent.health.kernel_log import pci_address
 from nodeagent.health.readings import Answer, NodeReading, Silence
 from nodeagent.health.state import HealthState
+from nodeagent.health.table import RECOVERIES, ROWS
 
-_BY_SILENCE = {
-    Silence.LOST: "gpuLost",
-    Silence.RESET_REQUIRED: "gpuResetRequired",
-    Silence.HANGS: "gpuHangs",
-    Silence.FAILS: "gpuUnknown",
-    Silence.NO_LIBRARY: "gpuUnknown",
-    Silence.NOT_LOADED: "gpuUnknown",
-    Silence.UNBOUND: "gpuUnbound",
-}
-
-# The driver's own word, field value 230: what it is called, how bad that is, what it asks for.
-_RECOVERIES = {
-    1: ("a GPU reset", Severity.UNHEALTHY, Action.RESET_GPU),
-    2: ("a node reboot", Severity.UNHEALTHY, Action.REBOOT),
-    3: ("draining peer-to-peer traffic", Severity.DEGRADED, Action.RESTART_APPLICATION),
-    4: ("draining and a GPU reset", Severity.UNHEALTHY, Action.RESET_GPU),
-    5: ("recovery of the IMEX domain", Severity.DEGRADED, Action.NONE),
-    6: ("a bus reset", Severity.UNHEALTHY, Action.RESET_GPU),
-    7: ("a system reboot", Severity.UNHEALTHY, Action.REBOOT),
-}
+_BY_SILENCE = {silence: row.cause for row in ROWS for silence in row.silences}
 
 
 def access(view: GpuView) -> Iterator[Observation]:
@@ -76,8 +58,9 @@ def recovery(view: GpuView) -> Iterator[Observation]:
 
 def recovery_of(code: int) -> tuple[str, Severity, Action]:
     """The name of a recovery action, how bad it is and what it asks for."""
-    unknown = (f"action {code}, which is not known here", Severity.DEGRADED, Action.NONE)
-    return _RECOVERIES.get(code, unknown)
+    if known := RECOVERIES.get(code):
+        return known
+    return f"action {code}, which is not known here", Severity.DEGRADED, Action.NONE
 
 
 def modes(view: GpuView) -> Iterator[Observation]:
