@@ -34,13 +34,8 @@ _INHERITED = (
     "NODEAGENT_SIMULATED_STATE",
 )
 
-# What --set-timeslice takes: "0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG".
-_NUMBERS: Final = {
-    TimeSlice.DEFAULT: 0,
-    TimeSlice.SHORT: 1,
-    TimeSlice.MEDIUM: 2,
-    TimeSlice.LONG: 3,
-}
+# By the number that --set-timeslice takes: "0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG".
+_TIME_SLICES: Final = (TimeSlice.DEFAULT, TimeSlice.SHORT, TimeSlice.MEDIUM, TimeSlice.LONG)
 _NAMES: Final = {"timeslice", "time-slice"}  # of the policy, without spaces
 _FAILED: Final = "TimeSliceFailed"
 
@@ -158,7 +153,7 @@ async def set_time_slice(
 
     Raises DriverError with what the program said.
     """
-    option = f"--set-timeslice={_NUMBERS[time_slice]}"
+    option = f"--set-timeslice={_TIME_SLICES.index(time_slice)}"
     await _compute_policy(nvidia_smi, gpu, option, deadline=deadline)
     found = await read_time_slice(nvidia_smi, gpu, deadline=deadline)
     if found is not time_slice:

@@ -114,8 +114,7 @@ class ReadTarget(Struct, frozen=True):
         return self.links[link] if scope is sources.EACH_LINK else self.subject
 
     def ports(self) -> dict[tuple[int, int], Number]:
-        found: dict[tuple[int, int], Number] | None = self.reader.ask(("ports",), self._read_ports)
-        return found or {}
+        return self.reader.ask(("ports",), self._read_ports) or {}
 
     def _read_ports(self) -> dict[tuple[int, int], Number]:
         links = range(len(self.links))
@@ -232,13 +231,11 @@ def _peers(target: ReadTarget, function: str, argument: int) -> int | None:
     """A bit for each of the other GPUs, set where the status is OK; None if no status is known."""
     reader = target.reader
 
-    def status(index: int, other: Device) -> int | None:
-        found: int | None = reader.ask(
-            (function, index, argument), lambda: call(function, reader.device, other, argument)
-        )
-        return found
+    def status(index: int, other: Device) -> Any:
+        key = (function, index, argument)
+        return reader.ask(key, lambda: call(function, reader.device, other, argument))
 
-    peers: list[tuple[int, Device]] | None = reader.ask(("peers",), target.others)
+    peers = reader.ask(("peers",), target.others)
     answers = [(index, status(index, device)) for index, device in peers or ()]
     known = [(index, found) for index, found in answers if found is not None]
     if not known and peers != []:  # without other GPUs it is known to be 0

@@ -175,11 +175,8 @@ def read_instance(reader: NvmlReader, info: InstanceInfo) -> InstanceReading:
     )
 
 
-def _once(reader: NvmlReader, function: str, *arguments: object) -> int | None:
-    found: int | None = reader.once(
-        (function, *arguments), lambda: call(function, reader.device, *arguments)
-    )
-    return found
+def _once(reader: NvmlReader, function: str, *arguments: object) -> Any:
+    return reader.once((function, *arguments), lambda: call(function, reader.device, *arguments))
 
 
 def _whole(value: float | None) -> int | None:

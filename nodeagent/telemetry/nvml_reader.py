@@ -6,7 +6,7 @@ A call that fails leaves out its own value and nothing else. Runs in a GPU's thr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu.nvml import Device, call
@@ -16,6 +16,7 @@ from nodeagent.metrics.sources import Number
 from nodeagent.structs import Struct, field
 
 Key = tuple[object, ...]
+Answer = TypeVar("Answer")
 
 _FIELDS: Key = ("nvmlDeviceGetFieldValues",)
 
@@ -47,13 +48,11 @@ class NvmlReader:
         self._answers: dict[Key, Any] = {}
         self._fields: dict[FieldId, Number] = {}
 
-    def ask(self, key: Key, function: Callable[[], Any]) -> Any:
+    def ask(self, key: Key, function: Callable[[], Answer]) -> Answer | None:
         """The answer, None where there is none. `key` identifies the call."""
-        if key in self._answers:
-            return self._answers[key]
-        if key in self._lasting.refused:
-            return None
-        answer = None
+        answer: Answer | None = self._answers.get(key)
+        if key in self._answers or key in self._lasting.refused:
+            return answer
         try:
             answer = function()
         except (GpuLost, DriverUnavailable):
@@ -63,15 +62,12 @@ class NvmlReader:
         self._answers[key] = answer
         return answer
 
-    def once(self, key: Key, function: Callable[[], Any]) -> Any:
+    def once(self, key: Key, function: Callable[[], Answer]) -> Answer | None:
         """Ask until there is an answer, which then does not change."""
-        known = self._lasting.once
-        if key not in known:
-            answer = self.ask(key, function)
-            if answer is None:
-                return None
-            known[key] = answer
-        return known[key]
+        answer: Answer | None = self._lasting.once.get(key)
+        if answer is None:
+            answer = self._lasting.once[key] = self.ask(key, function)
+        return answer
 
     def call(self, function: str, *arguments: object) -> Any:
         return self.ask((function, *arguments), lambda: call(function, self.device, *arguments))
@@ -92,8 +88,7 @@ class NvmlReader:
                 return 0
             return 1
 
-        found: int | None = self.ask((function, "verdict"), ask)
-        return found
+        return self.ask((function, "verdict"), ask)
 
     def _note(self, key: Key, error: DriverError) -> None:
         if error.code in ABSENT:
