@@ -43,20 +43,22 @@ Ending = Callable[["World"], Coroutine[Any, Any, None]]
 
 
 class World:
-    """A machine with one card; `claim` is what the kubelet calls the claim of the device. `node` is
-    the card as the present life, or the last one, has it.
+    """A machine with its cards; `claim` is what the kubelet calls the claim of the device, of which
+    it has one on each card. `node` are the cards as the present life, or the last one, has them.
     """
 
     def __init__(self, machine: NodeRig, scenario: Scenario) -> None:
         self.machine, self.scenario = machine, scenario
         self.home = Home(machine.folder / "home")
-        with SimulatedNode("h100-80gb:1", state=machine.state) as self.node:
-            pool = pool_of(self.node)
-        self.claim = self.home.claim(0, scenario.device._replace(pool=pool))
-        self.beside = self.home.claim(1, SHARE._replace(pool=pool))
+        with SimulatedNode(f"h100-80gb:{scenario.cards}", state=machine.state) as self.node:
+            pools = [pool_of(self.node, card.index) for card in self.node.cards]
+        self.claim = self.home.claim(0, *(scenario.device._replace(pool=pool) for pool in pools))
+        self.beside = self.home.claim(1, SHARE._replace(pool=pools[-1]))
+        devices = self.home.claims[self.claim[:2]]["status"]["allocation"]["devices"]
+        for result in devices["results"]:
+            result["request"] = "gpu"
         if scenario.device != SHARE:
-            config = config_json(device_config(mps=LIMITS), "FromClass")
-            self.home.claims[self.claim[:2]]["status"]["allocation"]["devices"]["config"] = [config]
+            devices["config"] = [config_json(device_config(mps=LIMITS), "FromClass")]
 
     @asynccontextmanager
     async def life(self, border: Border | None = None) -> AsyncIterator[tuple[NodeClaims, Rig]]:
@@ -105,7 +107,8 @@ class World:
         assert self.home.files() == [file_name(uid) for uid in uids]
         assert tuple(laid_out(self.node)) == self.scenario.places * prepared
         found, shared = modes(self.node), bool(uids)
-        assert (found.count(EXCLUSIVE), found.count(DEFAULT)) == (shared, len(found) - shared)
+        exclusive = shared * self.scenario.cards
+        assert (found.count(EXCLUSIVE), found.count(DEFAULT)) == (exclusive, len(found) - exclusive)
         assert [one.program for one in processes if is_daemon(one)] == [CONTROL] * shared
         assert len(list(folder.iterdir()) if folder.exists() else []) == shared
         assert shared or processes == []
@@ -133,6 +136,7 @@ class Scenario:
     beside: bool = False
     device: Allocated = SLICE
     places: tuple[tuple[int, int], ...] = ((2, 1),)
+    cards: int = 1
 
 
 SCENARIOS = {
@@ -144,6 +148,9 @@ SCENARIOS = {
     "share": Scenario(prepare, device=SHARE, places=()),
     "share beside": Scenario(prepare, beside=True, device=SHARE, places=()),
     "share released beside": Scenario(release, prepared=True, beside=True, device=SHARE, places=()),
+    "two": Scenario(prepare, device=WHOLE, places=(), cards=2),
+    "two released": Scenario(release, prepared=True, device=WHOLE, places=(), cards=2),
+    "two released beside": Scenario(release, True, False, True, SHARE, (), 2),
 }
 
 

@@ -332,6 +332,11 @@ def test_killed_while_a_share_comes_beside_another() -> None:
     assert cuts_of_mps("share beside", "rename .record.json", seconds=200) == 1
 
 
+def test_killed_between_two_gpus_of_one_daemon() -> None:
+    """When both are ready but for the daemon, and when it runs and was not asked yet."""
+    assert cuts_of_mps("two", "start", "ask", seconds=200) == 2
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scenario", SCENARIOS)

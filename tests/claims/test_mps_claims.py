@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
-from nodeagent.claims.model import ClaimedDevice, ClaimRefused, RecordPhase
+from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRefused, RecordPhase
 from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
@@ -27,10 +28,10 @@ from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.claims.machine import UIDS, Home, PodsOfProcesses, laid_out, pool, pool_of, reserve
+from tests.claims.machine import NODE, UIDS, Home, PodsOfProcesses, laid_out, pool, pool_of, reserve
 from tests.claims.samples import config_json, device_config, share_json
 from tests.mps.fleet_rig import US, ready, status
-from tests.reconcile.controller_rig import EXCLUSIVE, Agent, NodeRig, modes
+from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, modes
 from tests.rig import Rig
 from tests.simulated_cluster.allocator import Allocated
 
@@ -74,19 +75,25 @@ def shared(home: Home, rig: Rig, number: int, device: str, **mps: Any) -> tuple[
     return name
 
 
-def share(home: Home, rig: Rig, number: int) -> tuple[str, str, str]:
-    """A claim with 8Gi of the GPU; what the kubelet calls it."""
-    name = home.claim(number, (pool(rig), "gpu"))
-    result = share_json(pool=pool(rig), shareID=name[2])
-    home.claims[name[:2]]["status"]["allocation"]["devices"]["results"] = [result]
+def share(home: Home, rig: Rig, number: int, *gpus: int) -> tuple[str, str, str]:
+    """A claim with 8Gi of the GPU, or of each of these; what the kubelet calls it."""
+    pools = [pool(rig, gpu) for gpu in gpus or (0,)]
+    name = home.claim(number, *((each, "gpu") for each in pools))
+    results = [share_json(pool=each, shareID=f"{name[2]}{n or ''}") for n, each in enumerate(pools)]
+    home.claims[name[:2]]["status"]["allocation"]["devices"]["results"] = results
     return name
+
+
+def given(home: Home, number: int = 0) -> list[tuple[Any, dict[str, str]]]:
+    """What containers of a claim get by the CDI file for each device: edits, and variables."""
+    devices = json.loads((home.cdi / file_name(UIDS[number])).read_text())["devices"]
+    edits = [entry["containerEdits"] for entry in devices]
+    return [(one, dict(text.split("=", 1) for text in one["env"])) for one in edits]
 
 
 def client(home: Home, machine: NodeRig, device: ClaimedDevice) -> SimulatedClient:
     """A CUDA program in a container of the first claim, with what its CDI file gives."""
-    [entry] = json.loads((home.cdi / home.files()[0]).read_text())["devices"]
-    edits = entry["containerEdits"]
-    environment = dict(text.split("=", 1) for text in edits["env"])
+    edits, environment = given(home)[0]
     pipes = environment["CUDA_MPS_PIPE_DIRECTORY"]
     assert {m["containerPath"]: m["hostPath"] for m in edits["mounts"]} == {
         pipes: pipes,
@@ -226,6 +233,70 @@ async def test_a_further_share_reads_the_gpu_once(machine: NodeRig, home: Home) 
                 await claims.prepare(*home.claim(number, Allocated(pool_of(node), "gpu", consumed)))
             assert node.journal.total("nvmlDeviceGetComputeMode") == 1
             await owners.close()
+
+
+async def test_gpus_of_one_container(machine: NodeRig, home: Home) -> None:
+    """Two GPUs of a claim have one daemon, and a claim with a share of one of them has it, too. It
+    stays as it is for that one, in the next agent's life as well, and so does the other GPU.
+    """
+    pods: dict[int, str] = {}
+    with simulated("l40s:2", state=machine.state) as node:
+        uuids = sorted(card.identity.uuid for card in node.cards)
+        last = next(c.index for c in node.cards if c.identity.uuid == uuids[1])
+        async with agent(home, machine, share="memory", pods=pods) as (claims, rig, parts):
+            job, notebook = share(home, rig, 0, 0, 1), share(home, rig, 1, last)
+            for name in (job, notebook):
+                reserve(claims, name, f"pod-of-{name[1]}")
+            [first, _] = await claims.prepare(*job)
+            [before] = parts.fleet.statuses()
+            assert (before.is_ready, before.device) == (True, uuids[0])
+            assert modes(node) == [EXCLUSIVE] * 2
+            (edits, variables), (_, others) = given(home)
+            assert variables == others
+            assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(uuids)
+            assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M,1=8192M"
+            paths = [one["path"] for one in edits["deviceNodes"]]
+            assert sorted(paths) == ["/dev/nvidia0", "/dev/nvidia1"]
+            await claims.prepare(*notebook)
+            [(edits, variables)] = given(home, 1)
+            assert [one["path"] for one in edits["deviceNodes"]] == [f"/dev/nvidia{last}"]
+            assert variables["CUDA_VISIBLE_DEVICES"] == uuids[1]
+            with client(home, machine, first) as program:
+                pods[program.pid] = "pod-of-trainer-0"
+                with pytest.raises(StillInUse, match=f"{program.pid}"):
+                    await claims.release(UIDS[0])
+                program.allocate(GIB)
+            await claims.release(UIDS[0])
+            whole = home.claim(2, (f"{NODE}/{uuids[0].lower()}", "gpu"))
+            with pytest.raises(ClaimHeldUp, match="with none, but claim team/trainer-1 has it"):
+                await claims.prepare(*whole)
+        async with agent(home, machine, share="memory") as (claims, rig, parts):
+            await ready(parts.fleet, uuids[0])
+            assert await _amiss(claims, home, rig) == []
+            assert status(parts.fleet, uuids[0]).pid == before.pid
+            with pytest.raises(ClaimHeldUp, match="with none, but claim team/trainer-1 has it"):
+                await claims.prepare(*whole)
+            await claims.release(UIDS[1])
+            assert (parts.fleet.statuses(), machine.processes()) == ((), [])
+            assert modes(node) == [DEFAULT] * 2
+            await claims.prepare(*whole)
+
+
+async def test_a_gpu_that_has_another_daemon(machine: NodeRig, home: Home) -> None:
+    """It is not taken into one for several, and nothing is begun on the other GPU."""
+    with simulated("l40s:2", state=machine.state) as node:
+        async with agent(home, machine, share="memory") as (claims, rig, parts):
+            await claims.prepare(*share(home, rig, 0, 1))
+            [before] = parts.fleet.statuses()
+            job = share(home, rig, 1, 0, 1)
+            with pytest.raises(ClaimHeldUp, match=r"but claim team/trainer-0 has it with an MPS"):
+                await claims.prepare(*job)
+            assert home.records() == [f"{UIDS[0]}.json"]
+            assert modes(node).count(EXCLUSIVE) == 1
+            await claims.release(UIDS[0])
+            await claims.prepare(*job)
+            [now] = parts.fleet.statuses()
+            assert (now.is_ready, now.pid != before.pid) == (True, True)
 
 
 async def test_a_release_beside_a_record_that_cannot_be_read(machine: NodeRig, home: Home) -> None:

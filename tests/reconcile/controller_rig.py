@@ -155,6 +155,9 @@ class NodeRig(FleetRig):
 
 
 def modes(node: SimulatedNode) -> list[int]:
-    """The compute modes that the hardware has: of GPU 0, then of its MIG devices."""
-    card = node.card(0)
-    return [card.state.compute_mode, *(part.compute_mode for _, part in card.mig_devices())]
+    """The compute modes that the hardware has: of each GPU, then of its MIG devices."""
+    found = []
+    for card in node.cards:
+        parts = (part.compute_mode for _, part in card.mig_devices())
+        found += [card.state.compute_mode, *parts]
+    return found
