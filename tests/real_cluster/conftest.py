@@ -73,6 +73,13 @@ def sharing(cluster: Cluster, folder: Path) -> Iterator[Node]:
         yield node
 
 
+@pytest.fixture
+def pair(cluster: Cluster, folder: Path) -> Iterator[Node]:
+    """The same with two."""
+    with serving(cluster, folder, "h100-80gb:2", NODEAGENT_DRA_SHARE="memory") as node:
+        yield node
+
+
 @contextlib.contextmanager
 def serving(
     cluster: Cluster, folder: Path, boards: str = "h100-80gb:8", **settings: str

@@ -236,12 +236,18 @@ class Node(Member):
         }
 
     def claim(
-        self, name: str, device_class: str, capacity: Mapping[str, str] = {}, **sharing: Any
+        self,
+        name: str,
+        device_class: str,
+        capacity: Mapping[str, str] = {},
+        *,
+        count: int = 1,
+        **sharing: Any,
     ) -> None:
         """A claim for one device, or so much of it, which pods can name, with this configuration
         for the agent.
         """
-        exactly: dict[str, Any] = {"deviceClassName": device_class}
+        exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
         exactly |= {"capacity": {"requests": capacity}} if capacity else {}
         request = {"name": "gpu", "exactly": exactly}
         wanted = {"apiVersion": "gpu.nodeagent.io/v1", "kind": "DeviceConfig", **sharing}

@@ -58,6 +58,34 @@ def test_two_shares_and_what_waits_for_them(sharing: Node) -> None:
     sharing.until_waiting("late")
 
 
+def test_gpus_of_one_container(pair: Node) -> None:
+    """A pod with a share of each has one daemon for both, and so has a pod with a share of one
+    beside it, also when the first is gone; one with both GPUs as a whole has another daemon then.
+    """
+    pair.claim("job", CLASS, {MEMORY: "8Gi"}, count=2)
+    pair.pod("job", claim="job")
+    pair.until_running()
+    [daemon] = pair.daemons()
+    both = pair.inside("job", "echo $CUDA_VISIBLE_DEVICES").split()[0].split(",")
+    assert both == sorted({*both, daemon["device"]})
+    assert limits(pair, "job")[1] == "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M,1=8192M"
+    assert len(pair.inside("job", "ls /dev/nvidia[0-9]*").split()) == len(both) == 2
+    share(pair, "notebook", "1Gi")
+    pair.until_running()
+    assert pair.inside("notebook", "echo $CUDA_VISIBLE_DEVICES").strip() in both
+    assert len(pair.inside("notebook", "ls /dev/nvidia[0-9]*").split()) == 1
+    pair.delete("job")
+    pair.until(lambda: len(pair.cdi()) == 1)
+    assert [one["pid"] for one in pair.daemons()] == [daemon["pid"]]
+    pair.delete_pods()
+    assert pair.daemons() == []
+    pair.claim("whole", "gpu.nodeagent.io", count=2, mps={"clients": {"memory": "16Gi"}})
+    pair.pod("whole", claim="whole")
+    pair.until_running()
+    assert limits(pair, "whole") == ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=16384M,1=16384M"]
+    assert len(pair.daemons()) == 1
+
+
 def test_the_agent_is_killed(sharing: Node) -> None:
     """The shares and their daemon stay, and another one comes beside them."""
     before = two(sharing)
