@@ -253,7 +253,7 @@ def require_ready(outcome: GpuOutcome, record: ClaimRecord) -> None:
                 "that",
             )
     wanted = record.daemon_on(gpu.uuid)
-    if wanted and wanted.devices_on(gpu.uuid)[0] != gpu.uuid:
+    if wanted and wanted.is_served_elsewhere(gpu.uuid):
         return
     for problem in unready_daemons(without(gpu, goal.reserved if goal else ())):
         raise DaemonNotReady(problem, record)
