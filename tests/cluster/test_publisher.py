@@ -174,6 +174,9 @@ async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None
     theirs = {"nvidia.com/first": "another-programs"}
     member.server.patch_node("n", {"metadata": {"labels": theirs}})
     await until(lambda: "nvidia.com/first" in second.labels)
+    member.publish(Phase.FAILED)
+    await until(lambda: member.labels.get("nvidia.com/second") == "Failed")
+    assert member.labels["nvidia.com/first"] == "another-programs"
     member.publisher.use(None)
     member.publish(Phase.BLOCKED)
     await member.until("Blocked")
