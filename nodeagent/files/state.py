@@ -17,14 +17,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from nodeagent.errors import NodeagentError
 from nodeagent.structs import Struct
 
 T = TypeVar("T")
 
-MAX_ASIDE: Final = 5  # unusable files that are kept beside one state file
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _MARK = b"# nodeagent "
 _HEADER = rb"# nodeagent ([a-z-]{1,40}) ([1-9][0-9]{0,5}) sha256:[0-9a-f]{64}"
@@ -92,29 +91,11 @@ def write_state(path: Path, form: StateFormat[T], value: T) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename what cannot be used to a name beside it; gives that name. Raises OSError.
-
-    At most MAX_ASIDE are kept: then the oldest file gives way. A directory never does.
+    """Rename what cannot be used to a name beside it, in the place of what was there before; gives
+    that name. Raises OSError where one of the two is a directory and the other is none, or is not
+    empty: a directory never gives way.
     """
-    names = _asides(path)
-    new = next((name for name in names if not os.path.lexists(name)), None)
-    if new is None:
-        files = [name for name in names if not stat.S_ISDIR(name.lstat().st_mode)]
-        if not files:
-            raise OSError(f"{names[0]} and {MAX_ASIDE - 1} more directories are in the way")
-        new = min(files, key=lambda name: name.lstat().st_ctime_ns)
-        new.unlink()
-    path.rename(new)
-    return new
-
-
-def already_aside(path: Path) -> tuple[Path, ...]:
-    """What lies beside the file because it could not be used, the newest first. Blocks."""
-    found: dict[Path, int] = {}
-    for name in _asides(path):
-        with suppress(OSError):  # it is not there, or cannot be looked at
-            found[name] = name.lstat().st_ctime_ns
-    return tuple(sorted(found, key=lambda name: found[name], reverse=True))
+    return path.replace(_aside(path))
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -175,7 +156,7 @@ class StateFile(Generic[T]):
         self._lost = lost
         self._remedy = remedy
         self._unusable: NodeagentError | None = None
-        self._asides: tuple[Path, ...] = ()  # where unusable files lie now, the newest first
+        self._aside: Path | None = None  # where an unusable file lies now
         self._unwritten: NodeagentError | None = None
         self._kept: T | None = None  # as it is in the file, or was before that was deleted
         self._writing = threading.Lock()
@@ -207,10 +188,9 @@ class StateFile(Generic[T]):
             return value
         if self._unusable is not None:
             with suppress(OSError):  # which the problem says; `save` tries again
-                self._set_aside(self.path, self._unusable)
-        elif earlier := already_aside(self.path):
-            message = f"an earlier {self.path} could not be used; {self._lost}"
-            self._lies_at(earlier, message)
+                self._lies_at(set_aside(self.path), self._unusable.message)
+        elif os.path.lexists(earlier := _aside(self.path)):
+            self._lies_at(earlier, f"an earlier {self.path} could not be used; {self._lost}")
         return value
 
     def save(self, value: T) -> None:
@@ -223,9 +203,9 @@ class StateFile(Generic[T]):
         if self.path is None:
             return
         try:
-            if self._unusable is not None and not self._asides:
+            if self._unusable is not None and self._aside is None:
                 if os.path.lexists(self.path):
-                    self._set_aside(self.path, self._unusable)
+                    self._lies_at(set_aside(self.path), self._unusable.message)
                 else:
                     self._unusable = None
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -241,35 +221,27 @@ class StateFile(Generic[T]):
         self._unwritten = None
 
     def review(self) -> None:
-        """Clear the problem of files that were set aside once they were removed; write the file
-        again where it was deleted. Raises nothing; may be called while another method is.
+        """Clear the problem of a file that was set aside once it was removed; write the file again
+        where it was deleted. Raises nothing; may be called while another method is.
         """
-        if self._asides and not any(map(os.path.lexists, self._asides)):
-            self._unusable, self._asides = None, ()
+        if self._aside and not os.path.lexists(self._aside):
+            self._unusable = self._aside = None
         with self._writing, suppress(NodeagentError):  # which the problem says
             if self.path and self._kept is not None and not os.path.lexists(self.path):
                 self._write(self._kept)
 
-    def _set_aside(self, path: Path, unusable: NodeagentError) -> None:
-        new = set_aside(path)
-        older = (aside for aside in already_aside(path) if aside != new)
-        self._lies_at((new, *older), unusable.message)
-
-    def _lies_at(self, asides: tuple[Path, ...], message: str) -> None:
-        """The remedy names them all, so that following it once ends the problem for good."""
-        self._asides = asides
+    def _lies_at(self, aside: Path, message: str) -> None:
+        self._aside = aside
         self._unusable = NodeagentError(
-            f"{message}; it is now {asides[0]}",
-            remedy=f"{self._remedy}; then rm {' '.join(map(str, asides))}",
+            f"{message}; it is now {aside}", remedy=f"{self._remedy}; then rm {aside}"
         )
 
 
 # --- one file -------------------------------------------------------------------------------------
 
 
-def _asides(path: Path) -> list[Path]:
-    """The names that a file which cannot be used may get."""
-    return [path.with_name(f"{path.name}.unusable-{n}") for n in range(1, MAX_ASIDE + 1)]
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.unusable")
 
 
 def _header(kind: str, version: int, content: bytes) -> bytes:

@@ -173,7 +173,7 @@ async def test_damaged_files_of_claims_end_no_start(cluster: Cluster) -> None:
     places = cluster.folder / "state/planned-places.json"
     places.unlink(missing_ok=True)
     os.mkfifo(places)
-    wanted = {str(record), f"{places}.unusable-1"}
+    wanted = {str(record), f"{places}.unusable"}
     async with cluster.agent(), asyncio.timeout(stretched(SOON)):
         while wanted:
             status: dict[str, Any] = {"problems": []}

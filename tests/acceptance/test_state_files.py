@@ -195,7 +195,7 @@ def test_the_start_goes_on(home: Home, first: int) -> None:
         folder = home.folder / ("node.json.mps" if name == "earlier-modes.json" else "state")
         folder.mkdir(exist_ok=True)
         DAMAGES[damages[(first + 3 * at) % len(damages)]](kept(folder, name))
-        asides.append(folder / f"{name}.unusable-1")
+        asides.append(folder / f"{name}.unusable")
     home.start()
     home.until(lambda: home.status().get("phase") == "InSync")
     found = [p for p in home.status()["problems"] if p["code"] == "StateFile"]

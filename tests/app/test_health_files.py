@@ -29,7 +29,7 @@ async def test_a_damaged_file_is_logged_and_not_used(
     (tmp_path / "health.json").write_text('{"version": 1')
     rig = Rig(tmp_path)
     async with rig.running():
-        assert (tmp_path / "health.json.unusable-1").exists()
+        assert (tmp_path / "health.json.unusable").exists()
     assert (tmp_path / "health.json").read_text().endswith("}")
     assert "health.json cannot be used: " in capsys.readouterr().out
 

@@ -109,7 +109,7 @@ def test_the_record_of_another_claim(folder: Path) -> None:
 def test_files_with_other_names(folder: Path) -> None:
     """Are passed over, and what lies beside them is read."""
     write_record(folder, record())
-    for name in ("README", "x.json", f"{UID}.json.unusable-1", f"{UID}.yaml", "-1.json"):
+    for name in ("README", "x.json", f"{UID}.json.unusable", f"{UID}.yaml", "-1.json"):
         (folder / name).write_text("?")
     (folder / "0.json").mkdir()
     broken, kept = read_records(folder)

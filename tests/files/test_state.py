@@ -2,7 +2,6 @@ import json
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import (
-    MAX_ASIDE,
     StateFile,
     StateFormat,
     StateUnusable,
@@ -163,7 +161,7 @@ def test_what_may_lie_there(path: Path, reason: str) -> None:
     assert kept.load() is None
     kept.save(VALUE)
     assert a_state_file(path).load() == VALUE
-    assert os.path.lexists(path.with_name("kept.unusable-1"))
+    assert os.path.lexists(path.with_name("kept.unusable"))
 
 
 def test_the_content_of_a_newer_version(path: Path) -> None:
@@ -200,7 +198,7 @@ def test_a_problem_until_it_is_looked_at(path: Path) -> None:
     kept = a_state_file(path)
     assert kept.load() is None
     assert kept.problem is not None
-    aside = path.with_name("kept.unusable-1")
+    aside = path.with_name("kept.unusable")
     assert f"it is now {aside}" in kept.problem.message
     assert f"rm {aside}" in kept.problem.remedy
     assert aside.read_text() == "?"
@@ -269,25 +267,21 @@ def test_reading_alone_changes_nothing(path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["kept"]
 
 
-def test_a_bounded_number_is_kept(path: Path) -> None:
-    for number in range(MAX_ASIDE + 2):
+def test_the_newest_is_kept(path: Path) -> None:
+    for number in range(3):
         path.write_text(str(number))
-        set_aside(path)
-        time.sleep(0.011)  # more than a tick of the file system's clock, or none is the oldest
-    found = {entry.name: entry.read_text() for entry in path.parent.iterdir()}
-    assert len(found) == MAX_ASIDE
-    assert set(found.values()) == {str(number) for number in range(2, MAX_ASIDE + 2)}
+        assert set_aside(path).read_text() == str(number)
+    assert [entry.read_text() for entry in path.parent.iterdir()] == ["2"]
 
 
 def test_a_directory_never_gives_way(path: Path) -> None:
     """Its content may be wanted; then nothing is written, and the error gives the reason."""
-    for _ in range(MAX_ASIDE):
-        path.mkdir()
-        set_aside(path)
+    path.mkdir()
+    set_aside(path)
     path.write_text("?")
     kept = a_state_file(path)
     assert kept.load() is None
-    with pytest.raises(NodeagentError, match="directories are in the way"):
+    with pytest.raises(NodeagentError, match="Is a directory"):
         kept.save(VALUE)
     assert path.read_text() == "?"
 

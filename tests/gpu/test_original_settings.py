@@ -94,7 +94,7 @@ def test_a_damaged_file_is_set_aside(path: Path, content: bytes) -> None:
     again = OriginalSettings(path)
     assert again.mode(GPU) is DEFAULT
     assert again.file.problem is not None  # what was lost is lost still
-    assert path.with_name(f"{FILE_NAME}.unusable-1").read_bytes() == whole
+    assert path.with_name(f"{FILE_NAME}.unusable").read_bytes() == whole
 
 
 def test_what_cannot_be_written_is_not_remembered(tmp_path: Path) -> None:
