@@ -17,7 +17,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import as_accepted, kept_claims, writing
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
-from nodeagent.cli.progress import ProgressLine, blocker_words, on_terminal, wait_for_blockers
+from nodeagent.cli.progress import ProgressLine, blocker_words, wait_for_blockers
 from nodeagent.cli.shared_node import changing_node
 from nodeagent.errors import DocumentError
 from nodeagent.pacing import Backoff
@@ -72,17 +72,20 @@ async def _apply(
     """Apply the document in rounds. Raises DocumentError if it cannot be meant for this node."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + options.wait
-    progress = on_terminal(clock)
+    progress = ProgressLine()
     with _stopped_by_signals() as stop, writing(options, settings):
-        async with changing_node(options, settings, document) as (node, host), progress.drawn():
+        async with changing_node(options, settings, document) as (node, host):
             observed, beside = await node.observe(), kept_claims(options, settings)
             named = as_accepted(options, settings, observed, document.digest)
             desired = resolve(document, unclaimed(named, beside), host)
             rounds = _Rounds(node, settings, desired, output, beside, progress, stop)
             await rounds.do_round(observed)
             while rounds.blocked:
-                progress.wait_for(blocker_words(rounds.rest), deadline)
-                if not await wait_for_blockers(rounds.rest, deadline, stop):
+                left = max(deadline - clock(), 0.0)
+                progress.show(f"waiting for {blocker_words(rounds.rest)}, at most {left:.0f} s")
+                again = await wait_for_blockers(rounds.rest, deadline, stop)
+                progress.clear()
+                if not again:
                     break
                 await rounds.do_round(await node.observe())
             rounds.add_unready()
@@ -171,12 +174,9 @@ class _Rounds:
             return f"GPU {indices[step.gpu]} {step_words(step)}"
 
         def ended(step: StepReport) -> None:
-            self.progress.end(words(step.step))
             self.progress.clear()
             self.output.page([step_line(indices[step.step.gpu], step)])
-
-        if now.steps:
-            self.progress.expect(len(now.steps))
+            self.progress.end(words(step.step))
 
         return await execute(
             now,
