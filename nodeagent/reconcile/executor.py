@@ -70,14 +70,14 @@ async def side_by_side(
     done: dict[str, GpuOutcome | None] = {}
 
     async def carry_out_one(gpu_plan: GpuPlan) -> None:
-        done[gpu_plan.before.uuid] = await of_gpu(gpu_plan)
+        done[gpu_plan.before.key] = await of_gpu(gpu_plan)
 
     for last in (False, True):
         async with asyncio.TaskGroup() as group:
             for one in plan.gpus:
                 if bool(one.joined) is last:
                     group.create_task(carry_out_one(one), name=f"steps of {one.before.uuid}")
-    outcomes = tuple(outcome for one in plan.gpus if (outcome := done[one.before.uuid]))
+    outcomes = tuple(outcome for one in plan.gpus if (outcome := done[one.before.key]))
     return NodeOutcome(replace(plan, gpus=tuple(gpu.plan for gpu in outcomes)), outcomes)
 
 
