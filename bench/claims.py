@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.processes import cpu_seconds, installed, proportional, resident
 from bench.tables import percentile, show
-from nodeagent.claims.capacity import CLIENTS, MAX_CLIENTS, MEMORY, THREADS
+from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
 from nodeagent.claims.names import DRIVER
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.node_claims import ClaimPlaces, NodeClaims
@@ -37,6 +37,7 @@ from tests.simulated_cluster.kubelet import Kubelet
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet
 from tests.simulated_cluster.scheduler import Scheduler
 
+SHARES = 48  # of one GPU
 BOARDS = "h100-80gb:8"
 GPUS, SLICES = 8, 7  # 1g.10gb on each
 CLAIMS = 50
@@ -196,13 +197,13 @@ async def _shares() -> None:
     with NodeRig() as machine, simulated("l40s:1", state=machine.state) as node:
         home = Home(machine.folder / "home")
         share = Allocated(pool_of(node), "gpu", consumed)
-        names = [home.claim(number, share) for number in range(MAX_CLIENTS)]
+        names = [home.claim(number, share) for number in range(SHARES)]
         async with agent(home, machine, share="memory") as (claims, _, _):
             first, *others = [await _milliseconds(claims.prepare(*name)) for name in names]
             ends = [await _milliseconds(claims.release(uid)) for *_, uid in reversed(names[1:])]
             await claims.release(names[0][2])
     show(
-        f"{MAX_CLIENTS} shares of one l40s one after the other, without a kubelet",
+        f"{SHARES} shares of one l40s one after the other, without a kubelet",
         ["call", "median, ms", "p90, ms", "slowest, ms"],
         [
             ["prepare the first, which starts the daemon", *_figures([first])],

@@ -57,7 +57,10 @@ class ClaimOffers:
             else partial(pcie_root, SYSFS),
         )
         self._offers = NodeOffers(
-            settings.node_name, Mode(settings.dra.mode), share=settings.dra.share
+            settings.node_name,
+            Mode(settings.dra.mode),
+            share=settings.dra.share,
+            share_mig=settings.dra.share_mig,
         )
         self._publisher: SlicePublisher | None = None
         self._checked_holders = False  # whether pods with devices of a plugin were asked for

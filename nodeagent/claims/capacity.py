@@ -1,8 +1,9 @@
-"""A GPU that several claims have together: how it can be parted, and what one of them consumes.
+"""A device that several claims have together, a GPU or a MIG device: how it can be parted, and what
+one of them consumes.
 
-Kubernetes calls it consumable capacity. The device `gpu` allows several allocations, each of which
+Kubernetes calls it consumable capacity. The device allows several allocations, each of which
 consumes of its capacities; a request that says nothing consumes the default, which is all of the
-memory, so that it gets the whole GPU. Capacities are counted by the scheduler, and once more by
+memory, so that it gets the whole device. Capacities are counted by the scheduler, and once more by
 `admission`.
 """
 
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from nodeagent.plan.desired import SharedBy
+from nodeagent.plan.observed import Gpu, GpuInstanceProfile
+from nodeagent.plan.resolve_mps import max_clients
 from nodeagent.plan.shares import ALL_THREADS, MIB, MIN_THREADS, written_bytes
 
 MEMORY: Final = "gpu.nvidia.com/memory"  # bytes; as NVIDIA's driver names it
@@ -20,8 +23,6 @@ THREADS: Final = "threads"  # percent
 CLIENTS: Final = "clients"  # places for MPS contexts
 
 STEP: Final = 256 * MIB
-# Contexts that one MPS daemon serves at once; 60 from CUDA 13.1 on, which is not known here.
-MAX_CLIENTS: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class RequestPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What an allocation consumes of a GPU: bytes, percent of the threads (0: none were requested)
-    and places for clients.
+    """What an allocation consumes of a device: bytes, percent of the threads (0: none were
+    requested) and places for clients.
     """
 
     memory: int
@@ -46,11 +47,11 @@ class Consumed:
     clients: int = 0
 
     def is_whole(self, memory: int) -> bool:
-        """Whether nobody else has room beside it on a GPU with so many bytes."""
+        """Whether nobody else has room beside it on a device with so many bytes."""
         return memory - self.memory < STEP
 
     def thread_limit(self, memory: int) -> float:
-        """The percentage that its processes may have on a GPU with so many bytes: what was
+        """The percentage that its processes may have on a device with so many bytes: what was
         requested, else in proportion to the memory, cut down to what MPS can express.
         """
         in_proportion = max(10_000 * self.memory // memory / 100, MIN_THREADS)
@@ -66,7 +67,7 @@ class Consumed:
 
 
 def policies(memory: int, shared_by: SharedBy) -> Mapping[str, RequestPolicy]:
-    """How requests are met of a GPU with so many bytes; empty: it goes as a whole."""
+    """How requests are met of a device with so many bytes; empty: it goes as a whole."""
     step = memory // shared_by // MIB * MIB if isinstance(shared_by, int) else STEP
     if shared_by == "off" or memory < 2 * step or step < STEP:
         return {}
@@ -76,16 +77,18 @@ def policies(memory: int, shared_by: SharedBy) -> Mapping[str, RequestPolicy]:
     return {**of_memory, THREADS: RequestPolicy(0, 0, 1), CLIENTS: RequestPolicy(1, 1, 1)}
 
 
-TOTALS: Final[Mapping[str, int]] = {THREADS: int(ALL_THREADS), CLIENTS: MAX_CLIENTS}
-"""Of what every GPU has as much."""
+def capacity_of(gpu: Gpu, profile: GpuInstanceProfile | None) -> Consumed:
+    """All that there is of the GPU, or of a MIG device of the `profile`."""
+    memory, slices = (profile.memory, profile.slices) if profile else (gpu.memory, 0)
+    return Consumed(memory, int(ALL_THREADS), max_clients(gpu, slices))
 
 
-def excess(memory: int, consumed: Iterable[Consumed]) -> Consumed | None:
-    """What these together have more than a GPU with so many bytes; None: nothing."""
+def excess(all_of_it: Consumed, consumed: Iterable[Consumed]) -> Consumed | None:
+    """What these together have more than all of it; None: nothing."""
     everything = tuple(consumed)
     over = Consumed(
-        max(0, sum(one.memory for one in everything) - memory),
-        max(0, sum(one.threads for one in everything) - TOTALS[THREADS]),
-        max(0, sum(one.clients for one in everything) - TOTALS[CLIENTS]),
+        max(0, sum(one.memory for one in everything) - all_of_it.memory),
+        max(0, sum(one.threads for one in everything) - all_of_it.threads),
+        max(0, sum(one.clients for one in everything) - all_of_it.clients),
     )
     return over if over != Consumed(0) else None

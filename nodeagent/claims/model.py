@@ -114,7 +114,7 @@ class ClaimedDevice:
     `instance`, `compute` and `uuid` (of the MIG device) are what was made; None and "" while that
     is not known. `mps` is the daemon that it is to have, as its configuration was understood when
     the claim came: a setting that changes later does not end a daemon that is used. `shared`: other
-    claims may have other parts of the GPU; without `mps` they take turns.
+    claims may have other parts of the GPU, or of the MIG device; without `mps` they take turns.
     """
 
     result: Result
@@ -162,11 +162,16 @@ class ClaimedDevice:
 
     def overlaps(self, other: ClaimedDevice) -> bool:
         """Return whether only one of them can be had; what an administrator has takes no place.
-        Shares of a GPU do not overlap: their amounts are added up.
+        Shares of a device do not overlap: their amounts are added up.
         """
         if self.result.admin_access or other.result.admin_access or self.gpu != other.gpu:
             return False
-        return not (self.shared and other.shared) and self.lies_on(other.placement)
+        return not self.shares_with(other) and self.lies_on(other.placement)
+
+    def shares_with(self, other: ClaimedDevice) -> bool:
+        """Return whether both are shares of one device."""
+        places = [(one.gpu, one.profile, one.placement) for one in (self, other)]
+        return self.shared and other.shared and places[0] == places[1]
 
     def lies_on(self, place: Placement | None) -> bool:
         """Return whether it has a part of that place on its GPU; None is the whole GPU."""
@@ -220,9 +225,9 @@ class ClaimRecord:
         """Its own devices on the GPU with that UUID."""
         return tuple(device for device in self.devices if device.gpu == gpu and device.is_held)
 
-    def consumed_on(self, gpu: str) -> tuple[Consumed, ...]:
-        """What its shares of the GPU with that UUID take."""
-        here = (d.result.consumed for d in self.devices if d.gpu == gpu and d.shared)
+    def consumed_of(self, device: ClaimedDevice) -> tuple[Consumed, ...]:
+        """What its shares of what that one is a share of take."""
+        here = (one.result.consumed for one in self.devices if one.shares_with(device))
         return tuple(consumed for consumed in here if consumed)
 
     def daemon_on(self, gpu: str) -> WantedMps | None:

@@ -34,11 +34,11 @@ _MAX_NAMED = 8  # processes in one command; the rest are named when these are go
 
 def to_prepare(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -> DesiredGpu:
     """The goal with the claim's devices, shared as it says; what it only uses is left as it is."""
-    path, own = record.title, record.held_on(gpu.uuid)
+    path, own = record.title, _own(record, gpu)
     served = record.daemon_on(gpu.uuid) is not None
     if not own and not served:
         return unchanged(gpu, path)
-    reserved = tuple(_beside(record, gpu, others))
+    reserved = tuple(_beside(record, own, gpu, others))
     whole = next((device for device in own if device.placement is None), None)
     if whole is not None or served:
         # All shares of a GPU have turns of one length, which is not theirs to say.
@@ -47,30 +47,65 @@ def to_prepare(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -
         time_slice = sharing if isinstance(sharing, TimeSlice) else None
         mps = daemon_of(gpu.uuid, (record, *others))
         return DesiredGpu(off, path, mps=mps, time_slice=time_slice, reserved=reserved)
-    wanted = tuple(
-        WantedInstance(device.profile, profile.slices, device.placement.start, path, device.mps)
-        for device in own
-        if device.placement is not None and (profile := gpu.profile(device.profile))
-    )
+    devices = [device for one in (record, *others) for device in one.devices]
+    wanted = _instances(own, gpu, devices, path)
     mig = Layout(wanted, path) if wanted or gpu.in_mig_mode else None
     return DesiredGpu(mig, path, reserved=reserved)
 
 
 def to_release(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -> DesiredGpu:
     """The goal without those of the claim's devices that are proven to have been made for it, and
-    whatever shared them. The daemon of a share stays for the others; one that is not Ready is
-    changed later, so that no release waits for it.
+    whatever shared them. What others have shares of stays, and its daemon for them; one that is
+    not Ready is changed later, so that no release waits for it.
     """
-    path, own = f"the release of {record.title}", record.held_on(gpu.uuid)
+    path, own, mig = f"the release of {record.title}", _own(record, gpu), None
+    ready = {one.uuid for one in gpu.devices() if one.mps and one.mps.state == DaemonPhase.READY}
+    if gpu.in_mig_mode:
+        theirs = tuple(_there(gpu, others, record.boot_id))
+        parts = (device for device in own if device.placement)
+        own = tuple(d for d in parts if d.uuid in ready or not daemon_of_part(d, theirs))
+        lasting = [d for d in own if d.fixed or any(one.shares_with(d) for one in theirs)]
+        mig, mps = Layout(_instances(lasting, gpu, theirs, path), path), None
+    else:
+        own = tuple(device for device in own if device.placement is None)
+        mps = daemon_of(gpu.uuid, others)
     served = record.daemon_on(gpu.uuid) is not None and not gpu.in_mig_mode
-    if not served and not any((d.placement is None) != gpu.in_mig_mode for d in own):
+    if not (own or served) or (mps and gpu.uuid not in ready):
         return unchanged(gpu, path)
-    mig = Layout((), path) if gpu.in_mig_mode else None
-    mps = daemon_of(gpu.uuid, others)
-    if mps and not (gpu.mps and gpu.mps.state == DaemonPhase.READY):
-        return unchanged(gpu, path)
-    reserved = tuple(_beside(record, gpu, others))
+    reserved = tuple(_beside(record, own, gpu, others))
     return DesiredGpu(mig, path, mps=mps, reserved=reserved, ends=True)
+
+
+def _own(record: ClaimRecord, gpu: Gpu) -> tuple[ClaimedDevice, ...]:
+    """What the claim changes on the GPU: what it holds, and the daemons of the plan's devices of
+    which it has shares.
+    """
+    here = (device for device in record.devices if device.gpu == gpu.uuid)
+    return tuple(device for device in here if device.is_held or device.mps)
+
+
+def _there(gpu: Gpu, records: Iterable[ClaimRecord], boot_id: str) -> Iterator[ClaimedDevice]:
+    """The claims' devices without those that still have to be made for them, anew maybe."""
+    for record in records:
+        for device in record.devices:
+            if not device.is_made or (record.boot_id == boot_id and instance_of(device, gpu)):
+                yield device
+
+
+def _instances(
+    own: Iterable[ClaimedDevice], gpu: Gpu, devices: Collection[ClaimedDevice], path: str
+) -> tuple[WantedInstance, ...]:
+    """The MIG devices `own`, each once, those of the plan as far as they are there; with the
+    daemons of all `devices` that share them.
+    """
+    found = {}
+    for device in own:
+        profile = gpu.profile(device.profile)
+        if device.placement and profile and (device.is_made or instance_of(device, gpu)):
+            mps = daemon_of_part(device, devices) if device.shared else device.mps
+            start = device.placement.start
+            found[start] = WantedInstance(device.profile, profile.slices, start, path, mps)
+    return tuple(found.values())
 
 
 def unchanged(gpu: Gpu, path: str) -> DesiredGpu:
@@ -96,8 +131,16 @@ def daemon_of(gpu: str, records: Iterable[ClaimRecord]) -> WantedMps | None:
     """The one MPS daemon for all that these claims have of the GPU with that UUID as a whole; None
     where they have none. Users, `enforce` and GPUs are the same for all (`admission`).
     """
-    devices = [device for record in records for device in record.devices if gpu in device.daemon]
-    devices.sort(key=lambda device: device.result.share_id)
+    return _for_all(d for record in records for d in record.devices if gpu in d.daemon)
+
+
+def daemon_of_part(of: ClaimedDevice, devices: Iterable[ClaimedDevice]) -> WantedMps | None:
+    """The one MPS daemon for all of the devices that are shares of the same MIG device as `of`."""
+    return _for_all(device for device in devices if device.shares_with(of))
+
+
+def _for_all(devices: Iterable[ClaimedDevice]) -> WantedMps | None:
+    devices = sorted(devices, key=lambda device: device.result.share_id)
     daemons = [device.mps for device in devices if device.mps]
     if not daemons:
         return None
@@ -106,30 +149,33 @@ def daemon_of(gpu: str, records: Iterable[ClaimRecord]) -> WantedMps | None:
     return replace(daemons[0], sharing=replace(daemons[0].sharing, shares=shares))
 
 
-def _beside(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) -> Iterator[Reserved]:
-    """Claims that hold the GPU as a whole, and every instance that is not the claim's own.
+def _beside(
+    record: ClaimRecord, own: Collection[ClaimedDevice], gpu: Gpu, others: Iterable[ClaimRecord]
+) -> Iterator[Reserved]:
+    """Claims that hold the GPU as a whole, and every instance that is not the claim's `own`.
 
     What others are still to get is left out: two that cannot be there together would keep
-    everything else from changing. Other shares of the GPU, and who has its daemon, too, are a part
+    everything else from changing. Other shares of a device, and who has its daemon, too, are a part
     of the goal for one of them.
     """
-    own = record.held_on(gpu.uuid)
+    together = {device.placement for device in own if device.shared and device.placement}
     if _shares(record, gpu.uuid):
         others = [one for one in others if not _shares(one, gpu.uuid)]
-    held = tuple(reserved_on(gpu.uuid, others))
+    held = [one for one in reserved_on(gpu.uuid, others) if one.placement not in together]
     yield from (other for other in held if other.placement is None)
     owners = {(other.profile, other.placement): other for other in held}
     for instance in gpu.instances:
         place = instance.profile, instance.placement
         if place in owners:
             yield owners[place]
-        elif not any(device.was_made_as(instance) for device in own):
+        elif not any(instance_of(device, gpu) == instance for device in own):
             yield Reserved(*place, "")
 
 
 def _shares(record: ClaimRecord, gpu: str) -> bool:
     has_daemon = record.daemon_on(gpu) is not None
-    return has_daemon or any(device.shared for device in record.held_on(gpu))
+    wholes = (device for device in record.held_on(gpu) if device.placement is None)
+    return has_daemon or any(device.shared for device in wholes)
 
 
 # --- the record beside the hardware ---------------------------------------------------------------
@@ -146,14 +192,27 @@ def clear_ids(record: ClaimRecord, gpu: str | None = None) -> ClaimRecord:
     return replace(record, devices=tuple(devices))
 
 
-def with_intent(record: ClaimRecord, gpu: Gpu, boot_id: str) -> ClaimRecord:
-    """The record before the claim's devices on the GPU are made, or made again."""
+def with_intent(
+    record: ClaimRecord, gpu: Gpu, boot_id: str, others: Iterable[ClaimRecord] = ()
+) -> ClaimRecord:
+    """The record before the claim's devices on the GPU are made, or made again. An instance that
+    was made for another claim's share of it is the claim's, too.
+    """
+    others = [other for other in others if other.boot_id == boot_id]
     if record.boot_id != boot_id:
         record = replace(clear_ids(record), boot_id=boot_id, phase=RecordPhase.INTENT)
     here = tuple((instance.id, instance.placement) for instance in gpu.instances)
     places = {placement for _, placement in here}
 
     def to_be_made(device: ClaimedDevice) -> ClaimedDevice:
+        if (maker := _maker(device, gpu, others)) and not instance_of(device, gpu):
+            return replace(
+                device,
+                before=maker.before,
+                instance=maker.instance,
+                compute=maker.compute,
+                uuid=maker.uuid,
+            )
         gone = device.placement is not None and device.placement not in places
         if device.gpu == gpu.uuid and (device.before is None or gone):
             return replace(device, before=here, instance=None, compute=None, uuid="")
@@ -188,6 +247,13 @@ def instance_of(device: ClaimedDevice, gpu: Gpu) -> GpuInstance | None:
         ):
             return instance
     return None
+
+
+def _maker(device: ClaimedDevice, gpu: Gpu, others: Iterable[ClaimRecord]) -> ClaimedDevice | None:
+    """Another claim's share of the same MIG device, for which its instance was made."""
+    made = (one for other in others for one in other.devices if one.is_made)
+    alike = (one for one in made if one.shares_with(device))
+    return next((one for one in alike if instance_of(one, gpu)), None)
 
 
 def is_there(device: ClaimedDevice, gpu: Gpu) -> bool:
@@ -266,13 +332,14 @@ def require_lasting_unused(
     record: ClaimRecord, gpu: Gpu, other_pods: Collection[tuple[str, str]]
 ) -> None:
     """Raise StillInUse for the users of a claim's device that is there after its release, too: one
-    of a plan, or the GPU as a whole.
+    of a plan, the GPU as a whole, or what others may have shares of.
 
-    On a GPU of which it has a share, a process in one of the `other_pods` (namespace and name) is
-    not the claim's; any other may be.
+    On a device of which it has a share, a process in one of the `other_pods` (namespace and name)
+    is not the claim's; any other may be.
     """
     for device in record.devices:
-        if device.gpu != gpu.uuid or device.is_made or device.result.admin_access:
+        goes = device.is_made and not device.shared
+        if device.gpu != gpu.uuid or goes or device.result.admin_access:
             continue
         usage = usage_of(device, gpu)
         if device.shared:

@@ -174,27 +174,24 @@ _SAYS = ("mig", "mps", "timeSlice", "share")  # one of them at least
 
 def _check_share(place: DocumentValue, given: Given) -> None:
     """Refuse a way in which claims share the GPU beside what leaves none of it to share."""
-    share, mig = given["share"], given["mig"]
+    share = given["share"]
     if share in (None, "off"):
         return
     beside = "mps" if given["mps"] else ""
     if given["timeSlice"] and share != "time":
         beside = "timeSlice"
-    if mig is not None and not isinstance(mig, MigDisabled):
-        beside = "mig"
     if beside:
         raise place.refuse(
-            f"found share: {share} beside {beside}; claims share a GPU outside MIG mode that the "
-            "plan does not share",
+            f"found share: {share} beside {beside}; claims share what the plan does not share",
             remedy=f"drop share or {beside}",
             below=("share",),
             of_key=True,
         )
 
 
-def _shared_beside(key: str, *but: str, value: JsonSchema | None = None) -> JsonSchema:
-    """What `_check_share` refuses: share without these words beside the key with that value."""
-    properties = {"share": {"not": {"enum": list(but)}}, key: value or {}}
+def _shared_beside(key: str, *but: str) -> JsonSchema:
+    """What `_check_share` refuses: share without these words beside the key."""
+    properties = {"share": {"not": {"enum": list(but)}}}
     return {"required": ["share", key], "properties": properties}
 
 
@@ -254,9 +251,9 @@ _ENTRY = form(
     Key(
         "share",
         shared_by(),
-        "how claims share the GPU outside MIG mode: off; memory: so much memory and threads as "
+        "how claims share the GPU, or its MIG devices: off; memory: so much memory and threads as "
         "each requests, held to it by MPS; a number: one of so many equal parts; time: by turns. "
-        "Without it as the setting dra.share says",
+        "Without it as the settings dra.share and dra.share_mig say",
     ),
     build=_entry,
     constraints={
@@ -266,7 +263,6 @@ _ENTRY = form(
                 {"required": ["mps", "timeSlice"]},
                 _shared_beside("mps", "off"),
                 _shared_beside("timeSlice", "off", "time"),
-                _shared_beside("mig", "off", value={"not": {"const": "disabled"}}),
             ]
         },
     },

@@ -90,17 +90,22 @@ def _check_capability(
     if limited and before_volta:
         least, has = (f"{a}.{b}" for a, b in (VOLTA, gpu.compute_capability))
         on.refuse(Code.UNSUPPORTED, "noLimits", path, least=least, has=has)
+    count, most = len(sharing.slots), max_clients(gpu, slices)
+    if count > most:
+        on.refuse(Code.DOES_NOT_FIT, "clients", path, found=count, device=device, most=most)
+
+
+def max_clients(gpu: Gpu, slices: int = 0) -> int:
+    """How many contexts a daemon of the GPU serves at once, or of a MIG device with so many compute
+    slices, for which the driver lowers it in proportion (NVIDIA's MPS guide).
+    """
     most = _CONTEXTS
-    if before_volta:
+    if (0, 0) < gpu.compute_capability < VOLTA:
         most = _CONTEXTS_BEFORE_VOLTA
     elif (0, 0) < gpu.cuda_version < (13, 1):
         most = _CONTEXTS_BEFORE_CUDA_13_1
-    if slices:  # the driver lowers it in proportion to the compute instance (NVIDIA's MPS guide)
-        whole = max((p.slices for p in gpu.profiles), default=slices)
-        most = max(1, most * slices // whole)
-    count = len(sharing.slots)
-    if count > most:
-        on.refuse(Code.DOES_NOT_FIT, "clients", path, found=count, device=device, most=most)
+    whole = max((p.slices for p in gpu.profiles), default=slices)
+    return max(1, most * slices // whole) if slices else most
 
 
 # --- shares -----------------------------------------------------------------------------------

@@ -104,6 +104,10 @@ class DraSettings(Group):
         "number: one of so many equal parts; time: by turns, and nothing holds a claim to its "
         "memory. Needs mode dynamic.",
     ] = "off"
+    share_mig: Annotated[
+        SharedGpu,
+        "The same for MIG devices; time: by turns of the driver's length.",
+    ] = "off"
     driver: Annotated[
         Literal["gpu.nodeagent.io", "gpu.nvidia.com"],
         "The DRA driver's name. gpu.nvidia.com: that of NVIDIA's own, so that all that names it is "
@@ -121,13 +125,17 @@ class DraSettings(Group):
         "driver 555 or later. For root and any MPS itself runs as root.",
     ] = "default"
 
+    @property
+    def is_shared(self) -> bool:
+        return {self.share, self.share_mig} != {"off"}
+
     def without_effect(self, *, in_cluster: bool) -> "tuple[Problem, ...]":
         """What is set here and offers nothing, because of what else is set or is not there."""
         from nodeagent.plan.problems import Code, Problem
 
         if self.mode != "off" and not in_cluster:
             return (Problem.of(Code.NO_EFFECT, "noCluster", mode=self.mode),)
-        if self.share != "off" and self.mode != "dynamic":
+        if self.is_shared and self.mode != "dynamic":
             return (Problem.of(Code.NO_EFFECT, "share", mode=self.mode),)
         if self.nvidia_configs and self.mode == "off":
             return (Problem.of(Code.NO_EFFECT, "nvidiaConfigs"),)

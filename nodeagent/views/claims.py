@@ -23,7 +23,7 @@ class ClaimPhase(StrEnum):
 
 
 class ClaimShare(Shape, frozen=True, kw_only=True):
-    """The part of a GPU that a claim has beside others."""
+    """The part of a GPU, or of a MIG device, that a claim has beside others."""
 
     memory: Annotated[int, Meta(description="bytes that it may use")]
     used: Annotated[int, Meta(description="bytes that its MPS clients use")] | None = None
@@ -87,7 +87,7 @@ def with_use(claims: Iterable[Claim], daemons: Iterable[MpsDaemon]) -> list[Clai
                 used[daemon.device, client.share] += client.memory.used
 
     def known(device: ClaimDevice, claim: Claim) -> ClaimDevice:
-        key = (*device.daemon, device.gpu)[0], device.share_id
+        key = (*device.daemon, device.uuid or device.gpu)[0], device.share_id
         among = [one for one in claim.devices if device.daemon and one.daemon == device.daemon]
         if device.share is None or key not in used or len(among) > 1:
             return device

@@ -27,7 +27,7 @@ from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.steps import Destruction, Step
-from nodeagent.plan.users import User
+from nodeagent.plan.users import Usage
 from nodeagent.reconcile.node_controller import LastObservation, NodeReader
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.plan_update import NoPlan
@@ -104,15 +104,21 @@ class PodsOfProcesses(UsageSource):
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
         """With the pods' names."""
-        return [replace(gpu, usage=replace(gpu.usage, processes=self._named(gpu))) for gpu in gpus]
+        return [
+            replace(gpu, usage=self._named(gpu.usage)).with_mig_devices(
+                lambda _, device: replace(device, usage=self._named(device.usage))
+            )
+            for gpu in gpus
+        ]
 
-    def _named(self, gpu: Gpu) -> tuple[User, ...]:
-        return tuple(
+    def _named(self, usage: Usage) -> Usage:
+        processes = tuple(
             replace(user, namespace="team", pod=self._pods[user.pid])
             if user.pid in self._pods
             else user
-            for user in gpu.usage.processes
+            for user in usage.processes
         )
+        return replace(usage, processes=processes)
 
 
 def reserve(claims: NodeClaims, claim: tuple[str, str, str], pod: str) -> None:
@@ -238,7 +244,7 @@ class Home:
         share: SharedBy = "off",
     ) -> AsyncIterator[tuple[NodeClaims, Rig]]:
         """One agent's life, without a plan; with MPS where its parts are given, and with
-        GPUs that claims share so.
+        devices that claims share so.
         """
 
         async def observe() -> ObservedNode:
@@ -249,7 +255,7 @@ class Home:
             driver=driver,
             beside=lambda *goal: claims.store.beside(*goal),  # noqa: PLW0108  # made below
         )
-        rules = GpuRules(share=share)
+        rules = GpuRules(share=share, share_mig=share)
         claims = self.node_claims(rig.owners, observe, daemons, lambda _: rules)
         await claims.store.load()
         async with running(rig):

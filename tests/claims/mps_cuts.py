@@ -39,6 +39,7 @@ from tests.simulated_cluster.allocator import Allocated
 OWN, BESIDE = UIDS[:2]
 SLICE, WHOLE = Allocated("", "mig-1g-10gb-2"), Allocated("", "gpu")
 SHARE = Allocated("", "gpu", {MEMORY: 8 << 30, THREADS: 0, CLIENTS: 1})
+PART = Allocated("", "mig-1g-10gb-2", {MEMORY: 4 << 30, THREADS: 0, CLIENTS: 1})
 Ending = Callable[["World"], Coroutine[Any, Any, None]]
 
 
@@ -53,11 +54,11 @@ class World:
         with SimulatedNode(f"h100-80gb:{scenario.cards}", state=machine.state) as self.node:
             pools = [pool_of(self.node, card.index) for card in self.node.cards]
         self.claim = self.home.claim(0, *(scenario.device._replace(pool=pool) for pool in pools))
-        self.beside = self.home.claim(1, SHARE._replace(pool=pools[-1]))
+        self.beside = self.home.claim(1, scenario.device._replace(pool=pools[-1]))
         devices = self.home.claims[self.claim[:2]]["status"]["allocation"]["devices"]
         for result in devices["results"]:
             result["request"] = "gpu"
-        if scenario.device != SHARE:
+        if not scenario.device.consumed:
             devices["config"] = [config_json(device_config(mps=LIMITS), "FromClass")]
 
     @asynccontextmanager
@@ -105,7 +106,7 @@ class World:
         uids = [OWN] * prepared + [BESIDE] * self.scenario.beside
         assert self.home.records() == [f"{uid}.json" for uid in uids]
         assert self.home.files() == [file_name(uid) for uid in uids]
-        assert tuple(laid_out(self.node)) == self.scenario.places * prepared
+        assert tuple(laid_out(self.node)) == self.scenario.places * bool(uids)
         found, shared = modes(self.node), bool(uids)
         exclusive = shared * self.scenario.cards
         assert (found.count(EXCLUSIVE), found.count(DEFAULT)) == (exclusive, len(found) - exclusive)
@@ -127,7 +128,7 @@ async def release(_: World, claims: NodeClaims) -> None:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """What is cut, of a claim that may be prepared before, or a share `beside` it. `places` are
-    start and size of the instances that it has then.
+    start and size of the instances that there are with either.
     """
 
     work: Callable[[World, NodeClaims], Awaitable[object]]
@@ -151,6 +152,12 @@ SCENARIOS = {
     "two": Scenario(prepare, device=WHOLE, places=(), cards=2),
     "two released": Scenario(release, prepared=True, device=WHOLE, places=(), cards=2),
     "two released beside": Scenario(release, True, False, True, SHARE, (), 2),
+    "part": Scenario(prepare, device=PART),
+    "part beside": Scenario(prepare, beside=True, device=PART),
+    "part after a reboot": Scenario(
+        prepare, prepared=True, rebooted=True, beside=True, device=PART
+    ),
+    "part released beside": Scenario(release, prepared=True, beside=True, device=PART),
 }
 
 
@@ -175,8 +182,8 @@ async def goes_on(world: World) -> None:
         await world.look_after(claims, rig)
         await until_done(lambda: prepare(world, claims))
         world.check(prepared=True)
-        assert {record.phase for record in claims.store.records} == {RecordPhase.READY}
         assert await world.look_after(claims, rig) == []
+        assert {record.phase for record in claims.store.records} == {RecordPhase.READY}
         await release(world, claims)
         world.check(prepared=False)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
 from nodeagent.claims.offering.node_offers import NodeOffers, goals_of
+from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.documents.reading import digest_of
 from nodeagent.errors import StillInUse
@@ -16,9 +17,13 @@ from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.plan_update import PlanText
-from nodeagent.simulation import SimulatedNode
+from nodeagent.reconcile.step_run import NodeDriver
+from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import Phase
 from tests.claims.machine import NODE, UIDS, Home, laid_out, pool
+from tests.claims.test_mps_claims import share
+from tests.mps.fleet_rig import US, ready, status
+from tests.reconcile.controller_rig import NodeRig
 from tests.rig import Rig, plan_text, running
 
 PLAN = "{3g.40gb: 1}"
@@ -26,9 +31,14 @@ THREE = "mig-3g-40gb-4"  # where the planner puts it on an empty card
 
 
 @asynccontextmanager
-async def planned(home: Home, mig: str = PLAN) -> AsyncIterator[tuple[NodeClaims, Rig]]:
-    """One agent's life, with a plan for the first GPU that is in sync."""
-    offers = NodeOffers(NODE, Mode.DYNAMIC)
+async def planned(
+    home: Home, mig: str = PLAN, mps: tuple[ClaimDaemons, NodeDriver] | None = None
+) -> AsyncIterator[tuple[NodeClaims, Rig]]:
+    """One agent's life, with a plan for the first GPU that is in sync, and MPS where its parts are
+    given; claims share MIG devices then.
+    """
+    daemons, driver = mps or (None, None)
+    offers = NodeOffers(NODE, Mode.DYNAMIC, share_mig="memory" if mps else "off")
 
     async def observe() -> ObservedNode:
         return rig.state.observed
@@ -36,8 +46,12 @@ async def planned(home: Home, mig: str = PLAN) -> AsyncIterator[tuple[NodeClaims
     def rules(gpu: Gpu) -> GpuRules:
         return offers.rules(gpu, goals_of(rig.state.plan), claims.store.records)
 
-    rig = Rig(home.folder, beside=lambda *goal: claims.store.beside(*goal))  # noqa: PLW0108  # made below
-    claims = home.node_claims(rig.owners, observe, rules=rules)
+    rig = Rig(
+        home.folder,
+        driver=nullcontext(driver) if driver else None,
+        beside=lambda *goal: claims.store.beside(*goal),  # noqa: PLW0108  # made below
+    )
+    claims = home.node_claims(rig.owners, observe, daemons, rules)
     await claims.store.load()
     async with running(rig):
         await offer(rig, plan_text(mig, "[0]"), Phase.IN_SYNC)
@@ -108,3 +122,29 @@ async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> 
         node.release(pid=4711)
         await claims.release(UIDS[0])
         assert home.records() == []
+
+
+@pytest.mark.parametrize("plan", [PLAN, "{3g.40gb: 2}"])
+async def test_claims_share_what_the_plan_has(plan: str, home: Home) -> None:
+    """Their daemon comes and goes on the plan's instance, which stays; the plan is in sync with it,
+    and the next agent and its claims take it over.
+    """
+    with NodeRig() as machine, simulated("h100-80gb:1", state=machine.state) as node:
+        layout: list[tuple[int, int]] = []
+        for number in (0, 1):
+            async with machine.agent() as parts:
+                daemons = ClaimDaemons(f"{US}:{US}", machine.run_dir, False, parts.fleet.poll)
+                async with planned(home, plan, (daemons, parts.node)) as (claims, rig):
+                    layout = laid_out(node)
+                    [device] = await claims.prepare(*share(home, rig, number, device=THREE))
+                    assert device.fixed
+                    assert (await ready(parts.fleet, device.uuid)).is_ready
+                    shares = status(parts.fleet, device.uuid).shares
+                    assert set(shares or ()) == {*UIDS[: number + 1]}
+                    await rig.round()
+                    assert rig.state.phase is Phase.IN_SYNC
+                    for uid in UIDS[:2] if number else ():
+                        await claims.release(uid)
+                        await rig.round()
+                    assert len(parts.fleet.statuses()) == 1 - number
+        assert (laid_out(node), home.records()) == (layout, [])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.capacity import MEMORY, excess
+from nodeagent.claims.capacity import MEMORY, capacity_of, excess
 from nodeagent.claims.model import ClaimRecord, ClaimReference
 from nodeagent.claims.names import WHOLE_GPU
 from nodeagent.claims.offering.gpu_rules import Mode
@@ -40,27 +40,29 @@ def test_whatever_is_offered_is_admitted(board: str, seed: int) -> None:
     bare = mig_off(card(board)) if card(board).mig else card(board)
     held: dict[str, tuple[ClaimRecord, Allocated, bool]] = {}
     offer: PoolOffer | None = None
-    share, offers = SETTINGS[0], NodeOffers(NODE, Mode.DYNAMIC)
+    new = partial(NodeOffers, NODE, Mode.DYNAMIC)
+    offers = new()
     for number in range(60):
         if number % 5 == 0:
-            share = rng.choice(SETTINGS)
-            offers = NodeOffers(NODE, Mode.DYNAMIC, share=share)
+            share, share_mig = rng.choices(SETTINGS, k=2)
+            new = partial(NodeOffers, NODE, Mode.DYNAMIC, share=share, share_mig=share_mig)
+            offers = new()
             slices = resource_slices(offer, NODE_REFERENCE, 1) if offer else ()
             offers.continue_from(filter(None, [read_offer(slices)]))
         if held and rng.random() < 0.3:
             del held[rng.choice(list(held))]
         now += rng.choice([1, 700])
         records = [record for record, _, _ in held.values()]
-        parts = [one.device for _, one, _ in held.values() if one.device != WHOLE_GPU]
+        parts = sorted({one.device for _, one, _ in held.values()} - {WHOLE_GPU})
         gpu = with_devices(card(board), parts) if parts else bare
         [offer] = offers.make([gpu], {}, records, now=now)
         published = {device.name: device for device in offer.devices}
         assert {one.device for _, one, _ in held.values()} <= published.keys()
         taken = [one for _, one, is_monitor in held.values() if not is_monitor]
         if not taken:
-            [fresh] = NodeOffers(NODE, Mode.DYNAMIC, share=share).make([gpu], {}, (), now=now)
+            [fresh] = new().make([gpu], {}, (), now=now)
             assert all(device in offer.devices for device in fresh.devices)
-        asked = {MEMORY: rng.randint(1, gpu.memory // rng.choice([1, 4, 10]))}
+        asked = {MEMORY: rng.randint(1, gpu.memory // rng.choice([1, 4, 10, 20]))}
         wanted = Request(of_type(rng.choice(["gpu", "gpu", "mig"])), rng.choice([asked, {}]))
         pools = complete_pools(resource_slices(offer, NODE_REFERENCE, 1))
         for found in first_fit(pools, taken, wanted):
@@ -78,4 +80,6 @@ def test_whatever_is_offered_is_admitted(board: str, seed: int) -> None:
             )
             require_admission(record, gpu, records, ())
             held[record.uid] = record, found, is_monitor
-            assert not excess(gpu.memory, record.consumed_on(gpu.uuid))
+            [device] = record.devices
+            all_of_it = capacity_of(gpu, gpu.profile(device.profile))
+            assert not excess(all_of_it, record.consumed_of(device))

@@ -31,7 +31,7 @@ from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.claims.machine import no_daemons
-from tests.claims.samples import GPU, mig_device, record, share_of_gpu
+from tests.claims.samples import GPU, mig_device, mig_result, record, share_of_gpu
 from tests.claims.snapshots import decide, gpu, snapshot
 from tests.plan.cards import card
 from tests.plan.daemons import CLIENT, EXCLUSIVE, OFF, A, daemon, without_mig
@@ -98,7 +98,7 @@ def test_a_user_that_the_settings_name_in_vain(user: str) -> None:
     """Not the claim's configuration is wrong, where it has any."""
     daemons = replace(DAEMONS, default_user=user)
     with pytest.raises(ClaimRefused, match=rf"^claim team/a: [^:].*mps\.user says '{user}'") as no:
-        daemons.wanted_share(None, L40S, SHARE, NAME, TRAINER)
+        daemons.wanted_share(mig_result(consumed=SHARE), L40S, None, TRAINER)
     assert no.value.remedy.startswith("set mps.user for the node's agent")
     with pytest.raises(ClaimRefused, match=r"^claim team/a: config\[0\]\.mps: ") as written:
         daemons.wanted(clients(None), H100, SLICE, TRAINER)
@@ -108,21 +108,27 @@ def test_a_user_that_the_settings_name_in_vain(user: str) -> None:
 # --- limits of a share ----------------------------------------------------------------------------
 
 
+def limits(entry: MpsEntry | None = None, consumed: Consumed = SHARE) -> WantedMps:
+    """The daemon for a claim that has that of the L40S."""
+    result = mig_result(device="gpu", share_id=NAME, configuration=entry, consumed=consumed)
+    return DAEMONS.wanted_share(result, L40S, None, TRAINER)
+
+
 def test_the_limits_of_a_share() -> None:
     """Its memory, and the threads that were requested or as large a part of them, cut down; or what
     is written and lower.
     """
-    found = DAEMONS.wanted_share(None, L40S, SHARE, NAME, TRAINER)
+    found = limits()
     share = Share(NAME, None, 8192, 17.78, total=8192)
     assert found == WantedMps(Sharing((share,), "report"), Account(3999999999, 7))
     assert found.path == str(TRAINER)
-    lower = DAEMONS.wanted_share(clients(4 * GIB, 10.5), L40S, SHARE, NAME, TRAINER)
+    lower = limits(clients(4 * GIB, 10.5))
     assert lower.sharing.shares == (replace(share, memory=4096, threads=10.5),)
-    fewer = DAEMONS.wanted_share(clients(None, 5), L40S, SHARE, NAME, TRAINER)
+    fewer = limits(clients(None, 5))
     assert fewer.sharing.shares == (replace(share, threads=5),)
-    exact = DAEMONS.wanted_share(None, L40S, Consumed(8 * GIB, 60, 2), NAME, TRAINER)
+    exact = limits(consumed=Consumed(8 * GIB, 60, 2))
     assert exact.sharing.shares == (replace(share, threads=60),)
-    tiny = DAEMONS.wanted_share(None, L40S, Consumed(1 << 20), NAME, TRAINER)
+    tiny = limits(consumed=Consumed(1 << 20))
     assert tiny.sharing.shares[0].threads == 0.1  # the least that a daemon can express
 
 
@@ -143,7 +149,7 @@ def test_the_limits_of_a_share() -> None:
 def test_never_more_than_the_share(entry: MpsEntry, message: str) -> None:
     """The claim, the place in its configuration and a remedy are named."""
     with pytest.raises(ClaimRefused) as refused:
-        DAEMONS.wanted_share(entry, L40S, SHARE, NAME, TRAINER)
+        limits(entry)
     assert refused.value.message.startswith(f"{TRAINER}: config[0].mps.")
     assert message in refused.value.message
     where = "in spec.devices.config of the claim or its template, or in its DeviceClass"
@@ -152,7 +158,7 @@ def test_never_more_than_the_share(entry: MpsEntry, message: str) -> None:
 
 def test_what_its_containers_get() -> None:
     """The GPU, the daemon's directory, and limits and slot that are the claim's own."""
-    wanted = DAEMONS.wanted_share(None, L40S, SHARE, NAME, TRAINER)
+    wanted = limits()
     device = ContainerDevice(mig_device(), (3,), mps=DAEMONS.client(L40S.uuid, wanted))
     [found] = json.loads(claim_document([device], Edits()))["devices"]
     edits, top = found["containerEdits"], f"/run/nodeagent/mps/{L40S.uuid}"

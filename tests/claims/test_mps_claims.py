@@ -75,11 +75,16 @@ def shared(home: Home, rig: Rig, number: int, device: str, **mps: Any) -> tuple[
     return name
 
 
-def share(home: Home, rig: Rig, number: int, *gpus: int) -> tuple[str, str, str]:
-    """A claim with 8Gi of the GPU, or of each of these; what the kubelet calls it."""
+def share(
+    home: Home, rig: Rig, number: int, *gpus: int, device: str = "gpu"
+) -> tuple[str, str, str]:
+    """A claim with 8Gi of the device of the GPU, or of each of these; what the kubelet calls it."""
     pools = [pool(rig, gpu) for gpu in gpus or (0,)]
-    name = home.claim(number, *((each, "gpu") for each in pools))
-    results = [share_json(pool=each, shareID=f"{name[2]}{n or ''}") for n, each in enumerate(pools)]
+    name = home.claim(number, *((each, device) for each in pools))
+    results = [
+        share_json(pool=each, device=device, shareID=f"{name[2]}{n or ''}")
+        for n, each in enumerate(pools)
+    ]
     home.claims[name[:2]]["status"]["allocation"]["devices"]["results"] = results
     return name
 
@@ -174,41 +179,48 @@ async def test_a_daemon_that_does_not_come(
         assert parts.fleet.statuses() == ()
 
 
-async def test_shares_of_one_gpu(machine: NodeRig, home: Home) -> None:
+@pytest.mark.parametrize(
+    ("board", "name", "threads"), [("l40s", "gpu", 17.78), ("h100-80gb", "mig-2g-20gb-2", 40.76)]
+)
+async def test_shares_of_one_device(
+    board: str, name: str, threads: float, machine: NodeRig, home: Home
+) -> None:
     """One daemon holds the programs of both claims to the limits of their shares. A release waits
     for the claim's own pods alone; the daemon outlives it, the agent and the machine's run, and
-    ends with the last claim.
+    ends with the last claim. So does a MIG device, which is made with the first.
     """
     pods: dict[int, str] = {}
-    with simulated("l40s:1", state=machine.state) as node:
+    with simulated(f"{board}:1", state=machine.state) as node:
         async with agent(home, machine, share="memory", pods=pods) as (claims, rig, parts):
-            names = [share(home, rig, number) for number in (0, 1)]
-            for name in names:
-                reserve(claims, name, f"pod-of-{name[1]}")
-            [first], [_] = [await claims.prepare(*name) for name in names]
-            before = status(parts.fleet, first.gpu)
-            assert (before.is_ready, modes(node)) == (True, [EXCLUSIVE])
+            names = [share(home, rig, number, device=name) for number in (0, 1)]
+            for claim in names:
+                reserve(claims, claim, f"pod-of-{claim[1]}")
+            [other], [first] = [await claims.prepare(*claim) for claim in reversed(names)]
+            uuid = first.device_uuid
+            before = status(parts.fleet, uuid)
+            assert (before.is_ready, other.device_uuid) == (True, uuid)
+            assert modes(node).count(EXCLUSIVE) == 1
             assert set(before.shares or ()) == {*UIDS[:2]}
-            assert machine.published(first.gpu) == set()  # containers have the claims' CDI files
+            assert machine.published(uuid) == set()  # containers have the claims' CDI files
             with client(home, machine, first) as program:
-                assert (program.terms["limit"], program.terms["percentage"]) == (8 * GIB, 17.78)
+                assert (program.terms["limit"], program.terms["percentage"]) == (8 * GIB, threads)
                 pods[program.pid] = "pod-of-trainer-0"
                 await claims.release(UIDS[1])
-                assert set(status(parts.fleet, first.gpu).shares or ()) == {UIDS[0]}
+                assert set(status(parts.fleet, uuid).shares or ()) == {UIDS[0]}
                 with pytest.raises(StillInUse, match=rf"GPU 0 .*{program.pid}"):
                     await claims.release(UIDS[0])
                 program.allocate(GIB)
-            assert status(parts.fleet, first.gpu).pid == before.pid
+            assert status(parts.fleet, uuid).pid == before.pid
         for process in machine.processes():
             os.kill(process.pid, signal.SIGKILL)
         node.reboot()
         shutil.rmtree(machine.run_dir)
         home.boot_id = "second"
         async with agent(home, machine, share="memory") as (claims, rig, parts):
-            assert await claims.prepare(*names[0]) == (first,)
-            assert status(parts.fleet, first.gpu).is_ready
+            [again] = await claims.prepare(*names[0])
+            assert status(parts.fleet, again.device_uuid).is_ready
             await claims.release(UIDS[0])
-            assert parts.fleet.statuses() == ()
+            assert (parts.fleet.statuses(), laid_out(node)) == ((), [])
     assert (home.records(), home.files()) == ([], [])
 
 

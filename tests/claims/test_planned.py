@@ -103,7 +103,8 @@ def test_instances_of_claims_are_not_the_plans() -> None:
     gpu = with_instances(H100, [("1g.10gb", 2), ("1g.10gb", 6)])
     held = (Reserved("1g.10gb", Placement(6, 1), "claim team/trainer"),)
     goal = wanted(H100, [("1g.10gb", 1)])
-    for found in (planned(goal, gpu, held), planned(replace(goal, reserved=held), gpu, ())):
+    claims = [record(mig_device(gpu=gpu.uuid, placement=Placement(6, 1)))]
+    for found in (planned(goal, gpu, claims), planned(replace(goal, reserved=held), gpu, ())):
         assert (found.fixed, found.is_there) == ((FixedInstance("1g.10gb", 2),), True)
 
 

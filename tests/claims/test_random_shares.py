@@ -1,4 +1,4 @@
-"""Pods come and go at random, each with a share of a GPU, with all of it or with a MIG device.
+"""Pods come and go at random, each with a GPU or a MIG device, or with a share of one.
 
 What a scheduler allocates by what is published is counted here once more, by the GPU's own figures
 and the simulator's rule for MIG devices.
@@ -74,6 +74,7 @@ class Pod:
     claim: tuple[str, str, str]
     device: Allocated
     asked: Amounts
+    uuid: str  # of the device
 
 
 class Day:
@@ -91,6 +92,7 @@ class Day:
     async def live(self, rounds: int, *, last: bool = False) -> None:
         """The life of one agent; with the `last` one all pods end."""
         share = SHARING[self.lives % len(SHARING)]
+        rules = GpuRules(share=share, share_mig=share)
         self.lives += 1
         driver = Driver(observe_deadline=30, step_deadline=30)
         async with Serving(driver, self._daemons) as hardware:
@@ -101,13 +103,13 @@ class Day:
                 owners,
                 hardware.observe,
                 ClaimDaemons("1000", Path("/run/nodeagent"), False, no_daemons),
-                lambda _: GpuRules(share=share),
+                lambda _: rules,
             )
             await claims.store.load()
             for pod in self._pods:
                 assert await claims.prepare(*pod.claim)
             held = frozenset(pod.device.device for pod in self._pods)
-            context = OfferContext(NODE, GpuRules(share=share), 0, held, self._offer)
+            context = OfferContext(NODE, rules, 0, held, self._offer)
             self._offer = pool_offer(gpu, context)
             for _ in range(rounds):
                 if self._rng.random() < 0.4 and self._pods:
@@ -127,9 +129,10 @@ class Day:
         assert self._offer
         slices = resource_slices(self._offer, NodeReference(NODE, "uid"), 1)
         profiles = sorted({p.profile.name for n, p in places(gpu).items() if n in self._names()})
-        kind = self._rng.choices(["share", "whole", "part"], [6, 2, 4 * bool(profiles)])[0]
-        asked = self._amounts(gpu) if kind == "share" else {}
-        profile = self._rng.choice(profiles) if kind == "part" else ""
+        kinds = {"share": 6, "whole": 2, "part": 4 * bool(profiles), "share of part": 8}
+        kind = self._rng.choices([*kinds], [n if profiles else n % 8 for n in kinds.values()])[0]
+        profile = self._rng.choice(profiles) if "part" in kind else ""
+        asked = self._amounts(_memory(gpu, profile)) if "share" in kind else {}
         wanted = of_profile(profile) if profile else of_type("gpu")
         taken = (pod.device for pod in self._pods)
         found = first_fit(complete_pools(slices), taken, Request(wanted, asked))
@@ -137,42 +140,53 @@ class Day:
         assert bool(found) is self._fits(gpu, share, asked, profile), (asked, profile, self._pods)
         if found:
             self.allocated += 1
-            pod = Pod(self._home.claim(self.allocated, *found), found[0], asked)
-            self._pods.append(pod)
-            await claims.prepare(*pod.claim)
+            claim = self._home.claim(self.allocated, *found)
+            [device] = await claims.prepare(*claim)
+            self._pods.append(Pod(claim, found[0], asked, device.device_uuid))
         if found and asked:
-            assert found[0].consumed == self._takes(gpu, share, asked)
+            consumed = (found[0].consumed or {}).items()
+            takes = self._takes(_memory(gpu, profile), share, asked)
+            assert {name: amount for name, amount in consumed if amount or name in takes} == takes
 
     def _names(self) -> set[str]:
         return {device.name for device in self._offer.devices} if self._offer else set()
 
-    def _amounts(self, gpu: Gpu) -> Amounts:
+    def _amounts(self, memory: int) -> Amounts:
         """Of memory any, of the others often none."""
-        asked = {MEMORY: self._rng.randint(1, self._rng.choice([gpu.memory // 16, gpu.memory]))}
-        for name, most in ((THREADS, 60), (CLIENTS, 40)):
+        asked = {MEMORY: self._rng.randint(1, self._rng.choice([memory // 16, memory]))}
+        for name, most in ((THREADS, 60), (CLIENTS, self._rng.choice([5, 40]))):
             if self._rng.random() < 0.4:
                 asked[name] = self._rng.randint(1, most)
         return asked
 
     def _fits(self, gpu: Gpu, share: SharedBy, asked: Amounts, profile: str) -> bool:
         """Whether it is to be had, by what pods have."""
-        shares = [pod.device.consumed or {} for pod in self._pods if pod.asked]
-        parts = {pod.device.device for pod in self._pods} - {WHOLE_GPU}
-        if profile:
-            places_of = {n for n, p in places(gpu).items() if p.profile.name == profile}
-            legal, more = legal_sets(self._board), places_of - parts
-            return len(parts) == len(self._pods) and any({*parts, n} in legal for n in more)
-        if not asked:
-            return not self._pods
-        takes = self._takes(gpu, share, asked)
-        room = {MEMORY: gpu.memory, THREADS: 100, CLIENTS: 48}
-        return len(shares) == len(self._pods) and all(
+        there = {pod.device.device for pod in self._pods}
+        devices = {n for n, p in places(gpu).items() if p.profile.name == profile} or {WHOLE_GPU}
+        legal = legal_sets(self._board) if profile else ()
+        return any(
+            {*there, name} in legal or not there or name in there
+            for name in devices
+            if name not in there or asked
+            if not asked or self._has_room(gpu, share, asked, name)
+        )
+
+    def _has_room(self, gpu: Gpu, share: SharedBy, asked: Amounts, device: str) -> bool:
+        """Whether it is to be had of the device beside the shares of it; 60 clients have a GPU."""
+        place = places(gpu).get(device)
+        memory = place.profile.memory if place else gpu.memory
+        clients = max(1, 60 * place.profile.slices // 7) if place else 60
+        room = {MEMORY: memory, THREADS: 100, CLIENTS: clients}
+        pods = [pod for pod in self._pods if pod.device.device == device]
+        takes = self._takes(memory, share, asked)
+        shares = [pod.device.consumed or {} for pod in pods if pod.asked]
+        return len(shares) == len(pods) and all(
             sum(one[name] for one in shares) + takes[name] <= most for name, most in room.items()
         )
 
-    def _takes(self, gpu: Gpu, share: SharedBy, asked: Amounts) -> Amounts:
+    def _takes(self, memory: int, share: SharedBy, asked: Amounts) -> Amounts:
         """Whole steps of the memory, no threads and one client unless they are asked for."""
-        step = gpu.memory // share // MIB * MIB if isinstance(share, int) else 256 * MIB
+        step = memory // share // MIB * MIB if isinstance(share, int) else 256 * MIB
         return {THREADS: 0, CLIENTS: 1, **asked, MEMORY: -(-asked[MEMORY] // step) * step}
 
     async def _end(self, claims: NodeClaims, pod: Pod) -> None:
@@ -181,20 +195,23 @@ class Day:
 
     def _check(self, gpu: Gpu) -> None:
         """On the card are the MIG devices that pods have, and each share has what was consumed."""
-        parts = [p.device.device for p in self._pods if p.device.device != WHOLE_GPU]
+        parts = {p.device.device for p in self._pods} - {WHOLE_GPU}
         there = sorted(places(gpu)[name].placement for name in parts)
         assert laid_out(self._node) == [(place.start, place.size) for place in there]
-        limits = {}
+        limits: dict[str, dict[str, tuple[int, float]]] = {}
         for pod in self._pods:
-            consumed = pod.device.consumed or {MEMORY: gpu.memory}
-            if pod.device.device == WHOLE_GPU and gpu.memory - consumed[MEMORY] >= 256 * MIB:
-                in_proportion = 10_000 * consumed[MEMORY] // gpu.memory / 100
+            place = places(gpu).get(pod.device.device)
+            memory = place.profile.memory if place else gpu.memory
+            consumed = pod.device.consumed or {MEMORY: memory}
+            if memory - consumed[MEMORY] >= 256 * MIB:
+                in_proportion = max(10_000 * consumed[MEMORY] // memory / 100, 0.1)
                 threads = consumed[THREADS] or in_proportion
-                limits[pod.claim[2]] = consumed[MEMORY] // MIB, threads
-            self._check_file(pod, limits.get(pod.claim[2]))
-        daemon = self._daemons.get(gpu.uuid)
-        shares = daemon.runs.sharing.shares if daemon else ()
-        assert {one.name: (one.memory, one.threads) for one in shares} == limits
+                limits.setdefault(pod.uuid, {})[pod.claim[2]] = consumed[MEMORY] // MIB, threads
+            self._check_file(pod, limits.get(pod.uuid, {}).get(pod.claim[2]))
+        assert {
+            uuid: {one.name: (one.memory, one.threads) for one in daemon.runs.sharing.shares}
+            for uuid, daemon in self._daemons.items()
+        } == limits
 
     def _check_file(self, pod: Pod, limits: tuple[int, float] | None) -> None:
         """What its containers are given as their limits."""
@@ -202,6 +219,11 @@ class Day:
         env = dict(text.split("=", 1) for text in device["containerEdits"].get("env", ()))
         found = env.get(MEMORY_VARIABLE), env.get(THREADS_VARIABLE)
         assert found == ((f"0={limits[0]}M", f"{limits[1]:g}") if limits else (None, None))
+
+
+def _memory(gpu: Gpu, profile: str) -> int:
+    found = gpu.profile(profile)
+    return found.memory if found else gpu.memory
 
 
 async def come_and_go(board: str, home: Home, allocations: int) -> None:
@@ -214,8 +236,10 @@ async def come_and_go(board: str, home: Home, allocations: int) -> None:
             await day.live(40)
         await day.live(0, last=True)
     assert day.left() == ([], [], {})
-    parts = {("part", True), ("part", False)} if board in {"h100-80gb", "b200"} else set()
-    assert day.seen == {(k, had) for k in ("share", "whole") for had in (True, False)} | parts
+    kinds = {"share", "whole"}
+    if board in {"h100-80gb", "b200"}:
+        kinds |= {"part", "share of part"}
+    assert day.seen == {(kind, had) for kind in kinds for had in (True, False)}
 
 
 @pytest.mark.parametrize("board", BOARDS)

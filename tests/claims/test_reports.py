@@ -120,7 +120,7 @@ def test_what_is_left_of_a_shared_gpu() -> None:
     """In steps, as it can be requested; nothing beside a claim that has it as a whole, where its
     memory or its clients are consumed, or where it takes no more claims.
     """
-    gpu = replace(card("l40s"), uuid=GPU)
+    gpu = replace(card("l40s"), uuid=GPU, cuda_version=(13, 0))
     context = OfferContext("node-1", GpuRules(share="memory"), 0)
     offer = pool_offer(gpu, context)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nodeagent.claims.capacity import Consumed, RequestPolicy
+from nodeagent.claims.capacity import CLIENTS, MEMORY, Consumed, RequestPolicy
 from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRecord
-from nodeagent.claims.names import WHOLE_GPU
+from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.claims.offering.devices import SHARING, OfferedDevice
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode, Planned
@@ -22,8 +22,8 @@ from nodeagent.claims.offering.resource_slices import (
     resource_slices,
 )
 from nodeagent.claims.serving.admission import require_admission
-from nodeagent.plan.desired import Layout, MigDisabled, SharedBy
-from nodeagent.plan.observed import Gpu
+from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled, SharedBy
+from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.shares import MIB, WantedMps
 from nodeagent.structs import replace
 from tests.claims.boards import NODE, mig_off
@@ -33,7 +33,11 @@ from tests.plan.daemons import A, B
 
 GIB = 1 << 30
 STEP = 256 * MIB
-L40S, T4, H100 = card("l40s"), card("t4"), mig_off(card("h100-80gb"))
+THE_GPU = frozenset({WHOLE_GPU})
+L40S, T4, H100 = (
+    replace(gpu, cuda_version=(13, 0))
+    for gpu in (card("l40s"), card("t4"), mig_off(card("h100-80gb")))
+)
 DISABLED = Planned(MigDisabled("gpus[0].mig"), path="gpus[0]")
 SHARED = OfferContext(NODE, GpuRules(share="memory"), 0)
 
@@ -50,12 +54,12 @@ def whole(offer: PoolOffer) -> OfferedDevice:
 def held(gpu: Gpu, before: OfferContext, now: OfferContext) -> OfferedDevice:
     """The GPU `now`, of which a claim has a share since it was offered as `before`."""
     first = pool_offer(gpu, before)
-    later = replace(now, previous=first, held=frozenset({WHOLE_GPU}), shared=True)
+    later = replace(now, previous=first, held=THE_GPU, shared=THE_GPU)
     return whole(pool_offer(gpu, later))
 
 
 def why_less(now: OfferContext, before: PoolOffer) -> str:
-    later = replace(now, previous=before, held=frozenset({WHOLE_GPU}), shared=True)
+    later = replace(now, previous=before, held=THE_GPU, shared=THE_GPU)
     reason = pool_offer(L40S, later).reason
     return reason.message if reason else ""
 
@@ -132,6 +136,37 @@ def test_the_plan_may_say_otherwise() -> None:
     assert not any(device.policies for device in offer.devices)
 
 
+def test_mig_devices() -> None:
+    """By a setting of their own, or by the plan that has them: as large as their profile, with
+    places for clients in proportion to its slices; of the rest nothing is consumed.
+    """
+    by_plan = replace(DISABLED, mig=MigEnabled("gpus[0].mig"))
+    for rules in (
+        GpuRules(share_mig="memory"),
+        GpuRules(planned=replace(by_plan, share="memory")),
+        GpuRules(planned=by_plan, share_mig="memory", share=4),
+    ):
+        offer = pool_offer(H100, replace(SHARED, rules=rules))
+        parts = {one.name: one for one in offer.devices if one.name != WHOLE_GPU}
+        assert parts.keys() == places(H100).keys()
+        for name, place in places(H100).items():
+            policies, memory = dict(parts[name].policies), place.profile.memory
+            default = memory - memory % STEP
+            assert policies.pop(MEMORY) == RequestPolicy(default, STEP, STEP)
+            assert policies.pop(CLIENTS) == RequestPolicy(1, 1, 1)
+            assert set(policies.values()) == {RequestPolicy(0, 0, 1)}
+            assert policies.keys() | {MEMORY, CLIENTS} == parts[name].capacity.keys()
+            assert parts[name].capacity[CLIENTS] == 48 * place.profile.slices // 7
+            assert parts[name].attributes[SHARING] == "mps"
+        assert not any(one.policies for one in offer.devices if one.name == WHOLE_GPU)
+    for rules in (GpuRules(share="memory"), GpuRules(planned=replace(by_plan, share="off"))):
+        assert not any(
+            one.policies
+            for one in pool_offer(H100, replace(SHARED, rules=rules)).devices
+            if one.name != WHOLE_GPU
+        )
+
+
 def test_a_card_that_cannot_be_shared() -> None:
     """Is for one claim, and why is said; where the plan has it otherwise, it is no matter."""
     old = replace(L40S, compute_capability=(6, 1))
@@ -194,7 +229,7 @@ def test_a_gpu_that_was_claimed_as_a_whole_before() -> None:
 
 
 def test_slices_that_were_lost_when_the_setting_is_gone() -> None:
-    lost = replace(by("off"), held=frozenset({WHOLE_GPU}), shared=True)
+    lost = replace(by("off"), held=THE_GPU, shared=THE_GPU)
     found = whole(pool_offer(L40S, lost))
     assert found.policies == whole(pool_offer(L40S, SHARED)).policies
     assert is_withdrawn(found)
@@ -251,6 +286,31 @@ def test_all_of_a_gpu_or_a_part() -> None:
         for one, other in ((mine, claim(device, name="other")), (claim(device), mine)):
             with pytest.raises(ClaimHeldUp, match="was allocated a device that is held"):
                 require_admission(one, L40S, [other], ())
+
+
+def part(start: int, threads: int, *, profile: str = "2g.20gb") -> ClaimedDevice:
+    """A share of a MIG device."""
+    place = Placement(start, 2)
+    known = {"gpu": H100.uuid, "profile": profile, "placement": place, "shared": True}
+    return mig_device(result=share(8, threads).result, mps=A, **known)
+
+
+def test_parts_of_mig_devices() -> None:
+    """What each has is counted for itself, and those that lie on one another exclude each other."""
+    others = [claim(part(0, 60), name="one"), claim(part(2, 90), name="two")]
+    require_admission(claim(part(0, 40), part(2, 10), part(4, 100)), H100, others, ())
+    with pytest.raises(ClaimHeldUp) as refused:
+        require_admission(claim(part(0, 40), part(2, 11)), H100, others, ())
+    assert refused.value.message == (
+        "claim team/trainer was allocated 8Gi, 11% of the threads of gpu of GPU 0 (NVIDIA H100 "
+        "80GB HBM3), 1% of the threads more than is free: claim team/two has 8Gi, 90% of the "
+        "threads"
+    )
+    for other in (share(8), part(1, 1), part(0, 1, profile="1g.20gb")):
+        one = claim(replace(other, gpu=H100.uuid))
+        for wanted, held in ((one, others[0]), (others[0], one)):
+            with pytest.raises(ClaimHeldUp, match="was allocated a device that is held"):
+                require_admission(wanted, H100, [held], ())
 
 
 def test_one_daemon_for_all_shares() -> None:

@@ -221,7 +221,6 @@ def test_start(item: dict[str, object], fits: bool) -> None:
         ({"share": "8Gi"}, "gpus[0].share", "off, memory, time or a number of equal parts from 2"),
         ({"share": 4, "mps": {"replicas": 2}}, "gpus[0].share", "found share: 4 beside mps"),
         ({"share": 4, "timeSlice": "long"}, "gpus[0].share", "found share: 4 beside timeSlice"),
-        ({"share": "time", "mig": "enabled"}, "gpus[0].share", "found share: time beside mig"),
         ({"dra": False}, "gpus[0]", "says nothing"),
         ({"mig": {}, "dra": "no"}, "gpus[0].dra", "true or false"),
         ({"mig": {}, "model": ""}, "gpus[0].model", "a glob"),

@@ -11,16 +11,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.claims.capacity import MEMORY, TOTALS, RequestPolicy, policies
+from nodeagent.claims.capacity import (
+    CLIENTS,
+    MEMORY,
+    THREADS,
+    Consumed,
+    RequestPolicy,
+    policies,
+)
 from nodeagent.claims.names import WHOLE_GPU, DevicePlace
 from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import Gpu
+from nodeagent.structs import replace
 
 _NVIDIA = "gpu.nvidia.com/"
 UUID = _NVIDIA + "uuid"
 SHARING = "sharing"  # what holds claims apart that have the device together
 _STANDARD = "resource.kubernetes.io/"
-_WITHOUT_DOMAIN = frozenset({SHARING, *TOTALS})
+_WITHOUT_DOMAIN = frozenset({SHARING, THREADS, CLIENTS})
 MAX_VALUE_LENGTH = 64  # bytes of a string or version
 
 
@@ -84,17 +92,27 @@ def read_name(name: str, driver: str) -> str:
     return name if "/" in name or name in _WITHOUT_DOMAIN else f"{driver}/{name}"
 
 
-def whole_gpu(
-    gpu: Gpu, facts: GpuFacts, consumes: Mapping[str, int], shared_by: SharedBy = "off"
-) -> OfferedDevice:
-    """The GPU as a whole, which claims may have together in that way."""
+def whole_gpu(gpu: Gpu, facts: GpuFacts, consumes: Mapping[str, int]) -> OfferedDevice:
+    """The GPU as a whole."""
     attributes = {_NVIDIA + "type": "gpu", UUID: gpu.uuid, **_common(gpu, facts)}
-    found = policies(gpu.memory, shared_by)
-    if found:
-        attributes[SHARING] = "timeSlice" if shared_by == "time" else "mps"
-    memory = {MEMORY: gpu.memory} if gpu.memory else {}
-    capacity = memory | {name: TOTALS[name] for name in found if name in TOTALS}
-    return OfferedDevice(WHOLE_GPU, attributes, capacity, consumes, policies=found)
+    capacity = {MEMORY: gpu.memory} if gpu.memory else {}
+    return OfferedDevice(WHOLE_GPU, attributes, capacity, consumes)
+
+
+def shared_device(device: OfferedDevice, all_of_it: Consumed, shared_by: SharedBy) -> OfferedDevice:
+    """The device as claims may have it together in that way; as it is where they cannot."""
+    found = policies(all_of_it.memory, shared_by)
+    if not found:
+        return device
+    amounts = {THREADS: all_of_it.threads, CLIENTS: all_of_it.clients}
+    # Of a capacity without a policy the first claim would consume all.
+    engines = dict.fromkeys(device.capacity, RequestPolicy(0, 0, 1))
+    return replace(
+        device,
+        attributes={**device.attributes, SHARING: "timeSlice" if shared_by == "time" else "mps"},
+        capacity={**device.capacity, **{n: amounts[n] for n in found if n in amounts}},
+        policies=engines | dict(found),
+    )
 
 
 def mig_device(

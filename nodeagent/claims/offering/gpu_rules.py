@@ -7,8 +7,9 @@
   the rest is for claims unless the plan says `dra: false`.
 - What the plan shares by MPS or divides is not offered: no claim can have all of it.
 - Where the plan leaves the GPU's MIG side alone, a GPU outside MIG mode is offered as a whole.
-- Where claims may share GPUs, by the setting or the plan's entry, one that is offered as a whole is
-  for several claims, unless the plan shares it by MPS or says `dra: false`.
+- Where claims may share devices, by the settings or the plan's entry, each GPU that is offered as a
+  whole, or each MIG device, is for several claims, unless the plan shares it by MPS or says
+  `dra: false`.
 
 In mode `static` nothing is made, so that only what the plan fixes and GPUs outside MIG mode are
 offered, and no device takes from a counter: Kubernetes has those only where `dynamic` can be.
@@ -21,10 +22,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
-from nodeagent.claims.capacity import policies
+from nodeagent.claims.capacity import capacity_of, policies
 from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places
 from nodeagent.claims.offering.counters import Amounts, CounterScheme, fits, mismatch
-from nodeagent.claims.offering.devices import GpuFacts, OfferedDevice, mig_device, whole_gpu
+from nodeagent.claims.offering.devices import (
+    GpuFacts,
+    OfferedDevice,
+    mig_device,
+    shared_device,
+    whole_gpu,
+)
 from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled, SharedBy
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
@@ -64,7 +71,8 @@ class Planned:
 
     `fixed` are the instances of a planned layout, none where it is no layout. `room`: claims may
     have what the plan does not fix, once all of its layout `is_there`. `mps`, `time_slice`: it
-    shares the GPU as a whole by these. `share`: how claims share it, None: as the setting has it.
+    shares the GPU as a whole by these. `share`: how claims share it, or the MIG devices that it
+    has; None: as the settings have it.
     """
 
     mig: DesiredMig | None
@@ -88,13 +96,15 @@ class GpuRules:
     """What of one GPU claims may have.
 
     `planned` is None where no plan names it. `closed` says why nothing is offered at all, "": it
-    is. `share`: how claims share a GPU of which the plan does not say it.
+    is. `share`, `share_mig`: how claims share a GPU, or its MIG devices, of which the plan does not
+    say it.
     """
 
     mode: Mode = Mode.DYNAMIC
     planned: Planned | None = None
     closed: str = ""
     share: SharedBy = "off"
+    share_mig: SharedBy = "off"
 
     @property
     def is_off(self) -> bool:
@@ -109,23 +119,24 @@ class GpuRules:
         by_plan = self.planned is not None and self.planned.fixes(device)
         return self.mode is Mode.STATIC or by_plan
 
-    @property
-    def _wanted(self) -> SharedBy:
+    def _wanted(self, device: str) -> SharedBy:
         by_plan = self.planned.share if self.planned else None
-        return self.share if by_plan is None else by_plan
+        by_setting = self.share if device == WHOLE_GPU else self.share_mig
+        return by_setting if by_plan is None else by_plan
 
-    def shared_by(self, gpu: Gpu) -> SharedBy:
-        """How claims share the GPU, where it is offered as a whole."""
-        return "off" if self.why_not_shared(gpu) else self._wanted
+    def shared_by(self, gpu: Gpu, device: str) -> SharedBy:
+        """How claims share the GPU's device, where it is offered."""
+        return "off" if self.why_not_shared(gpu, device) else self._wanted(device)
 
-    def why_not_shared(self, gpu: Gpu) -> str:
-        """Why claims do not share the GPU; "": they do."""
-        planned, wanted = self.planned, self._wanted
+    def why_not_shared(self, gpu: Gpu, device: str) -> str:
+        """Why claims do not share the GPU's device; "": they do."""
+        planned, wanted = self.planned, self._wanted(device)
         if self.mode is not Mode.DYNAMIC or self.is_off:
             return self.closed or _NOTHING_MADE
         if wanted == "off":
-            return f"{_entry_of(planned, 'the setting dra.share')} has share off"
-        if why := self.cannot_be_shared(gpu):
+            setting = "dra.share" if device == WHOLE_GPU else "dra.share_mig"
+            return f"{_entry_of(planned, f'the setting {setting}')} has share off"
+        if why := self.cannot_be_shared(gpu, device):
             return why
         if planned and not planned.room:
             return f"{_entry_of(planned)} says dra: false"
@@ -133,11 +144,13 @@ class GpuRules:
             return f"{_entry_of(planned)} says how the GPU is shared"
         return ""
 
-    def cannot_be_shared(self, gpu: Gpu) -> str:
-        """Why the card cannot be shared as is wanted; "": it can."""
-        wanted = self._wanted
-        if wanted != "off" and not policies(gpu.memory, wanted):
-            return f"{gpu.title} has too little memory for shares ({wanted})"
+    def cannot_be_shared(self, gpu: Gpu, device: str) -> str:
+        """Why the card's device cannot be shared as is wanted; "": it can."""
+        wanted, place = self._wanted(device), places(gpu).get(device)
+        memory = capacity_of(gpu, place.profile if place else None).memory
+        if wanted != "off" and not policies(memory, wanted):
+            name = f"{device} of " if place else ""
+            return f"{name}{gpu.title} has too little memory for shares ({wanted})"
         if wanted not in ("off", "time") and gpu.compute_capability < VOLTA:
             return f"{gpu.title} cannot limit MPS clients"
         return ""
@@ -151,25 +164,26 @@ def _entry_of(planned: Planned | None, otherwise: str = "") -> str:
 class OfferedNames:
     """The names of the devices, and why they are fewer than the mode promises (None: they are not).
 
-    `counted`: MIG devices and the whole GPU take from the counters. `shared_by`: how claims share
-    the whole GPU.
+    `counted`: MIG devices and the whole GPU take from the counters.
     """
 
     names: tuple[str, ...] = ()
     counted: bool = False
-    shared_by: SharedBy = "off"
     reason: Problem | None = None
 
-    def device(self, gpu: Gpu, name: str, facts: GpuFacts) -> OfferedDevice:
+    def device(
+        self, gpu: Gpu, name: str, facts: GpuFacts, shared_by: SharedBy = "off"
+    ) -> OfferedDevice:
         """The GPU's device of that name as it is published; it has to be one of `places`, or the
         whole GPU.
         """
         scheme = CounterScheme.of(gpu)
         if name == WHOLE_GPU:
-            slices = scheme.totals if self.counted else {}
-            return whole_gpu(gpu, facts, slices, self.shared_by)
+            whole = whole_gpu(gpu, facts, scheme.totals if self.counted else {})
+            return shared_device(whole, capacity_of(gpu, None), shared_by)
         place = places(gpu)[name]
-        return mig_device(gpu, facts, place, scheme.consumption(place) if self.counted else {})
+        part = mig_device(gpu, facts, place, scheme.consumption(place) if self.counted else {})
+        return shared_device(part, capacity_of(gpu, place.profile), shared_by)
 
 
 _NOTHING_HELD: Final[Mapping[str, OfferedDevice]] = {}
@@ -201,9 +215,13 @@ def offered_names(
         reason = _reset_required(gpu, rules.planned)
     if whole and not pinned:
         names.append(WHOLE_GPU)
-        if rules.mode is Mode.DYNAMIC and not reason and (why := rules.cannot_be_shared(gpu)):
+        if (
+            rules.mode is Mode.DYNAMIC
+            and not reason
+            and (why := rules.cannot_be_shared(gpu, WHOLE_GPU))
+        ):
             reason = gpu.problem(Code.UNSUPPORTED, "notShared", why=why)
-    return OfferedNames(tuple(names), counted, rules.shared_by(gpu), reason)
+    return OfferedNames(tuple(names), counted, reason)
 
 
 def refusal(rules: GpuRules, gpu: Gpu, device: str) -> str:

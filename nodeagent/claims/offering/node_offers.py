@@ -16,7 +16,6 @@ from nodeagent.claims.offering.devices import GpuFacts
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
 from nodeagent.claims.offering.planned import planned
 from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
-from nodeagent.claims.parts import reserved_on
 from nodeagent.plan.desired import DesiredGpu, SharedBy
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.plan import NodePlan
@@ -39,14 +38,18 @@ def goals_of(plan: NodePlan | None) -> Goals:
 
 
 class NodeOffers:
-    """`share`: how claims share GPUs, where the plan does not say it. `closed` says why claims get
-    nothing new on any GPU, "": they do. `keeps_taints`: the API server knows taints of devices.
+    """`share`, `share_mig`: how claims share GPUs, and MIG devices, where the plan does not say it.
+    `closed` says why claims get nothing new on any GPU, "": they do. `keeps_taints`: the API server
+    knows taints of devices.
     """
 
-    def __init__(self, node: str, mode: Mode, *, share: SharedBy = "off") -> None:
+    def __init__(
+        self, node: str, mode: Mode, *, share: SharedBy = "off", share_mig: SharedBy = "off"
+    ) -> None:
         self._node = node
         self._mode = mode
         self._share = share
+        self._share_mig = share_mig
         self._previous: Mapping[str, PoolOffer] = {}  # by pool
         self._made: tuple[object, tuple[PoolOffer, ...]] = (None, ())  # of what, and which
         self.closed = ""
@@ -60,8 +63,8 @@ class NodeOffers:
     def rules(self, gpu: Gpu, goals: Goals, records: Iterable[ClaimRecord]) -> GpuRules:
         """What of the GPU claims may have now."""
         goal = goals.get(gpu.uuid)
-        by_plan = planned(goal, gpu, reserved_on(gpu.uuid, records)) if goal else None
-        return GpuRules(self._mode, by_plan, self.closed, self._share)
+        by_plan = planned(goal, gpu, records) if goal else None
+        return GpuRules(self._mode, by_plan, self.closed, self._share, self._share_mig)
 
     def make(
         self,
@@ -107,7 +110,7 @@ class NodeOffers:
             context,
             held=frozenset(held),
             seen=frozenset({device.result.device for device in here} - held),
-            shared=any(device.shared for device in here),
+            shared=frozenset({device.result.device for device in here if device.shared}),
             previous=self._previous.get(pool),
         )
         return pool_offer(gpu, own)

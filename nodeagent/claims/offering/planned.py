@@ -16,7 +16,7 @@ from msgspec import json
 
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.offering.gpu_rules import FixedInstance, Planned
-from nodeagent.claims.parts import reserved_on
+from nodeagent.claims.parts import daemon_of_part, reserved_on
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.plan.desired import (
@@ -29,15 +29,16 @@ from nodeagent.plan.desired import (
     without,
 )
 from nodeagent.plan.layouts import Card
-from nodeagent.plan.observed import Access, Gpu, GpuInstance
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, GpuInstance, Placement
 from nodeagent.plan.search import best_layout
+from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import Struct, replace
 
 # --- what claims have of the plan -----------------------------------------------------------------
 
 
-def planned(goal: DesiredGpu, gpu: Gpu, held: Iterable[Reserved]) -> Planned:
-    """What the plan's goal of the GPU means for claims; `held` is what they hold there now.
+def planned(goal: DesiredGpu, gpu: Gpu, records: Iterable[ClaimRecord]) -> Planned:
+    """What the plan's goal of the GPU means for claims, which have these records.
 
     Where an instance of a planned layout will lie is known only once it is there: until all are,
     claims get nothing new beside them.
@@ -52,13 +53,13 @@ def planned(goal: DesiredGpu, gpu: Gpu, held: Iterable[Reserved]) -> Planned:
             share=goal.share,
         )
     wanted = goal.mig.instances
-    own = without(gpu, (*goal.reserved, *held)).instances
+    own = without(gpu, (*goal.reserved, *reserved_on(gpu.uuid, records))).instances
     fixed = tuple(
         FixedInstance(one.profile, one.placement.start, kept_back=_kept_back(one))
         for one in _kept(wanted, own)
     )
     is_there = is_laid_out(wanted, own)
-    return Planned(goal.mig, fixed, goal.dra, is_there=is_there, path=goal.path)
+    return Planned(goal.mig, fixed, goal.dra, is_there=is_there, path=goal.path, share=goal.share)
 
 
 def _kept(wanted: Sequence[WantedInstance], own: Sequence[GpuInstance]) -> Iterator[GpuInstance]:
@@ -79,7 +80,13 @@ def _kept_back(instance: GpuInstance) -> str:
     device, *more = instance.compute
     if more or device.profile != instance.profile:
         return "the plan divides it"
-    return "the plan shares it by MPS" if device.mps else ""
+    return "the plan shares it by MPS" if _is_plans(device.mps) else ""
+
+
+def _is_plans(mps: WantedMps | DeviceDaemon | None) -> bool:
+    """Whether there is one of the plan's; the path of a claim's is the claim's title."""
+    wanted = mps.runs if isinstance(mps, DeviceDaemon) else mps
+    return wanted is not None and not wanted.path.startswith("claim ")
 
 
 def is_laid_out(wanted: Sequence[WantedInstance], own: Sequence[GpuInstance]) -> bool:
@@ -105,16 +112,18 @@ def beside_claims(
     goal = replace(goal, reserved=held)
     if gpu.access is not Access.OK:
         return goal
-    for record in records:
-        for device in record.devices:
-            if device.gpu == gpu.uuid and device.fixed:
-                used = Reserved(device.profile, device.placement, record.title)
-                goal = _keeping(goal, gpu, used)
+    here = [(d, r.title) for r in records for d in r.devices if d.gpu == gpu.uuid and d.fixed]
+    devices, shared = [device for device, _ in here], set[Placement | None]()
+    for device, title in here:
+        if device.placement not in shared:
+            used = Reserved(device.profile, device.placement, title)
+            goal = _keeping(goal, gpu, used, daemon_of_part(device, devices))
+            shared |= {device.placement} if device.shared else set()
     return goal
 
 
-def _keeping(goal: DesiredGpu, gpu: Gpu, used: Reserved) -> DesiredGpu:
-    """The goal with the device where it is."""
+def _keeping(goal: DesiredGpu, gpu: Gpu, used: Reserved, daemon: WantedMps | None) -> DesiredGpu:
+    """The goal with the device where it is, shared by the claims' daemon where they have one."""
     whole = used.placement is None
     match goal.mig:
         case None if not (whole and goal.mps):
@@ -123,14 +132,18 @@ def _keeping(goal: DesiredGpu, gpu: Gpu, used: Reserved) -> DesiredGpu:
             return goal
         case MigEnabled() if not whole:
             return goal
-        case Layout() as layout if pinned := _pinned(layout, gpu, used, goal.reserved):
+        case Layout() as layout if pinned := _pinned(layout, gpu, used, daemon, goal.reserved):
             return replace(goal, mig=pinned)
         case _:
             return replace(goal, reserved=(*goal.reserved, used))
 
 
 def _pinned(
-    layout: Layout, gpu: Gpu, used: Reserved, reserved: Sequence[Reserved]
+    layout: Layout,
+    gpu: Gpu,
+    used: Reserved,
+    daemon: WantedMps | None,
+    reserved: Sequence[Reserved],
 ) -> Layout | None:
     """The layout with one of its instances fixed there, to be used as it is; None where that
     cannot be.
@@ -143,7 +156,7 @@ def _pinned(
         for number, one in enumerate(layout.instances):
             same = (one.profile, one.slices, one.start) == (profile.name, profile.slices, start)
             if same and one.mps is None:
-                there = replace(one, start=place)
+                there = replace(one, start=place, mps=daemon)
                 wanted = (*layout.instances[:number], there, *layout.instances[number + 1 :])
                 possible = best_layout(Card.of(gpu), wanted, (), reserved=reserved) is not None
                 return replace(layout, instances=wanted) if possible else None
@@ -253,7 +266,7 @@ def _placed(
 
 
 def _is_like(one: WantedInstance, place: PlannedPlace) -> bool:
-    same = (one.profile, one.slices, one.mps is not None)
+    same = (one.profile, one.slices, _is_plans(one.mps))
     return same == (place.profile, place.slices, place.mps) and one.start in (None, place.start)
 
 
@@ -261,7 +274,7 @@ def _places(instances: Iterable[GpuInstance]) -> Iterable[PlannedPlace]:
     """Of their devices."""
     for one in instances:
         for device in one.compute:
-            mps = device.mps is not None
+            mps = _is_plans(device.mps)
             yield PlannedPlace(one.profile, device.slices, one.placement.start, mps)
 
 

@@ -20,6 +20,7 @@ from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places, pool_name
 from nodeagent.claims.offering.counters import Amounts, CounterScheme, fits
 from nodeagent.claims.offering.devices import SHARING, GpuFacts, OfferedDevice, Taint
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode, OfferedNames, offered_names
+from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
@@ -51,7 +52,7 @@ class OfferContext:
     """What an offer follows from, beside the GPU as it is observed.
 
     `held` are the names of this GPU's devices that claims have records of, `seen` of those that
-    administrators alone look at; with `shared` claims have shares of the whole. `previous` is what
+    administrators alone look at, `shared` of those that claims have shares of. `previous` is what
     was published last; what is not in it goes without notice. `now` in seconds since 1970.
     `held_back` says why nothing new may be made on the GPU now, if that is so. Without
     `keeps_taints` the API server drops taints, so that what would have one is not published, but
@@ -66,7 +67,7 @@ class OfferContext:
     facts: GpuFacts = field(default_factory=GpuFacts)
     held_back: Problem | None = None
     keeps_taints: bool = True
-    shared: bool = False
+    shared: frozenset[str] = frozenset()
     seen: frozenset[str] = frozenset()
 
     @property
@@ -121,12 +122,15 @@ def _held_devices(
     """As they were published; those that are not any more, as the mode has them."""
     rules = context.rules
     counted = rules.mode is Mode.DYNAMIC and not rules.is_off
-    shared_by = rules.shared_by(gpu)
-    if context.shared and shared_by == "off":
-        shared_by = "memory"  # what is consumed has to be counted until it is released
-    form = OfferedNames(counted=counted, shared_by=shared_by)
+    form = OfferedNames(counted=counted)
+
+    def shared_by(name: str) -> SharedBy:
+        found = rules.shared_by(gpu, name)
+        # What is consumed has to be counted until it is released.
+        return "memory" if found == "off" and name in context.shared else found
+
     return {
-        name: before.get(name) or form.device(gpu, name, context.facts)
+        name: before.get(name) or form.device(gpu, name, context.facts, shared_by(name))
         for name in sorted(context.held)
         if name in before or name == WHOLE_GPU or name in places(gpu)
     }
@@ -149,8 +153,12 @@ def _offered_devices(
         # What is known of it now may be nothing at all.
         staying = {n: d for n, d in before.items() if WITHDRAWN not in (t.key for t in d.taints)}
         return staying, _silent(gpu)
-    offered = offered_names(gpu, context.rules, held)
-    return {n: offered.device(gpu, n, context.facts) for n in offered.names}, offered.reason
+    offered, rules = offered_names(gpu, context.rules, held), context.rules
+    devices = {
+        name: offered.device(gpu, name, context.facts, rules.shared_by(gpu, name))
+        for name in offered.names
+    }
+    return devices, offered.reason
 
 
 def _silent(gpu: Gpu) -> Problem:

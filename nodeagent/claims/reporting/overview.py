@@ -169,7 +169,8 @@ def free_shares(
         if not gpu or MEMORY not in device.policies:  # one of another release may be held, too
             continue
         here = [one for one in held if one.gpu == gpu]
-        closed = bool(device.taints) or not all(one.shared for one in here)
+        own = all(one.shared and one.placement is None for one in here)
+        closed = bool(device.taints) or not own
         shares = [one.result.consumed for one in here if one.result.consumed]
         consumed = {
             MEMORY: sum(one.memory for one in shares),

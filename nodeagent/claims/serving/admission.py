@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from nodeagent.claims.capacity import excess
+from nodeagent.claims.capacity import capacity_of, excess
 from nodeagent.claims.model import (
     CLASSES,
     ClaimedDevice,
@@ -22,7 +22,7 @@ from nodeagent.claims.model import (
     RecordPhase,
     Result,
 )
-from nodeagent.claims.names import locate
+from nodeagent.claims.names import WHOLE_GPU, locate
 from nodeagent.claims.offering.gpu_rules import GpuRules, refusal
 from nodeagent.claims.serving.cdi import device_id
 from nodeagent.claims.serving.daemons import ClaimDaemons
@@ -63,12 +63,13 @@ def intended(
                 remedy=f"`nodeagent status --gpu {gpu.index}` shows what is wrong with it",
             )
         consumed, own_rules = result.consumed, rules(gpu)
-        shared = place is None and consumed is not None and not consumed.is_whole(gpu.memory)
-        fixed = admit(own_rules, result, gpu, claim, shared=shared)
         profile, mps = place.profile if place else None, None
+        memory = capacity_of(gpu, profile).memory
+        shared = consumed is not None and not consumed.is_whole(memory)
+        fixed = admit(own_rules, result, gpu, claim, shared=shared)
         entry = result.configuration if isinstance(result.configuration, MpsEntry) else None
-        if shared and consumed and own_rules.shared_by(gpu) != "time":
-            mps = daemons.wanted_share(entry, gpu, consumed, result.share_id, claim)
+        if shared and own_rules.shared_by(gpu, result.device) != "time":
+            mps = daemons.wanted_share(result, gpu, profile, claim)
         elif entry:
             mps = daemons.wanted(entry, gpu, profile, claim)
         return ClaimedDevice(
@@ -94,8 +95,9 @@ def admit(
     """
     if result.admin_access:
         return False
-    by_turns = shared and rules.shared_by(gpu) == "time"
-    why = refusal(rules, gpu, result.device) or (rules.why_not_shared(gpu) if shared else "")
+    by_turns = shared and rules.shared_by(gpu, result.device) == "time"
+    why_not_shared = rules.why_not_shared(gpu, result.device) if shared else ""
+    why = refusal(rules, gpu, result.device) or why_not_shared
     if why:
         raise ClaimRefused(
             f"{claim} does not get {result.device} of {gpu.title}, which is not offered any "
@@ -117,18 +119,19 @@ def admit(
             f"{claim}: request {result.request} requests {found} on a share of {gpu.title}, which "
             f"claims share {way}",
             remedy=f"drop {found} from spec.devices.config of the claim or its template, or from "
-            f"its DeviceClass, or request the whole GPU (without capacity); {claim.show} has it, "
-            "with its source, in status.allocation.devices.config",
+            "its DeviceClass, or request the whole device (without capacity); "
+            f"{claim.show} has it, with its source, in status.allocation.devices.config",
         )
-    fixed = rules.is_fixed(result.device) and (by_turns or not shared)
-    if fixed and wanted is not None:
+    fixed = rules.is_fixed(result.device)
+    if fixed and wanted is not None and (by_turns or not shared):
         raise ClaimRefused(
             f"{claim} says how {result.device} of {gpu.title} is shared, which the plan does",
             remedy="drop the configuration from spec.devices.config of the claim or its "
             "template, or from its DeviceClass, or share the device by the plan; "
             f"{claim.show} has it, with its source, in status.allocation.devices.config",
         )
-    return fixed
+    # Of a GPU the daemon is the claims', and of a MIG device the daemon alone.
+    return fixed and (by_turns or not shared or result.device != WHOLE_GPU)
 
 
 def require_admission(
@@ -142,7 +145,7 @@ def require_admission(
         if one.concerns(gpu.uuid):
             raise NodeagentError(one.message, remedy=one.remedy)
     own = {_user(one.mps.account) for one in record.devices if one.mps and one.gpu == gpu.uuid}
-    if len(own) > 1 or len({*_daemons(record, gpu.uuid)}) > 1:
+    if len(own) > 1 or len({*_daemons(record, gpu.uuid)}) > 1 or _share_unlike(record, record):
         raise ClaimRefused(
             f"{record.title}: its requests have devices of {gpu.title} with another MPS user or "
             "enforce each, but one GPU has clients of one user, and one MPS daemon as a whole",
@@ -165,8 +168,7 @@ def require_admission(
                 f"user {users[1]} for {other.title}: one GPU has clients of one user",
                 remedy=_one_class("with the same mps.user", other),
             )
-        ways = {device.mps is None for one in (record, other) for device in _shares(one, gpu.uuid)}
-        if len(ways) > 1:
+        if any((own.mps is None) is not (one.mps is None) for own, one in _shares(record, other)):
             raise ClaimHeldUp(
                 f"{record.title} was allocated a share of {gpu.title} while {other.title} has one "
                 "that is shared in another way, by MPS or by turns",
@@ -207,14 +209,16 @@ def _on_some(wanted: WantedMps, own: Iterable[str], devices: tuple[str, ...]) ->
 def _require_same_daemon(record: ClaimRecord, gpu: Gpu, other: ClaimRecord) -> None:
     """What serves the GPU as a whole, serves both, or one of them has nothing of it."""
     mine, theirs = record.daemon_on(gpu.uuid), other.daemon_on(gpu.uuid)
-    if mine and theirs and mine.devices == theirs.devices:
-        if {*_daemons(record, gpu.uuid)} != {*_daemons(other, gpu.uuid)}:
-            raise ClaimHeldUp(
-                f"{record.title} wants a share of {gpu.title} with another enforce, or with other "
-                f"groups, than {other.title} has: all shares of a GPU have one MPS daemon",
-                remedy=_one_class("with the same mps.enforce and groups", other),
-            )
-    elif (mine and (theirs or other.held_on(gpu.uuid))) or (theirs and record.held_on(gpu.uuid)):
+    alike = mine and theirs and mine.devices == theirs.devices
+    unlike = alike and {*_daemons(record, gpu.uuid)} != {*_daemons(other, gpu.uuid)}
+    if unlike or _share_unlike(record, other):
+        raise ClaimHeldUp(
+            f"{record.title} wants a share of {gpu.title} with another enforce, or with other "
+            f"groups, than {other.title} has: all shares of a device have one MPS daemon",
+            remedy=_one_class("with the same mps.enforce and groups", other),
+        )
+    apart = (mine and (theirs or other.held_on(gpu.uuid))) or (theirs and record.held_on(gpu.uuid))
+    if apart and not alike:
         wanted, found = (
             f"an MPS daemon for {' and '.join(one.devices_on(gpu.uuid))}" if one else "none"
             for one in (mine, theirs)
@@ -229,17 +233,19 @@ def _require_same_daemon(record: ClaimRecord, gpu: Gpu, other: ClaimRecord) -> N
 
 def _require_room(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) -> None:
     """Its shares and those of others, as they were consumed, have to be there together."""
-    mine = record.consumed_on(gpu.uuid)
-    theirs = [(other, one) for other in others for one in other.consumed_on(gpu.uuid)]
-    over = excess(gpu.memory, (*mine, *(one for _, one in theirs))) if mine else None
-    if over:
-        holders = "; ".join(f"{other.title} has {one}" for other, one in theirs)
-        raise ClaimHeldUp(
-            f"{record.title} was allocated {' and '.join(map(str, mine))} of {gpu.title}, {over} "
-            f"more than is free: {holders or 'it has no more'}",
-            remedy="wait until pods of these claims have ended, or have this one's scheduled "
-            f"again: {record.reference.schedule_anew}",
-        )
+    for device in (one for one in record.devices if one.shared and one.gpu == gpu.uuid):
+        mine = record.consumed_of(device)
+        theirs = [(other, one) for other in others for one in other.consumed_of(device)]
+        all_of_it = capacity_of(gpu, gpu.profile(device.profile))
+        if over := excess(all_of_it, (*mine, *(one for _, one in theirs))):
+            holders = "; ".join(f"{other.title} has {one}" for other, one in theirs)
+            name = f"{device.result.device} of " if device.placement else ""
+            raise ClaimHeldUp(
+                f"{record.title} was allocated {' and '.join(map(str, mine))} of {name}"
+                f"{gpu.title}, {over} more than is free: {holders or 'it has no more'}",
+                remedy="wait until pods of these claims have ended, or have this one's scheduled "
+                f"again: {record.reference.schedule_anew}",
+            )
 
 
 def _one_class(alike: str, other: ClaimRecord) -> str:
@@ -285,8 +291,19 @@ def _daemons(record: ClaimRecord, gpu: str) -> Iterator[tuple[Account, str, tupl
             yield device.mps.account, device.mps.sharing.enforce, device.daemon
 
 
-def _shares(record: ClaimRecord, gpu: str) -> tuple[ClaimedDevice, ...]:
-    return tuple(device for device in record.devices if device.shared and device.gpu == gpu)
+def _shares(
+    record: ClaimRecord, other: ClaimRecord
+) -> Iterator[tuple[ClaimedDevice, ClaimedDevice]]:
+    """Of one device, one share of the record's with one of the other's."""
+    for own in record.devices:
+        yield from ((own, one) for one in other.devices if own.shares_with(one))
+
+
+def _share_unlike(record: ClaimRecord, other: ClaimRecord) -> bool:
+    """Whether they want one MIG device with different daemons."""
+    parts = [(own.mps, one.mps) for own, one in _shares(record, other) if own.placement]
+    kinds = [[mps and (mps.account, mps.sharing.enforce) for mps in each] for each in parts]
+    return any(own != one for own, one in kinds)
 
 
 def _user(account: Account) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeagent.claims.capacity import Consumed
-from nodeagent.claims.model import CLASSES, ClaimReference, ClaimRefused
+from nodeagent.claims.capacity import Consumed, capacity_of
+from nodeagent.claims.model import CLASSES, ClaimReference, ClaimRefused, Result
 from nodeagent.mps.files.directories import spec_in
 from nodeagent.mps.setup import accounts_of
 from nodeagent.mps.shares import DaemonSpec
@@ -66,19 +66,17 @@ class ClaimDaemons:
         return _without_problems(found, entry, on, claim)
 
     def wanted_share(
-        self,
-        entry: MpsEntry | None,
-        gpu: Gpu,
-        share: Consumed,
-        name: str,
-        claim: ClaimReference,
+        self, result: Result, gpu: Gpu, profile: GpuInstanceProfile | None, claim: ClaimReference
     ) -> WantedMps:
-        """What the GPU's daemon has to be for the claim, which has a share of it by that name: its
-        clients have what it consumes of memory and threads, or what `entry` has lower.
+        """What the daemon of the GPU, or of a MIG device of the `profile`, has to be for the claim,
+        which has a share of it: its clients have what it consumes of memory and threads, or what
+        its configuration has lower.
 
         Raises ClaimRefused where there can be none like it. May block on the user database.
         """
-        entry = self._with_user(entry or _AS_IT_IS)
+        share, written = result.consumed or Consumed(0), result.configuration
+        entry = written if isinstance(written, MpsEntry) else _AS_IT_IS
+        entry = self._with_user(entry)
         on = self._on(gpu, entry)
         found = _without_problems(wanted_mps(on, entry, memory=share.memory), entry, on, claim)
         one, *more = found.sharing.shares
@@ -89,7 +87,7 @@ class ClaimDaemons:
                 remedy="write clients, with memory and threads no more than the share's, "
                 f"{_where(claim)}",
             )
-        threads = share.thread_limit(gpu.memory)
+        threads = share.thread_limit(capacity_of(gpu, profile).memory)
         if one.threads is not None and one.threads > threads:
             raise ClaimRefused(
                 f"{claim}: {one.path}.threads: found {percentage_text(one.threads)}% of the "
@@ -97,7 +95,9 @@ class ClaimDaemons:
                 remedy=f"write no more than that, or leave it out, {_where(claim)}",
             )
         total = share.memory // MIB
-        limits = Share(name, None, one.memory or total, one.threads or threads, one.path, total)
+        limits = Share(
+            result.share_id, None, one.memory or total, one.threads or threads, one.path, total
+        )
         return replace(found, sharing=replace(found.sharing, shares=(limits,)))
 
     def _with_user(self, entry: MpsEntry) -> MpsEntry:

@@ -246,7 +246,7 @@ class NodeClaims:
             record = self.store.get(asked.uid) or asked
             others = self.store.others(record)
             require_admission(record, gpu, others, self.store.unreadable)
-            record = with_intent(record, gpu, self.places.boot_id)
+            record = with_intent(record, gpu, self.places.boot_id, others)
             await self.store.keep(record)
         return to_prepare(record, gpu, others)
 

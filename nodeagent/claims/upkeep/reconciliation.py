@@ -23,6 +23,7 @@ from nodeagent.claims.model import (
 )
 from nodeagent.claims.parts import (
     daemon_of,
+    daemon_of_part,
     gpu_removed,
     instance_of,
     usage_of,
@@ -148,7 +149,10 @@ def _find(device: ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Foun
     own = None if device.is_made and rebooted else instance_of(device, gpu)
     if own is not None:
         return _Found(device, gpu, own, is_there=True)
-    blockers = (i for i in gpu.instances if device.lies_on(i.placement))
+    # What another claim's share of it was made with is this one's, too, once that is written down.
+    now = [one for r in snapshot.records if r.boot_id == snapshot.boot_id for one in r.devices]
+    theirs = [instance_of(one, gpu) for one in now if one.shares_with(device)]
+    blockers = (i for i in gpu.instances if device.lies_on(i.placement) and i not in theirs)
     return _Found(device, gpu, next(blockers, None))
 
 
@@ -238,6 +242,9 @@ class _Claim:
             return True
         if device.daemon:
             wanted = daemon_of(device.gpu, self._snapshot.records)
+        elif device.shared:
+            records = self._snapshot.records
+            wanted = daemon_of_part(device, [one for r in records for one in r.devices])
         daemon = next((d.mps for d in found.gpu.devices() if d.uuid == device.device_uuid), None)
         return daemon is not None and (daemon.runs, daemon.state) == (wanted, DaemonPhase.READY)
 

@@ -85,7 +85,7 @@ async def _findings(
             *await _changes(access, name),
             *_unused(settings),
             *await _rights(access, settings, claims=dra.mode != "off"),
-            *(await _counting(access) if dra.mode == "dynamic" and dra.share != "off" else []),
+            *(await _counting(access) if dra.mode == "dynamic" and dra.is_shared else []),
             *(await _driver_name(access, name, kubelet_dir) if is_named_so else []),
             *await _runtime_class(access),
             *await _owners(access, settings, view, source),
