@@ -83,7 +83,7 @@ class GpuDevice:
                 index=self.index,
                 uuid=self.uuid,
                 name=nvml.name(handle),
-                pci_bus_id=nvml.text(pci.busId) if pci else "",
+                pci_bus_id=pci.busId if pci else "",
                 pci_device_id=pci.pciDeviceId if pci else 0,
                 pci_subsystem_id=pci.pciSubSystemId if pci else 0,
                 minor=_read(handle, "nvmlDeviceGetMinorNumber", None),

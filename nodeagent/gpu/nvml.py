@@ -195,7 +195,7 @@ def gpu_instance_profile(device: Device, kind: int) -> GpuInstanceProfile:
             jpeg=info.jpegCount,
             ofa=info.ofaCount,
         ),
-        name=text(info.name),
+        name=info.name,
         placements=(),
     )
 
@@ -272,8 +272,3 @@ def _profile(wrapper: Callable[..., Any], *arguments: object) -> Any:
 
 def _placement(place: Any) -> Placement:
     return Placement(int(place.start), int(place.size))
-
-
-def text(value: str | bytes) -> str:
-    """Decode what older pynvml gives as bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

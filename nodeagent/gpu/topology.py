@@ -167,8 +167,7 @@ def _peer(handle: Device, link: int, uuids: Mapping[str, str]) -> str:
         kind = call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
             info = call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-            bus_id = nvml.text(info.busId)
-            return uuids.get(bus_id.upper(), bus_id)
+            return uuids.get(info.busId.upper(), info.busId)
     except DriverError as error:
         if not is_unsupported(error):
             raise
