@@ -232,6 +232,7 @@ def daemon_shape(supervisor: Supervisor) -> MpsDaemon:
     cordon = f"takes no new clients: {supervisor.cordoned}" if supervisor.cordoned else ""
     return MpsDaemon(
         device=supervisor.device,
+        devices=wanted.devices if wanted else (),
         state=state.phase,
         why=state.why,
         since=time_json(supervisor.since),

@@ -32,7 +32,7 @@ from nodeagent.plan.desired import (
 )
 from nodeagent.plan.mig import mig_steps, reset_required, unhealthy_slices
 from nodeagent.plan.mps import concerns_sharing, with_sharing
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode
+from nodeagent.plan.observed import Access, ComputeInstance, DeviceDaemon, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.remedies import silent_remedy
@@ -79,6 +79,8 @@ def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) ->
     if not steps:
         return GpuPlan(gpu, Verdict.IN_SYNC, (), gpu, (), desired)
     end = after(gpu, steps)
+    if desired.mps and desired.mps.is_served_elsewhere(gpu.uuid):
+        end = replace(end, mps=DeviceDaemon(desired.mps, "Starting"))  # when another GPU starts it
     warnings = _waiting_for_reset(desired, end, policy)
     return GpuPlan(gpu, Verdict.APPLICABLE, steps, end, warnings, desired)
 
@@ -197,13 +199,10 @@ def layout_of(gpu: Gpu, goal: DesiredGpu | None = None) -> DesiredGpu:
     gpu = without(gpu, reserved)
     path = f"GPU {gpu.index} as it was"
     if gpu.mig is None or not gpu.mig.current:
-        mps = gpu.mps.runs if gpu.mps else None
-        if mps is None and goal and goal.mps and goal.mps.is_served_elsewhere(gpu.uuid):
-            mps = goal.mps  # which may come at any time, and is not started here
         return DesiredGpu(
             mig=None if gpu.mig is None else MigDisabled(path),
             path=path,
-            mps=mps,
+            mps=gpu.mps.runs if gpu.mps else None,
             time_slice=gpu.time_slice if _takes_turns(gpu) else None,
             reserved=reserved,
         )

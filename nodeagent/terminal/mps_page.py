@@ -68,6 +68,7 @@ def daemon_lines(daemon: Json, what: str) -> tuple[Line, ...]:
 
 def daemon_line(daemon: Json, what: str) -> Line:
     """State, user, pid and shares of one daemon, and how many clients it has."""
+    what = daemon_place_words(daemon) if "gpus" in daemon else what
     facts = [f"{key} {daemon[key]}" for key in ("user", "pid") if key in daemon]
     facts += [f"restarts {daemon['restarts']}"] if daemon.get("restarts") else []
     facts += [shares_words(daemon)] if daemon.get("shares") else []
@@ -77,7 +78,9 @@ def daemon_line(daemon: Json, what: str) -> Line:
 
 
 def daemon_place_words(daemon: Json) -> str:
-    """`GPU 0`, `GPU 0 3g.40gb at 4`, or the UUID where no more is known."""
+    """`GPU 0`, `GPU 0 + GPU 1`, `GPU 0 3g.40gb at 4`, or the UUID where no more is known."""
+    if "gpus" in daemon:
+        return " + ".join(f"GPU {index}" for index in daemon["gpus"])
     if "gpu" not in daemon:
         return str(daemon.get("device", "?"))
     part = f" {daemon['profile']} at {daemon['start']}" if "profile" in daemon else ""

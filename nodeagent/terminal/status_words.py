@@ -37,7 +37,11 @@ def device_names(gpu: Json) -> dict[str, str]:
 def daemons_on(gpu: Json, daemons: Sequence[Json]) -> Iterator[tuple[Json, str]]:
     """The MPS daemons of the GPU as a whole and of its MIG devices, and what these are called."""
     names = device_names(gpu)
-    return ((d, names[str(d["device"])]) for d in daemons if d.get("device") in names)
+    for daemon in daemons:
+        for device in (daemon.get("device"), *daemon.get("devices", ())):
+            if device in names:
+                yield daemon, names[str(device)]
+                break
 
 
 def places(gpu: Json) -> Mapping[tuple[int, int], Sequence[Json]]:

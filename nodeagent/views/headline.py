@@ -19,8 +19,9 @@ from nodeagent.health.table import BY_CAUSE, GONE
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.claims import Claim
-from nodeagent.views.devices import device_words, devices_by_uuid, gpu_of
+from nodeagent.views.devices import devices_by_uuid, gpu_of
 from nodeagent.views.health_remedies import HealthRemedies
+from nodeagent.views.mps import daemon_words
 from nodeagent.views.node_state import (
     FOR_CLAIMS,
     SHOWN_ONLY,
@@ -235,7 +236,7 @@ def _mps_troubles(state: NodeState) -> Iterator[Trouble]:
     """Daemons that are drained, are started again, or take no new client."""
     devices = devices_by_uuid(state.observed)
     for daemon in state.mps:
-        of = f"The MPS daemon of {device_words(daemon.device, devices)}"
+        of = f"The MPS daemon of {daemon_words(daemon, devices)}"
         remedy = f"See the end of its log: `nodeagent mps status {daemon.device}`."
         if daemon.is_wanted and daemon.state == "Down" and daemon.why:
             text = f"{of} is down: {_end(daemon.why)}"

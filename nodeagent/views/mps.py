@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from nodeagent.plan.observed import Device, Gpu, ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.shares import MIB, Account, Share, Sharing
@@ -45,7 +45,7 @@ def daemon_shapes(
     devices = devices_by_uuid(observed) if observed else {}
     order = {device: number for number, device in enumerate(devices)}  # what is gone comes last
     ordered = sorted(daemons, key=lambda daemon: order.get(daemon.device, len(order)))
-    return [_at(devices.get(daemon.device), daemon) for daemon in ordered]
+    return [_at(devices, daemon) for daemon in ordered]
 
 
 def mps_answer(state: NodeState, device: str | None = None) -> Json | None:
@@ -60,7 +60,7 @@ def mps_answer(state: NodeState, device: str | None = None) -> Json | None:
             named = tuple(d.device for d in chosen if d.device.casefold() == device.casefold())
             if not named:
                 return None
-        chosen = tuple(daemon for daemon in chosen if daemon.device in named)
+        chosen = tuple(daemon for daemon in chosen if not {*named}.isdisjoint(daemon.serves))
     answer = shapes.Mps(
         node=state.node,
         observed_at=time_json(state.observed_at) if state.observed_at else "",
@@ -72,28 +72,34 @@ def mps_answer(state: NodeState, device: str | None = None) -> Json | None:
 def done_json(daemon: MpsDaemon, done: str, observed: ObservedNode) -> Json:
     """The answer to a request that was carried out; `done` is `restarted` or `drained`."""
     devices = devices_by_uuid(observed)
-    name = device_words(daemon.device, devices)
+    name = daemon_words(daemon, devices)
     answer = shapes.MpsDone(
         device=daemon.device,
         done=done,
         message=f"the MPS daemon of {name} was {done}; it is {daemon.state} now",
-        daemon=_at(devices.get(daemon.device), daemon),
+        daemon=_at(devices, daemon),
     )
     return as_json(answer)
 
 
-def _at(place: tuple[Gpu, Device] | None, daemon: MpsDaemon) -> MpsDaemon:
-    if place is None:
+def _at(devices: DevicesByUuid, daemon: MpsDaemon) -> MpsDaemon:
+    if daemon.device not in devices:
         return daemon
-    gpu, device = place
+    gpu, device = devices[daemon.device]
     lies = device.placement
     return replace(
         daemon,
         gpu=gpu.index,
+        gpus=tuple(devices[one][0].index for one in daemon.devices if one in devices),
         profile=device.profile,
         start=lies.start if lies else None,
         size=lies.size if lies else None,
     )
+
+
+def daemon_words(daemon: MpsDaemon, devices: DevicesByUuid) -> str:
+    """Name what a daemon serves: `GPU 0`, or `GPU 0 + GPU 1`."""
+    return " + ".join(device_words(one, devices) for one in daemon.serves)
 
 
 def user_id(account: Account) -> int | Literal["any"]:
@@ -134,7 +140,7 @@ def not_ready_reasons(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> t
     """Name each wanted daemon that is not Ready, in a sentence."""
     devices = devices_by_uuid(observed)
     return tuple(
-        f"the MPS daemon of {device_words(daemon.device, devices)} ({daemon.device}) is "
+        f"the MPS daemon of {daemon_words(daemon, devices)} ({daemon.device}) is "
         f"{daemon.state}{_because(daemon.why)}"
         for daemon in daemons
         if daemon.is_wanted and not daemon.is_ready
@@ -178,7 +184,7 @@ def mps_problems(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> tuple[
 
 
 def _problems_of(daemon: MpsDaemon, devices: DevicesByUuid) -> Iterator[Problem]:
-    device, gpu = device_words(daemon.device, devices), gpu_of(daemon.device, devices)
+    device, gpu = daemon_words(daemon, devices), gpu_of(daemon.device, devices)
     clients = ", ".join(map(client_words, daemon.clients))
     why = daemon.why
     if daemon.state == "Fault" and clients:

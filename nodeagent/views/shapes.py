@@ -108,7 +108,11 @@ class MpsWaiting(Shape, frozen=True, kw_only=True):  # of another user than the 
 # The control daemon of one device. Where the device lies is added for an answer.
 class MpsDaemon(Shape, frozen=True, kw_only=True):
     device: Annotated[str, Meta(description="UUID of a GPU or MIG device")]
+    devices: Annotated[
+        tuple[str, ...], Meta(description="of several GPUs that it serves, in its clients' order")
+    ] = ()
     gpu: Annotated[int, Meta(description="index of the device's GPU")] | None = None
+    gpus: Annotated[tuple[int, ...], Meta(description="indices of `devices`")] = ()
     profile: Annotated[str, Meta(description="of a MIG device")] = ""
     start: FirstSlice | None = None
     size: Slices | None = None
@@ -131,6 +135,11 @@ class MpsDaemon(Shape, frozen=True, kw_only=True):
     clients: tuple[MpsClient, ...]
     waiting: tuple[MpsWaiting, ...] = ()
     last_lines: Annotated[tuple[str, ...], Meta(description="of its log, where it failed")] = ()
+
+    @property
+    def serves(self) -> tuple[str, ...]:
+        """The UUIDs of all that it serves."""
+        return self.devices or (self.device,)
 
     @property
     def is_ready(self) -> bool:

@@ -118,7 +118,10 @@ def _lists(state: NodeState, room: int) -> Json:
     cut += len(state.problems) - len(shown)
     gpus, gpus_cut, gpus_size = fitting(map(_gpu, map(as_used, state.observed.gpus)), room - size)
     daemons = (
-        {"device": d.device, "state": d.state, "clients": len(d.clients)} for d in _in_order(state)
+        {"device": d.device}
+        | ({"devices": list(d.devices)} if d.devices else {})
+        | {"state": d.state, "clients": len(d.clients)}
+        for d in _in_order(state)
     )
     mps, mps_cut, _ = fitting(daemons, room - size - gpus_size)
     content: Json = {"gpus": gpus, "mps": mps, "problems": problems}

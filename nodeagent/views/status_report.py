@@ -35,7 +35,9 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     problems = [p for p in state.problems if gpu is None or p.gpu in ("", gpu)]
     less = [p for p in state.less_offered if gpu is None or p.gpu == gpu]
     devices = devices_by_uuid(state.observed)
-    daemons = [d for d in state.mps if gpu is None or gpu_of(d.device, devices) == gpu]
+    daemons = [
+        d for d in state.mps if gpu is None or gpu in (gpu_of(one, devices) for one in d.serves)
+    ]
     in_cluster = state.cluster is not None
     remedies = HealthRemedies(state.node, in_cluster, state.observed)
     report = status_shapes.Status(

@@ -43,7 +43,9 @@ def step_words(step: steps.Step) -> str:
 
 
 def _on(step: steps.StopMps | steps.StartMps | steps.SetComputeMode) -> str:
-    """Name the device, where there are several."""
+    """Name the device, where there are several, or how many a daemon serves."""
+    if isinstance(step, steps.StartMps) and step.wanted.devices:
+        return f" for {len(step.wanted.devices)} GPUs"
     return f" on {step.profile} at {step.placement.start}" if step.placement else ""
 
 

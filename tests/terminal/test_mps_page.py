@@ -1,5 +1,6 @@
 from typing import Any
 
+from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.mps_page import clients_page, daemon_lines, daemons_page, shares_words
 from nodeagent.terminal.page import plain_text
 from nodeagent.terminal.status_page import status_page
@@ -140,6 +141,20 @@ def test_the_status_has_daemons_by_their_gpus() -> None:
         )
     ]
     assert places == sorted(places)
+
+
+def test_a_daemon_of_two_gpus_is_one_row_and_on_the_page_of_each() -> None:
+    both = {**READY, "devices": ["GPU-0", "GPU-1"], "gpus": [0, 1], "waiting": []}
+    [row] = [row for row in daemons_page({"daemons": [both]}) if "815" in plain_text([row])]
+    assert plain_text([row]).startswith("GPU 0 + GPU 1  Ready")
+    gpus: list[dict[str, Any]] = [
+        {"index": index, "uuid": f"GPU-{index}", "free": {}} for index in (0, 1)
+    ]
+    status = {"node": "n", "phase": "Working", "gpus": gpus, "mps": [both]}
+    assert "GPUs 0-1  MPS on GPU 0 + GPU 1: Ready" in plain_text(status_page(status, 100, 40))
+    for gpu in gpus:
+        page = plain_text(gpu_page({**status, "gpus": [gpu]}, 100))
+        assert page.count("MPS on GPU 0 + GPU 1: Ready") == 1
 
 
 def test_modes_are_shown_where_they_are_not_the_usual_ones() -> None:

@@ -13,6 +13,7 @@ from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.status_report import status_json
 from tests.views.daemons import (
     ANY,
+    DIVIDED,
     FAILED,
     NODE,
     READY,
@@ -192,3 +193,23 @@ def test_readiness_names_each_daemon_that_is_not_ready() -> None:
         "the MPS daemon of GPU 0 (GPU-0) is Draining: drained on request",
         "the MPS daemon of 3g.40gb at 4 of GPU 1 (MIG-b) is Failed: failed 5 times in a row",
     )
+
+
+def test_a_daemon_of_two_gpus_is_shown_once_and_found_by_either() -> None:
+    other = replace(WHOLE, index=2, uuid="GPU-2")
+    both = replace(READY, devices=("GPU-0", "GPU-2"), state="Fault", why="a fault")
+    shown = NodeState("node-a", "file", observed=ObservedNode((WHOLE, DIVIDED, other)), mps=(both,))
+    for named in ("0", "2", "GPU-2"):
+        answer = mps_answer(shown, named)
+        assert answer is not None
+        [daemon] = answer["daemons"]
+        assert (daemon["device"], daemon["gpus"]) == ("GPU-0", (0, 2))
+    assert mps_answer(shown, "1") == {"node": "node-a", "daemons": []}
+    [problem] = mps_problems((both,), shown.observed)
+    assert "GPU 0 + GPU 2" in problem.message
+    for uuid in ("GPU-0", "GPU-2", None):
+        status = status_json(shown, uuid)
+        assert status is not None
+        assert [one["devices"] for one in status["mps"]] == [("GPU-0", "GPU-2")]
+    assert status_json(shown, "GPU-1") is not None
+    assert not (status_json(shown, "GPU-1") or {})["mps"]

@@ -238,6 +238,9 @@ def test_daemons_are_in_the_order_of_their_devices() -> None:
     for order in ((gone, DAEMON, first), (first, gone, DAEMON)):
         content = content_of(replace(IN_SYNC, mps=order))
         assert [entry["device"] for entry in content["mps"]] == [FIRST, SECOND, "MIG-gone"]
+    both = replace(first, devices=(FIRST, SECOND))
+    [entry] = content_of(replace(IN_SYNC, mps=(both,)))["mps"]
+    assert entry == {"device": FIRST, "devices": [FIRST, SECOND], "state": "Ready", "clients": 0}
 
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])

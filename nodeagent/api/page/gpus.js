@@ -82,7 +82,8 @@ function purposeCell(gpu, device, { claims, daemons }) {
     && (device === undefined ? !one.profile : one.profile && one.start === device.start);
   const words = claims.filter((claim) => claim.devices.some(isIts))
     .map((claim) => "claim " + claimName(claim));
-  const daemon = daemons.find((one) => one.device === (device === undefined ? gpu : device).uuid);
+  const { uuid } = device === undefined ? gpu : device;
+  const daemon = daemons.find((one) => (one.devices || [one.device]).includes(uuid));
   if (daemon) words.push(["MPS: ", daemonMark(daemon, gpu)]);
   return list(words) || "none";
 }

@@ -139,6 +139,7 @@ function claimName(claim) {
 
 function daemonPlace(daemon) {
   if (daemon.gpu === undefined) return daemon.device;
+  if (daemon.gpus) return daemon.gpus.map((index) => "GPU " + index).join(" + ");
   const part = daemon.profile ? placeWords(daemon) + " of " : "";
   return part + "GPU " + daemon.gpu;
 }
