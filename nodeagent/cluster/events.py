@@ -1,13 +1,12 @@
 """Publishes Kubernetes Events about the Node and what it serves: one for each cause, with a count
 of its repeats.
 
-At best effort: Events are for people who look, nothing waits for them, and what cannot be published
-in time is dropped. Memory and requests are bounded.
+At best effort: Events are for people who look, nothing waits for them, and the oldest are dropped
+where too many wait. Memory and requests are bounded.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -57,7 +56,6 @@ class EventIntervals:
     burst: int = 10
     known: int = 256  # causes whose repeats are counted in the Event that there is
     waiting: int = 64  # causes that wait to be published
-    stale_after: float = 3600.0  # servers forget Events after an hour; older ones are useless
     retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
 
 
@@ -68,14 +66,12 @@ class _Waiting:
     count: int
     first: datetime
     last: datetime
-    queued_at: float  # by the clock
 
 
 @dataclass(slots=True)
 class _Published:
     name: str
     count: int
-    sent_at: float  # by the clock
 
 
 class EventPublisher:
@@ -90,14 +86,12 @@ class EventPublisher:
         node: str,
         *,
         intervals: EventIntervals = EventIntervals(),
-        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
         jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access
         self._node = node
         self._intervals = intervals
-        self._clock = clock
         self._wall = wall
         # Names must not meet those of the agent that ran here before.
         self._life = f"{int(jitter() * 2**32):08x}"
@@ -108,7 +102,6 @@ class EventPublisher:
             intervals.interval, intervals.burst, shared=True, retry=intervals.retry
         )
         self._keeper = Keeper[NodeEvent, _Waiting](self, writes, jitter=jitter)
-        self.dropped = 0  # causes that were never published: too many at once, too old, refused
 
     def publish(self, event: NodeEvent) -> None:
         """Queue this; a repeat of one that still waits is counted there."""
@@ -118,7 +111,7 @@ class EventPublisher:
             waiting.count += 1
             waiting.last = now
             return
-        self._queue(event, _Waiting(1, now, now, self._clock()))
+        self._queue(event, _Waiting(1, now, now))
 
     async def run(self) -> NoReturn:
         await self._keeper.run()
@@ -127,15 +120,8 @@ class EventPublisher:
         self._waiting[event] = waiting
         self._keeper.want(event, waiting)
         if len(self._waiting) > self._intervals.waiting:
-            self._drop(next(iter(self._waiting)))
-
-    def _drop(self, event: NodeEvent) -> None:
-        del self._waiting[event]
-        self._keeper.forget(event)
-        self.dropped += 1
-
-    def _is_stale(self, moment: float) -> bool:
-        return self._clock() - moment > self._intervals.stale_after
+            oldest, _ = self._waiting.popitem(last=False)
+            self._keeper.forget(oldest)
 
     # --- as the keeper's adapter ------------------------------------------------------------------
 
@@ -143,10 +129,6 @@ class EventPublisher:
         return waiting
 
     async def send(self, event: NodeEvent, waiting: _Waiting) -> None:
-        for old in [e for e, one in self._waiting.items() if self._is_stale(one.queued_at)]:
-            self._drop(old)
-        if event not in self._waiting:
-            return
         del self._waiting[event]  # repeats from now on are counted anew
         try:
             await self._send(event, waiting)
@@ -156,7 +138,7 @@ class EventPublisher:
             faults.ObjectMissing,
             faults.WriteConflict,
         ):
-            self.dropped += 1
+            pass  # it is lost
         except faults.ClusterFault:
             meanwhile = self._waiting.pop(event, None)
             if meanwhile is not None:
@@ -171,9 +153,7 @@ class EventPublisher:
         """Read nothing, since an Event that the server has forgotten is made anew."""
 
     async def _send(self, event: NodeEvent, waiting: _Waiting) -> None:
-        while self._known and self._is_stale(next(iter(self._known.values())).sent_at):
-            self._known.popitem(last=False)  # the server has forgotten it
-        now, known = self._clock(), self._known.get(event)
+        known = self._known.get(event)
         if known is not None:
             count = known.count + waiting.count
             body: JsonObject = {"count": count, "lastTimestamp": time_text(waiting.last)}
@@ -183,13 +163,13 @@ class EventPublisher:
             except faults.ObjectMissing:
                 del self._known[event]  # the server has forgotten it: it is news again
             else:
-                known.count, known.sent_at = count, now
+                known.count = count
                 self._known.move_to_end(event)
                 return
         self._made += 1
         name = f"{self._node}.{self._life}{self._made:08x}"
         await self._access.send(requests.create_event(self._body(name, event, waiting)))
-        self._known[event] = _Published(name, waiting.count, now)
+        self._known[event] = _Published(name, waiting.count)
         if len(self._known) > self._intervals.known:
             self._known.popitem(last=False)
 

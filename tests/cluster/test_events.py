@@ -22,21 +22,13 @@ class ClockedPublisher:
 
     def __init__(self, access: ClusterAccess, intervals: EventIntervals = QUICK) -> None:
         self.now = NOON
-        self.ahead = 0.0
-        self.draws = 0
         self.publisher = EventPublisher(
             access,
             "n",
             intervals=intervals,
-            clock=lambda: asyncio.get_running_loop().time() + self.ahead,
-            jitter=self._drawn,
+            jitter=lambda: 0.5,
             wall=lambda: self.now,
         )
-        self.draws = 0  # but for the one that its names begin with
-
-    def _drawn(self) -> float:
-        self.draws += 1
-        return 0.5
 
     def tell(self, *events: NodeEvent) -> None:
         for event in events:
@@ -101,7 +93,6 @@ async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAc
         assert 1 <= len(server.requests) <= 3 + (clock() - began) / 0.1 + 1
         await until(lambda: len(server.events) == 5)
     assert {event["message"] for event in server.events} == {str(n) for n in range(995, 1000)}
-    assert reported.publisher.dropped == 995
 
 
 async def test_what_is_remembered_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
@@ -129,23 +120,6 @@ async def test_a_forgotten_event_is_made_anew(server: ApiServer, access: Cluster
         await counted(server, {"PlanApplied": 1})
 
 
-async def test_what_the_server_forgot_is_forgotten(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    """A claim that was released has no more Events: theirs are not remembered longer than there.
-    A repeat makes an Event live on.
-    """
-    reported = ClockedPublisher(access)
-    async with running(reported.publisher.run()):
-        for number, (event, later) in enumerate(
-            ((APPLIED, 3000), (APPLIED, 3000), (APPLIED, 3601), (APPLIED, 0)), start=1
-        ):
-            reported.tell(event)
-            await requested(server, number)
-            reported.ahead += later
-    assert [request.method for request in server.requests] == ["POST", "PATCH", "PATCH", "POST"]
-
-
 @pytest.mark.parametrize("fault", [Answer(500), Freeze()])
 async def test_what_fails_comes_later(
     server: ApiServer, access: ClusterAccess, fault: Fault
@@ -161,7 +135,6 @@ async def test_what_fails_comes_later(
         await counted(server, {"PlanBlocked": 2})
         await asyncio.sleep(0.1)
     assert 3 <= len(server.requests) <= 4  # the repeat may go in a request of its own
-    assert reported.publisher.dropped == 0
 
 
 @pytest.mark.parametrize("code", [403, 409, 422])
@@ -172,21 +145,6 @@ async def test_what_is_refused_goes(server: ApiServer, access: ClusterAccess, co
         reported.tell(BLOCKED, APPLIED)
         await counted(server, {"PlanApplied": 1})
     assert len(server.requests) == 2
-    assert reported.publisher.dropped == 1
-
-
-async def test_what_is_too_old_is_dropped(server: ApiServer, access: ClusterAccess) -> None:
-    """After an outage of a day no user wants to read yesterday's Events."""
-    reported = ClockedPublisher(access)
-    await server.stop()
-    async with running(reported.publisher.run()):
-        reported.tell(BLOCKED)
-        await until(lambda: reported.draws)  # it failed, and waits to be sent again
-        reported.ahead = 86400.0
-        reported.tell(APPLIED)
-        await server.start()
-        await counted(server, {"PlanApplied": 1})
-    assert reported.publisher.dropped == 1
 
 
 async def test_a_long_message_is_shortened(server: ApiServer, access: ClusterAccess) -> None:
