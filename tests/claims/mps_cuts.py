@@ -91,7 +91,10 @@ class World:
 
     async def worked(self, border: Border) -> None:
         """What is cut, in an agent that was there before."""
-        async with self.life(border) as (claims, _):
+        async with self.life(border) as (claims, rig):
+            if self.scenario.beside and not self.scenario.rebooted:
+                # A daemon that is not Ready yet is changed later.
+                await self.until_well(claims, rig)
             with border.counting():
                 await self.scenario.work(self, claims)
 
@@ -99,6 +102,12 @@ class World:
         """What the agent does by itself, and what that leaves."""
         await rig.round()
         return [problem.message for problem in await self.home.upkeep(claims).round()]
+
+    async def until_well(self, claims: NodeClaims, rig: Rig) -> None:
+        """Look after the claims until nothing is amiss."""
+        async with asyncio.timeout(stretched(SOON)):
+            while await self.look_after(claims, rig):
+                await asyncio.sleep(0.05)
 
     def check(self, *, prepared: bool) -> None:
         """All of the claim is there, or nothing: record, file, instance, daemon, directories."""
@@ -191,9 +200,8 @@ async def goes_on(world: World) -> None:
 async def vanishes(world: World) -> None:
     """Pod and claim are gone, and the kubelet never asks again."""
     del world.home.claims[world.claim[:2]]
-    async with world.life() as (claims, rig), asyncio.timeout(stretched(SOON)):
-        while await world.look_after(claims, rig):
-            await asyncio.sleep(0.05)
+    async with world.life() as (claims, rig):
+        await world.until_well(claims, rig)
         world.check(prepared=False)
 
 
