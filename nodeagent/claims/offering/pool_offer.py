@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from nodeagent.claims.capacity import RequestPolicy
 from nodeagent.claims.names import WHOLE_GPU, mig_device_name, places, pool_name
 from nodeagent.claims.offering.counters import Amounts, CounterScheme, fits
 from nodeagent.claims.offering.devices import SHARING, GpuFacts, OfferedDevice, Taint
@@ -56,7 +57,7 @@ class OfferContext:
     was published last; what is not in it goes without notice. `now` in seconds since 1970.
     `held_back` says why nothing new may be made on the GPU now, if that is so. Without
     `keeps_taints` the API server drops taints, so that what would have one is not published, but
-    for what claims hold.
+    for what claims hold, and of that nothing further can be had.
     """
 
     node: str
@@ -106,7 +107,8 @@ def pool_offer(gpu: Gpu, context: OfferContext) -> PoolOffer:
             ends += ended
             devices.append(replace(device, taints=taints))
         elif not taints or name in stays:
-            devices.append(replace(device, taints=()))
+            own = _used_up(device.policies) if taints else device.policies
+            devices.append(replace(device, taints=(), policies=own))
     return PoolOffer(
         pool_name(context.node, gpu.uuid),
         _totals(gpu, devices, context.previous),
@@ -134,6 +136,11 @@ def _held_devices(
         for name in sorted(context.held)
         if name in before or name == WHOLE_GPU or name in places(gpu)
     }
+
+
+def _used_up(policies: Mapping[str, RequestPolicy]) -> Mapping[str, RequestPolicy]:
+    """Have every further request consume the default, all of the memory: claims have some of it."""
+    return {name: replace(one, least=one.default) for name, one in policies.items()}
 
 
 def _is_shared_alike(one: OfferedDevice, other: OfferedDevice) -> bool:
