@@ -311,8 +311,13 @@ async def test_a_gpu_that_has_another_daemon(machine: NodeRig, home: Home) -> No
             assert (now.is_ready, now.pid != before.pid) == (True, True)
 
 
-async def test_a_release_beside_a_record_that_cannot_be_read(machine: NodeRig, home: Home) -> None:
-    """The daemon stays as it is, with the share that is not known: its pod may be idle just now."""
+@pytest.mark.parametrize("mended", [True, False])
+async def test_a_release_beside_a_record_that_cannot_be_read(
+    machine: NodeRig, home: Home, *, mended: bool
+) -> None:
+    """The daemon stays as it is, with the share that is not known: its pod may be idle just now. It
+    ends with the claim, or when nobody uses it after a person has removed the record.
+    """
     with simulated("l40s:1", state=machine.state):
         async with agent(home, machine, share="memory") as (claims, rig, parts):
             names = [share(home, rig, number) for number in (0, 1)]
@@ -321,14 +326,23 @@ async def test_a_release_beside_a_record_that_cannot_be_read(machine: NodeRig, h
         damaged = home.records_dir / home.records()[0]
         content = damaged.read_text()
         damaged.write_text("cut off")
-        async with agent(home, machine, share="memory") as (claims, _, parts):
+        async with agent(home, machine, share="memory") as (claims, rig, parts):
             await ready(parts.fleet, device.gpu)
             await claims.release(UIDS[1])
+            assert await _amiss(claims, home, rig) == []
             after = status(parts.fleet, device.gpu)
             assert (after.pid, UIDS[0] in (after.shares or {})) == (before, True)
-            damaged.write_text(content)
-            await claims.store.reread()
-            await claims.release(UIDS[0])
+            if mended:
+                damaged.write_text(content)
+                await claims.store.reread()
+                await claims.release(UIDS[0])
+            else:
+                damaged.unlink()
+                with client(home, machine, device):
+                    await _amiss(claims, home, rig)
+                    assert status(parts.fleet, device.gpu).pid == before
+                await parts.fleet.poll()
+                await _amiss(claims, home, rig)
             assert parts.fleet.statuses() == ()
 
 

@@ -27,6 +27,7 @@ from nodeagent.claims.model import (
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.parts import (
     clear_ids,
+    daemon_of,
     gpu_removed,
     require_done,
     require_lasting_unused,
@@ -312,7 +313,27 @@ class NodeClaims:
             )  # clients that have just ended are known until they answer
             require_done(await self._owners.settle(part, only_plan=only_plan), record)
 
-    # --- files of no claim ------------------------------------------------------------------------
+    # --- what no record is of ---------------------------------------------------------------------
+
+    async def end_left(self, observed: ObservedNode) -> None:
+        """End the daemons for shares of GPUs that no claim has, unless they are used: a record that
+        could not be read was removed, say.
+        """
+        for found in observed.gpus:
+            if found.mps and found.mps.runs.sharing.of_claims and not self._serves(found):
+
+                async def goal(gpu: Gpu) -> DesiredGpu:
+                    over = "claims that are over"
+                    if self._serves(gpu):
+                        return unchanged(gpu, over)
+                    return DesiredGpu(None, over, ends=True)
+
+                await self._owners.settle(Part(found.uuid, goal))
+
+    def _serves(self, gpu: Gpu) -> bool:
+        """Whether a claim may need the daemon of the GPU."""
+        unread = any(one.concerns(gpu.uuid) for one in self.store.unreadable)
+        return unread or daemon_of(gpu.uuid, self.store.records) is not None
 
     async def sweep(self) -> None:
         """Delete the CDI files that no record stands for. Raises PathRefused."""

@@ -70,6 +70,7 @@ class Upkeep:
         foreign = await asyncio.to_thread(lambda: tuple(foreign_instances(snapshot)))
         try:
             await self._claims.sweep()
+            await self._claims.end_left(observed)
         except NodeagentError as error:
             problems = (*problems, _problem(error))
         return (*problems, *self.problems.values(), *foreign)
