@@ -1,4 +1,5 @@
-"""Claims that were written for NVIDIA's DRA driver, with the component dra-nvidia-names.
+"""Claims that were written for NVIDIA's DRA driver, with the component dra-nvidia-names, and with
+dra-nvidia-driver beside it.
 
 The cases are what the specs of that driver's own suite and demos ask for; docs/migrate.md has
 which of them run unchanged.
@@ -6,17 +7,19 @@ which of them run unchanged.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.manifests.rendering import MANIFESTS
+from tests.manifests.rendering import MANIFESTS, with_components
 from tests.real_cluster.conftest import serving
 from tests.real_cluster.rig import CLAIMS, LABELS, PODS, RESOURCE, SELECTED, Cluster, Node
 from tests.simulated_cluster.agent import PLAN
 
+NVIDIA = "gpu.nvidia.com"
 CLASSES = str(MANIFESTS / "components/dra-nvidia-names/classes.yaml")
 TEMPLATES = f"{RESOURCE}/namespaces/default/resourceclaimtemplates"
 EVENTS = "/api/v1/namespaces/default/events"
@@ -36,11 +39,31 @@ def names(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def node(cluster: Cluster, folder: Path, names: None) -> Iterator[Node]:
+def driver(cluster: Cluster, names: None, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The component for the driver's name; the setting."""
+    del names
+    with_components(tmp_path, "dra", ["dra-nvidia-names", "dra-nvidia-driver"])
+    cluster.kubectl("apply", "-k", str(tmp_path))
+    yield {"NODEAGENT_DRA_DRIVER": NVIDIA}
+    cluster.kubectl("apply", "-k", str(MANIFESTS / "overlays/dra"))
+
+
+@pytest.fixture
+def named(cluster: Cluster, folder: Path, names: None) -> Iterator[Node]:
     """Eight H100, where NVIDIA's configurations count."""
     del names
     with serving(cluster, folder, NODEAGENT_DRA_NVIDIA_CONFIGS="true") as node:
         yield node
+
+
+@pytest.fixture(params=["names", "driver"])
+def node(request: pytest.FixtureRequest, cluster: Cluster, folder: Path) -> Iterator[Node]:
+    """The same, and one whose driver has NVIDIA's name."""
+    if request.param == "names":
+        yield request.getfixturevalue("named")
+    else:
+        with serving(cluster, folder, **request.getfixturevalue("driver")) as node:
+            yield node
 
 
 def recreate(cluster: Cluster, device_class: str) -> None:
@@ -57,7 +80,7 @@ def request(name: str = "gpu", kind: str = "gpu", *selectors: str, **more: Any) 
     cel = [{"cel": {"expression": one}} for one in selectors]
     return {
         "name": name,
-        "exactly": {"deviceClassName": f"{kind}.nvidia.com", "selectors": cel, **more},
+        "exactly": {"deviceClassName": f"{kind}.nvidia.com", "selectors": cel} | more,
     }
 
 
@@ -250,7 +273,7 @@ def test_a_limit(node: Node) -> None:
     node.pod("first", "gpu")
     node.until_running("first")
     assert len(gpus(node, "first")) == 1
-    node.cluster.kubectl("delete", "deviceclass", "gpu.nvidia.com")
+    node.cluster.kubectl("delete", "deviceclass", NVIDIA)
     node.pod("waits", "gpu")
     node.until(lambda: "Insufficient nvidia.com/gpu" in scheduled(node, "waits"))
     recreate(node.cluster, "gpu.nodeagent.io")
@@ -271,10 +294,88 @@ def test_a_limit(node: Node) -> None:
     ],
     ids=["no such product", "index", "driver", "memory", "shares"],
 )
-def test_what_nothing_is_found_for(node: Node, wanted: Json) -> None:
+def test_what_nothing_is_found_for(named: Node, wanted: Json) -> None:
     """Its pod waits, and the scheduler says so."""
-    claim = template(node, "none", wanted)
-    spec = node.pod_spec([{"claims": [{"name": "none"}]}], [claim])
-    node.cluster.create(PODS, {"metadata": {"name": "none", "labels": LABELS}, "spec": spec})
-    node.until(lambda: scheduled(node, "none"))
-    assert "none" not in node.running()
+    claim = template(named, "none", wanted)
+    spec = named.pod_spec([{"claims": [{"name": "none"}]}], [claim])
+    named.cluster.create(PODS, {"metadata": {"name": "none", "labels": LABELS}, "spec": spec})
+    named.until(lambda: scheduled(named, "none"))
+    assert "none" not in named.running()
+
+
+# --- what runs under the driver's name alone ----------------------------------------------------
+
+
+def test_shares_by_the_bare_name(cluster: Cluster, folder: Path, driver: dict[str, str]) -> None:
+    """Several pods of one GPU, each held to its memory; the agent's own class and configuration
+    choose the same, and the claims' status is written.
+    """
+    settings = {"NODEAGENT_DRA_SHARE": "memory", "NODEAGENT_DRA_MPS_USER": "root"}
+    with serving(cluster, folder, "h100-80gb:1", **settings, **driver) as node:
+        selected = "device.driver == 'gpu.nvidia.com'"
+        wanted = request("gpu", "gpu", selected, capacity={"requests": {"memory": "4Gi"}})
+        two = pods(node, 2, [template(node, "share", wanted)])
+        amounts = {"requests": {"memory": "8Gi", "threads": "50"}}
+        own = request(capacity=amounts, deviceClassName="mps.nodeagent.io")
+        two += pods(node, 1, [template(node, "own", own)])
+        for pod, limit in zip(two, ("4096M", "4096M", "8192M"), strict=True):
+            environment = node.inside(pod, "env").split()
+            assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={limit}" in environment
+        assert len(node.daemons()) == 1
+        (ready,) = {status_of(node, claim) for claim in node.cluster.items(CLAIMS)}
+        assert ready == (NVIDIA, "Prepared")
+        assert {one["spec"]["driver"] for one in node.offer()} == {NVIDIA}
+
+
+def status_of(node: Node, claim: Json) -> tuple[str, str]:
+    """The driver and the state of the claim's one device, once its driver has written it."""
+    path = f"{CLAIMS}/{claim['metadata']['name']}"
+    (device,) = node.until(lambda: node.cluster.get(path)["status"].get("devices"))
+    return device["driver"], device["conditions"][0]["reason"]
+
+
+def test_a_class_of_ones_own(cluster: Cluster, folder: Path, driver: dict[str, str]) -> None:
+    """It selects by the driver and has the resource's name: a limit is enough."""
+    chosen = f"device.driver == '{NVIDIA}' && {KEY}.type == 'mig' && {KEY}.profile == '1g.12gb'"
+    spec = {
+        "selectors": [{"cel": {"expression": chosen}}],
+        "extendedResourceName": "nvidia.com/mig-1g.12gb",
+    }
+    path = f"{RESOURCE}/deviceclasses"
+    with serving(cluster, folder, "gh200:1", **driver) as node:
+        cluster.create(path, {"metadata": {"name": "own.example.com"}, "spec": spec})
+        try:
+            node.pod("small", "mig-1g.12gb")
+            node.until_running("small")
+            assert "nvidia-caps/" in devices(node, "small")
+            (claim,) = node.cluster.items(CLAIMS)
+            (request,) = claim["spec"]["devices"]["requests"]
+            assert request["exactly"]["deviceClassName"] == "own.example.com"
+        finally:
+            cluster.ask("DELETE", f"{path}/own.example.com")
+
+
+def test_the_name_changes_when_nothing_is_held(
+    cluster: Cluster, folder: Path, driver: dict[str, str]
+) -> None:
+    """A pod from before is ended under the former name; then its slices are gone."""
+    with serving(cluster, folder, "h100-80gb:1") as node:
+        claim = {"name": "own", "exactly": {"deviceClassName": "any.example.com"}}
+        chosen = f"{KEY}.type == 'gpu'"
+        classes = f"{RESOURCE}/deviceclasses"
+        spec = {"selectors": [{"cel": {"expression": chosen}}]}
+        cluster.create(classes, {"metadata": {"name": "any.example.com"}, "spec": spec})
+        try:
+            (pod,) = pods(node, 1, [template(node, "own", claim)])
+            node.stop(signal.SIGTERM)
+            node.settings |= driver
+            node.serve()
+            assert {one["spec"]["driver"] for one in node.offer()} == {"gpu.nodeagent.io"}
+            node.delete(pod)
+            node.until(lambda: not node.pods())
+            node.stop(signal.SIGTERM)
+            node.serve()
+            node.until(lambda: {one["spec"]["driver"] for one in node.offer()} == {NVIDIA})
+            assert gpus(node, *pods(node, 1, [{"name": "own", "resourceClaimTemplateName": "own"}]))
+        finally:
+            cluster.ask("DELETE", f"{classes}/any.example.com")

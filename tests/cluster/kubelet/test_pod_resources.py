@@ -41,8 +41,10 @@ async def test_every_device_is_one_holding(kubelet: Kubelet) -> None:
     )
 
 
-async def test_devices_of_the_agents_own_driver(kubelet: Kubelet) -> None:
-    own = {"driver": "gpu.nodeagent.io", "pool": "node-0/gpu-1", "namespace": "team"}
+@pytest.mark.parametrize("driver", ["gpu.nodeagent.io", "gpu.nvidia.com"])
+async def test_devices_of_the_agents_own_driver(kubelet: Kubelet, driver: str) -> None:
+    """Also where that has the name of NVIDIA's, which has a device, too."""
+    own = {"driver": driver, "pool": "node-0/gpu-1", "namespace": "team"}
     for container in ("main", "sidecar"):
         kubelet.claim("trainer", "mig-1g-10gb-0", name="slice", container=container, **own)
     kubelet.claim("server", "mig-1g-10gb-0", name="slice", **own)
