@@ -31,7 +31,6 @@ from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdr
 from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan, deferred_plan
 from nodeagent.errors import UsageError
 from nodeagent.pacing import Backoff
-from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
 from nodeagent.structs import Struct
@@ -70,8 +69,7 @@ class NosSource(NodeSource):
     """Asks for what nos' spec annotations, or its configuration of the device plugin, say.
 
     `config_map` is NAMESPACE/NAME of the latter, None where it is not to be read; UsageError if
-    it is written otherwise. `remarks` are what nos ignores in silence, or does without an explicit
-    request.
+    it is written otherwise.
     """
 
     def __init__(
@@ -89,21 +87,24 @@ class NosSource(NodeSource):
             if config_map
             else None
         )
-        self._remarked: DeferredNosPlan | None = None
-        self._to_remark: asyncio.Queue[tuple[DeferredNosPlan, ObservedNode]] = asyncio.Queue(1)
-        self.remarks: tuple[Problem, ...] = ()
 
     async def run(self) -> None:
         """Read the ConfigMap whenever the label names another key, until cancelled."""
-        async with asyncio.TaskGroup() as parts:
-            if self._configuration:
-                parts.create_task(self._configuration.run(), name="read nos' ConfigMap")
-            parts.create_task(self._log_remarks(), name="look for what nos ignores")
+        if self._configuration:
+            await self._configuration.run()
 
     def observe(self, view: NodeView | None) -> None:
         if self._configuration:
             self._configuration.want(_key(view) if view else None)
         super().observe(view)
+
+    def update(self) -> None:
+        """Offer what is asked for now, and log what nos ignores of it in silence."""
+        before = self.last_offer
+        super().update()
+        if self.last_offer != before and isinstance(self.last_offer, DeferredNosPlan):
+            for one in self.last_offer.ignored:
+                log.warning(one.message, remedy=one.remedy)
 
     def requested(self, view: NodeView) -> PlanUpdate | DeferredNosPlan | None:
         """The plan that the Node requests; None while the configuration is being read."""
@@ -125,11 +126,6 @@ class NosSource(NodeSource):
     def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         """What is free and in use, and the plan that this is the answer to."""
         judged = self.is_judged_in(state)
-        last = self.last_offer
-        if judged and isinstance(last, DeferredNosPlan) and last != self._remarked:
-            with suppress(asyncio.QueueFull):
-                self._to_remark.put_nowait((last, state.observed))
-                self._remarked = last
         annotations = status_annotations(
             state, offered, annotations=view.annotations, labels=view.labels, judged=judged
         )
@@ -138,16 +134,6 @@ class NosSource(NodeSource):
     def withdrawal(self, view: NodeView) -> Wanted:
         """The counts, which are no longer kept true."""
         return Wanted(annotations=withdrawn(view.annotations))
-
-    async def _log_remarks(self) -> NoReturn:
-        """Log the remarks on each request once; a thread finds them, as there may be many."""
-        while True:
-            requested, observed = await self._to_remark.get()
-            found = await asyncio.to_thread(requested.remarks, observed)
-            if found != self.remarks:
-                self.remarks = found
-                for remark in found:
-                    log.warning(remark.message, remedy=remark.remedy)
 
 
 def _key(view: NodeView) -> str | None:

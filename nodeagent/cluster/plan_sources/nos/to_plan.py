@@ -7,7 +7,7 @@ of nos' plan: a new id that requests the same is the same plan, with the same di
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     SPEC_PLAN,
     PartitioningKind,
     Requests,
-    nos_spelling,
     partitioning_of,
     read_spec,
 )
@@ -73,22 +72,12 @@ class DeferredNosPlan:
         text = json.dumps(document, separators=(",", ":")).encode()
         return UnreadablePlan(_too_large(text)) if len(text) > MAX_PLAN else PlanText(text)
 
-    def remarks(self, observed: ObservedNode) -> tuple[Problem, ...]:
-        """What nos ignores in silence, or does without an explicit request; none of it keeps the
-        plan from being executed. At most 20, and one with the number of the others.
-        """
+    @property
+    def ignored(self) -> tuple[Problem, ...]:
+        """What nos ignores in silence, at most 20; it keeps no plan from being executed."""
         mode = partitioning_of(self.labels)
         reading = self._read(mode) if mode else None
-        if mode is None or reading is None:
-            return ()
-        requests, _ = requested_devices(mode, reading.devices, observed)
-        going = (r for r in emptied(mode, requests, observed) if r.gpu and r.gpu.instances)
-        found = (*map(_is_emptied, going), *_unspeakable(mode, observed), *reading.ignored)
-        if len(found) <= MAX_PROBLEMS:
-            return found
-        more = f"there are {len(found) - MAX_PROBLEMS} more remarks of this kind"
-        rest = Problem(code=Code.INVALID_VALUE, message=more, remedy="correct these and try again")
-        return (*found[:MAX_PROBLEMS], rest)
+        return reading.ignored[:MAX_PROBLEMS] if reading else ()
 
     def _read(self, mode: PartitioningKind) -> Requests | None:
         """All that is requested in this mode; None when nos has requested nothing yet."""
@@ -147,21 +136,6 @@ def _nothing_asked(mode: PartitioningKind, labels: Mapping[str, str]) -> str:
         "nos has no shares for this node yet: neither in the device plugin's configuration "
         f"({where}) nor in annotations with a {SPEC_PLAN}"
     )
-
-
-def _is_emptied(request: GpuRequest) -> Problem:
-    return Problem.of(Code.DOES_NOT_FIT, "emptied", gpu=request.uuid, index=request.index)
-
-
-def _unspeakable(mode: PartitioningKind, observed: ObservedNode) -> Iterator[Problem]:
-    """The MIG devices that cannot be reported to nos: its keys cannot hold their names."""
-    if mode is PartitioningKind.MPS:
-        return
-    for gpu in observed.gpus:
-        devices = {device.profile for _, device in gpu.mig_devices()}
-        for profile in sorted(devices):
-            if nos_spelling(profile) is None:
-                yield gpu.problem(Code.UNSUPPORTED, "noNosName", profile=profile)
 
 
 # --- the text -------------------------------------------------------------------------------------

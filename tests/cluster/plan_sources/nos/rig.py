@@ -99,15 +99,14 @@ def offer(
     return DeferredNosPlan(annotations, labels, plugin_configuration).on(observed)
 
 
-def remarks(
+def ignored(
     annotations: Mapping[str, str],
     labels: Mapping[str, str],
-    observed: ObservedNode,
     *,
     plugin_configuration: str | None = None,
 ) -> tuple[Problem, ...]:
-    """What is remarked on a node with these annotations and labels."""
-    return DeferredNosPlan(annotations, labels, plugin_configuration).remarks(observed)
+    """What is ignored on a node with these annotations and labels."""
+    return DeferredNosPlan(annotations, labels, plugin_configuration).ignored
 
 
 # --- the recorded conversation ------------------------------------------------------------------

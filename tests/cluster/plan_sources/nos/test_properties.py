@@ -23,7 +23,7 @@ from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.steps import after
 from nodeagent.reconcile.plan_update import PlanText, UnreadablePlan
-from tests.cluster.plan_sources.nos.rig import MIG, gpu, node, offer, remarks, spec, state
+from tests.cluster.plan_sources.nos.rig import MIG, gpu, ignored, node, offer, spec, state
 from tests.plan.cards import layouts, present, with_instances
 
 BOARDS = ("a100-40gb", "a100-80gb", "h100-80gb", "a30", "rtx-pro-6000", "t4")
@@ -84,7 +84,7 @@ def test_total(
     reported with its place and what would be right, in words that fit a terminal.
     """
     offered = offer(annotations, labels, observed, plugin_configuration=text)
-    reported = list(remarks(annotations, labels, observed, plugin_configuration=text))
+    reported = list(ignored(annotations, labels, plugin_configuration=text))
     match offered:
         case PlanText(text=plan_text):
             read_document(plan_text)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import NodeView, Wanted
@@ -29,9 +30,6 @@ from tests.cluster.plan_sources.nos.rig import (
     TWO,
     bare_node,
     desired,
-    divided,
-    gpu,
-    node,
     patched,
     seen,
     spec,
@@ -108,27 +106,19 @@ async def test_exchange(mode: str, server: ApiServer, access: ClusterAccess) -> 
     assert annotations["example.com/other"] == "stays"
 
 
-# --- remarks --------------------------------------------------------------------------------------
+# --- what is ignored --------------------------------------------------------------------------
 
 
-async def test_remarks(access: ClusterAccess) -> None:
-    """What nos passes over in silence is reported, once for each demand."""
+async def test_what_is_ignored_is_logged(access: ClusterAccess) -> None:
+    """Once for each demand."""
     source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
-    observed = node(gpu(0), divided(gpu(1), ("7g.40gb", 0, False)))
     view = _view(spec(**{"0-7g.40gb": "1", "1-1g.10gb-me": "1"}), MIG)
-    source.observe(view)
-    async with running(source.run()):
-        for _ in range(3):
-            source.answer(view, state(observed), None)
-            await asyncio.sleep(0)
-        await until(lambda: len(source.remarks) == 2)
-        emptied, ignored = source.remarks
-        assert "every free MIG device there is destroyed" in emptied.message
-        assert "its profile has a -" in ignored.message
-        clean = _view(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG)
-        source.observe(clean)
-        source.answer(clean, state(observed), None)
-        await until(lambda: source.remarks == ())
+    clean = _view(spec(**{"0-7g.40gb": "1"}), MIG)
+    for demand, count in ((view, 1), (view, 0), (clean, 0), (view, 1)):
+        with capture_logs() as lines:
+            source.observe(demand)
+        assert len(lines) == count
+        assert all("its profile has a -" in line["event"] for line in lines)
 
 
 # --- the ConfigMap --------------------------------------------------------------------------------

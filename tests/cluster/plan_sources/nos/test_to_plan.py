@@ -20,11 +20,10 @@ from tests.cluster.plan_sources.nos.rig import (
     MPS,
     OFF,
     TWO,
-    divided,
     gpu,
+    ignored,
     node,
     offer,
-    remarks,
     spec,
 )
 
@@ -191,7 +190,7 @@ def test_no_mode() -> None:
         assert MODE_LABEL in text
         assert text.isprintable()
         assert ("did you mean mig?" in text) is (value in ("MIG", "mig "))
-        assert remarks(spec(**{"0-x-y": "1"}), labels, TWO) == ()
+        assert ignored(spec(**{"0-x-y": "1"}), labels) == ()
 
 
 def test_too_large() -> None:
@@ -201,32 +200,14 @@ def test_too_large() -> None:
     assert "at most 65,536" in problem(offer(asked, MPS, observed)).message
 
 
-# --- remarks ----------------------------------------------------------------------------------
+# --- what is ignored --------------------------------------------------------------------------
 
 
-def test_remarks() -> None:
-    """What happens without being asked for in so many words, and what is passed over."""
-    observed = node(gpu(0), divided(gpu(1), ("7g.40gb", 0, False)), gpu(2))
+def test_what_is_ignored() -> None:
     asked = spec(**{"0-7g.40gb": "1", "0-1g.5gb": "0", "1-1g.10gb-me": "1"})
-    emptied, *others = remarks(asked, MIG, observed)
-    assert emptied.gpu == "GPU-1"
-    assert "every free MIG device there is destroyed" in emptied.message
-    assert len(others) == 2
-    assert remarks(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG, TWO) == ()
-
-
-def test_remarks_are_bounded() -> None:
-    found = remarks(spec(**{f"{n}-x-y": "1" for n in range(1000)}), MIG, TWO)
-    assert len(found) == 21
-    assert "980 more" in found[-1].message
-
-
-def test_unspeakable() -> None:
-    """A device whose name no key can hold is at least reported to the reader."""
-    one = divided(gpu(0, "rtx-pro-6000"), ("2g.48gb-me", 0, False))
-    (remark,) = remarks(spec(**{"0-2g.48gb": "1"}), MIG, node(one))
-    assert "2g.48gb-me" in remark.message
-    assert remarks(spec(**{"0-10gb": "1"}), MPS, node(one)) == ()
+    assert len(ignored(asked, MIG)) == 2
+    assert ignored(spec(**{"0-7g.40gb": "1", "1-7g.40gb": "1"}), MIG) == ()
+    assert len(ignored(spec(**{f"{n}-x-y": "1" for n in range(1000)}), MIG)) == 20
 
 
 # --- what is another request ----------------------------------------------------------------------
@@ -255,11 +236,11 @@ def test_what_does_not_matter(
 @pytest.mark.parametrize("text", [None, TENS])
 @pytest.mark.parametrize("labels", [MIG, MPS, {}, {MODE_LABEL: "x"}, {**MPS, **KEYED}])
 def test_nothing_is_lost(labels: dict[str, str], text: str | None) -> None:
-    """The reduced value means, and remarks on, what all that is on the Node would."""
+    """The reduced value means, and ignores, what all that is on the Node would."""
     labels = {**labels, MEMORY_LABEL: "40960"}
     silent = node(*(replace(one, memory=0) for one in TWO.gpus))
     for asked in (ASKED, spec(None, **{"0-10gb": "1"}), {}, spec()):
         found = deferred_plan(asked, labels, text)
         for seen in (TWO, silent):
             assert found.on(seen) == offer(asked, labels, seen, plugin_configuration=text)
-            assert found.remarks(seen) == remarks(asked, labels, seen, plugin_configuration=text)
+        assert found.ignored == ignored(asked, labels, plugin_configuration=text)
