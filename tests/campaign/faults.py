@@ -192,8 +192,8 @@ REAL_FAULTS: Faults = {
         ),
         Edit(
             "reconcile/node_controller.py",
-            "            if device.uuid == step.device and device.usage.in_use:\n",
-            "            if device.uuid == step.device and not device.usage:\n",
+            '(step.device, uuid if whole else "") and device.usage.in_use:\n',
+            '(step.device, uuid if whole else "") and not device.usage:\n',
         ),
         Edit(
             "mps/fleet.py",
@@ -226,11 +226,13 @@ REAL_FAULTS: Faults = {
     "the CDI file of a claim names the first instance of its GPU": (
         Edit(
             "claims/serving/cdi.py",
-            "            keys = _keys(device, gpu.minor, numbers)\n",
-            "            first = gpu.instances[0].id if gpu.instances else device.instance\n"
+            "            keys = _keys(device, own, numbers)\n",
+            "            gpu = observed.gpu(device.gpu)\n"
+            "            there = gpu.instances if gpu else ()\n"
+            "            first = there[0].id if there else device.instance\n"
             "            from nodeagent.structs import replace\n"
             "            named = replace(device, instance=first)\n"
-            "            keys = _keys(named, gpu.minor, numbers)\n",
+            "            keys = _keys(named, own, numbers)\n",
         ),
     ),
     "the token for the API server is logged when it is read": (

@@ -5,6 +5,7 @@ shares claims have: its limits, its life, and who uses it.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import ClaimRecord, ClaimReference, ClaimRefused, ClaimState, FileState
 from nodeagent.claims.offering.planned import beside_claims
 from nodeagent.claims.parts import (
+    DaemonNotReady,
     daemon_of,
     require_lasting_unused,
+    require_ready,
     reserved_on,
+    to_prepare,
     to_release,
 )
 from nodeagent.claims.serving.cdi import ContainerDevice, claim_document
@@ -25,7 +29,7 @@ from nodeagent.errors import StillInUse
 from nodeagent.files.cdi import Edits
 from nodeagent.plan.desired import DesiredGpu, MigDisabled, MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.observed import DeviceDaemon, Gpu
-from nodeagent.plan.plan import Verdict
+from nodeagent.plan.plan import GpuOutcome, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
@@ -218,6 +222,26 @@ def test_no_release_waits_for_a_daemon_of_others() -> None:
     for mps in (None, replace(both.mps, state="Backoff")):
         there = replace(both, mps=mps)
         assert plan_gpu(to_release(TWO, there, [ONE]), there).verdict is Verdict.IN_SYNC
+
+
+def test_gpus_of_one_daemon() -> None:
+    """It is left alone on a GPU of which no claim has a share any more, and waited for at the first
+    alone, where it is started.
+    """
+    [own] = holder(1, "GPU-2").devices
+    mps = replace(wanted(1), devices=(L40S.uuid, "GPU-2"))
+    claim = record(replace(own, mps=mps))
+    left = replace(BARE, mps=replace(daemon(mps), state="Backoff"), compute_mode=EXCLUSIVE)
+    assert [str(one) for one in reserved_on(left.uuid, [claim])] == [
+        "the whole GPU (claim team/trainer)"
+    ]
+    held = tuple(reserved_on(left.uuid, [claim]))
+    nothing = beside_claims(DesiredGpu(None, "gpus[0]"), left, held, [claim])
+    assert plan_gpu(nothing, left).verdict is Verdict.IN_SYNC
+    for there in (left, replace(left, uuid="GPU-2")):
+        outcome = GpuOutcome(plan_gpu(to_prepare(claim, there, []), there), (), there)
+        with pytest.raises(DaemonNotReady) if there is left else nullcontext():
+            require_ready(outcome, claim)
 
 
 def test_a_plan_beside_shares() -> None:

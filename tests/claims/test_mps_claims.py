@@ -311,6 +311,21 @@ async def test_a_gpu_that_has_another_daemon(machine: NodeRig, home: Home) -> No
             assert (now.is_ready, now.pid != before.pid) == (True, True)
 
 
+async def test_claims_for_one_gpu_and_two_at_once(machine: NodeRig, home: Home) -> None:
+    """Both have one daemon, or the one with two GPUs waits, and leaves the other as it is."""
+    with simulated("l40s:2", state=machine.state):
+        async with agent(home, machine, share="memory") as (claims, rig, parts):
+            for gpu in (0, 1, 0, 1):
+                notebook, job = share(home, rig, 0, gpu), share(home, rig, 1, 0, 1)
+                calls = claims.prepare(*job), claims.prepare(*notebook)
+                both, one = await asyncio.gather(*calls, return_exceptions=True)
+                assert isinstance(both, tuple | ClaimHeldUp), one
+                assert await claims.prepare(*notebook)
+                for uid in UIDS[:2]:
+                    await claims.release(uid)
+                assert parts.fleet.statuses() == ()
+
+
 @pytest.mark.parametrize("mended", [True, False])
 async def test_a_release_beside_a_record_that_cannot_be_read(
     machine: NodeRig, home: Home, *, mended: bool
