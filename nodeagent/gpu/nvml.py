@@ -18,7 +18,6 @@ from typing import Any, Final, NewType, TypeVar
 import pynvml
 
 from nodeagent.gpu.nvml_errors import (
-    FUNCTION_NOT_FOUND,
     driver_error,
 )
 from nodeagent.gpu.workers import current
@@ -91,10 +90,7 @@ def checked_call(
 
 def call(function: str, *arguments: object) -> Any:
     """One call of pynvml's function of that name; raises the agent's errors."""
-    wrapper = getattr(pynvml, function, None)
-    if wrapper is None:
-        raise driver_error(FUNCTION_NOT_FOUND, function)
-    return checked_call(wrapper, *arguments, name=function)
+    return checked_call(getattr(pynvml, function), *arguments, name=function)
 
 
 def _as(kind: Callable[[Any], Result], wrapper: Callable[..., Any]) -> Callable[..., Result]:

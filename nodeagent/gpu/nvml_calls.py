@@ -20,7 +20,6 @@ from nodeagent.gpu.nvml_errors import (
     FUNCTION_NOT_FOUND,
     NO_PERMISSION,
     NOT_SUPPORTED,
-    driver_error,
 )
 
 if TYPE_CHECKING:  # commands that read no metrics start without what it imports
@@ -56,10 +55,7 @@ def constant(name: str) -> int:
 
 def filled(function: str, structure: str, device: Device) -> Any:
     """The structure that a call fills in."""
-    made = getattr(pynvml, structure, None)
-    if made is None:
-        raise driver_error(ARGUMENT_VERSION_MISMATCH, function)
-    answer = made()
+    answer = getattr(pynvml, structure)()
     call(function, device, byref(answer))
     return answer
 

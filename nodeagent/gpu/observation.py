@@ -31,7 +31,7 @@ from nodeagent.errors import DriverError, DriverUnavailable, GpuLost
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
-from nodeagent.gpu.nvml_errors import NOT_KNOWN, is_unsupported
+from nodeagent.gpu.nvml_errors import NOT_KNOWN
 from nodeagent.gpu.profiles import if_supported, room_for
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.users import ProcessLists
@@ -235,20 +235,10 @@ def _size_of(
     profile = instance.profile
     if profile.slices == 1:
         return 1, only_placement(gpu, profile)
-    try:
-        slices = nvml.compute_slices(handle)
-    except DriverError as error:
-        if not is_unsupported(error):
-            raise
-        slices = 0
+    slices = nvml.compute_slices(handle)
     if slices == profile.slices:
         return slices, only_placement(gpu, profile)
     info = nvml.compute_instance_info(nvml.compute_instance_by_id(instance.handle, compute_id))
-    if not slices:
-        offered = gpu.profiles.learn_compute(profile, instance.handle)
-        slices = next((c.slices for c in offered if c.id == info.profile_id), 0)
-        if not slices:
-            raise _ChangedMeanwhile
     return slices, info.placement
 
 
