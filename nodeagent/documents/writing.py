@@ -6,11 +6,11 @@ left out of the document and named in a comment. So is a GPU that does not answe
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
+
+import yaml
 
 from nodeagent.documents.bounded_yaml import plain_scalar
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, ObservedNode
@@ -30,7 +30,7 @@ _Data = dict[str, Any]
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+_MAX_WIDTH = 1000  # columns: no line is broken
 
 
 # --- plans ------------------------------------------------------------------------------------
@@ -38,19 +38,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 def plan_document(observed: ObservedNode) -> str:
     """A plan in YAML for all GPUs that have MIG or are shared: each MIG device at its place."""
-    entries = plan_data(observed)["gpus"]
-    lines = [*_comments(export_notes(observed)), "version: v1", "gpus:" if entries else "gpus: []"]
-    for entry in entries:
-        lines.append(f"  - devices: {_flow(entry['devices'])}")
-        match entry.get("mig"):
-            case []:
-                lines.append("    mig: []  # MIG mode on, no instances")
-            case list() as items:
-                lines += ["    mig:", *(f"      - {_flow(item)}" for item in items)]
-            case str() as word:
-                lines.append(f"    mig: {word}")
-        lines += [f"    {key}: {_flow(entry[key])}" for key in ("mps", "timeSlice") if key in entry]
-    return "\n".join(lines) + "\n"
+    return _document(plan_data(observed), export_notes(observed))
 
 
 def plan_data(observed: ObservedNode) -> _Data:
@@ -157,18 +145,8 @@ def _user(account: Account) -> int | str:
 
 
 def mig_parted_document(observed: ObservedNode, label: str = "current") -> str:
-    """A mig-parted file in YAML, as `nvidia-mig-parted export` writes it; the format has no
-    places, MPS or time slices.
-    """
-    notes = export_notes(observed, mig_parted=True)
-    lines = [*_comments(notes), "version: v1", "mig-configs:", f"  {_scalar(label)}:"]
-    for entry in mig_parted_data(observed, label)["mig-configs"][label]:
-        counts = entry["mig-devices"]
-        text = [f"{key}: {_flow(value)}" for key, value in entry.items() if value is not counts]
-        text += ["mig-devices:"] if counts else ["mig-devices: {}"]
-        text += [f"  {_scalar(name)}: {count}" for name, count in counts.items()]
-        lines += [f"  - {text[0]}", *(f"    {line}" for line in text[1:])]
-    return "\n".join(lines) + "\n"
+    """A mig-parted file in YAML; the format has no places, MPS or time slices."""
+    return _document(mig_parted_data(observed, label), export_notes(observed, mig_parted=True))
 
 
 def mig_parted_data(observed: ObservedNode, label: str = "current") -> _Data:
@@ -277,26 +255,27 @@ def _grouped(pairs: Iterable[tuple[_K, _V]]) -> list[tuple[_K, list[_V]]]:
 # --- YAML -------------------------------------------------------------------------------------
 
 
-def _flow(value: object) -> str:
-    match value:
-        case dict():
-            items = (f"{_scalar(str(key))}: {_flow(item)}" for key, item in value.items())
-            return "{" + ", ".join(items) + "}"
-        case list():
-            return "[" + ", ".join(map(_flow, value)) + "]"
-        case str():
-            return _scalar(value)
-    return json.dumps(value)
+class _Dumper(yaml.CSafeDumper):
+    """Writes each value out, since documents are read without aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
-def _scalar(text: str) -> str:
-    """Text as a YAML scalar, in quotes where it could be read as something else."""
+def _text(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
+    """Text in quotes where `bounded_yaml` would read it as something else."""
     try:
-        plain = _PLAIN.fullmatch(text) is not None and plain_scalar(text) == text
+        style = None if plain_scalar(text) == text else '"'
     except ValueError:
-        plain = False
-    return text if plain else json.dumps(text, ensure_ascii=False)
+        style = '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
-def _comments(notes: Iterable[str]) -> list[str]:
-    return [f"# {' '.join(note.split())}" for note in notes]
+_Dumper.add_representer(str, _text)
+
+
+def _document(data: _Data, notes: Iterable[str]) -> str:
+    """The data, with the notes as comments above it; maps and lists of scalars on one line each."""
+    comments = "".join(f"# {' '.join(note.split())}\n" for note in notes)
+    options: _Data = {"sort_keys": False, "allow_unicode": True, "width": _MAX_WIDTH}
+    return comments + str(yaml.dump(data, Dumper=_Dumper, default_flow_style=None, **options))

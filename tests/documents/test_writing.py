@@ -92,17 +92,17 @@ def test_plan() -> None:
 # GPU 5 (Tesla T4) has no MIG
 version: v1
 gpus:
-  - devices: [0, 3]
-    mig:
-      - {profile: 1g.10gb, start: 0}
-      - {profile: 3g.40gb, start: 4}
-  - devices: [1]
-    mig: disabled
-  - devices: [2]
-    mig: []  # MIG mode on, no instances
-  - devices: [4]
-    mig:
-      - {profile: 1c.3g.40gb, start: 0, count: 2}
+- devices: [0, 3]
+  mig:
+  - {profile: 1g.10gb, start: 0}
+  - {profile: 3g.40gb, start: 4}
+- devices: [1]
+  mig: disabled
+- devices: [2]
+  mig: []
+- devices: [4]
+  mig:
+  - {profile: 1c.3g.40gb, start: 0, count: 2}
 """
     )
 
@@ -124,10 +124,10 @@ mig-configs:
   - device-filter: 0x233010DE
     devices: [0, 3]
     mig-enabled: true
-    mig-devices:
-      1g.10gb: 1
-      3g.40gb: 1
-  - device-filter: [0x1EB810DE, 0x233010DE]
+    mig-devices: {1g.10gb: 1, 3g.40gb: 1}
+  - device-filter:
+    - 0x1EB810DE
+    - 0x233010DE
     devices: [1, 5]
     mig-enabled: false
     mig-devices: {}
@@ -138,8 +138,7 @@ mig-configs:
   - device-filter: 0x233010DE
     devices: [4]
     mig-enabled: true
-    mig-devices:
-      1c.3g.40gb: 2
+    mig-devices: {1c.3g.40gb: 2}
 """.replace("0x233010DE", '"0x233010DE"').replace("0x1EB810DE", '"0x1EB810DE"')
     )
 
@@ -178,7 +177,7 @@ def test_pending_mode() -> None:
     assert isinstance(read_document(plan_document(observed)).entries[0].mig, MigDisabled)
 
 
-@pytest.mark.parametrize("label", ["all-1g.10gb", "on", "7", "0x1", 'ä b"', "~"])
+@pytest.mark.parametrize("label", ["all-1g.10gb", "on", "y", "7", "007", "1e3", "0x1", 'ä b"', "~"])
 def test_labels(label: str) -> None:
     """Any label can be written and selected."""
     text = mig_parted_document(node(gpu(0)), label)
@@ -215,17 +214,32 @@ def test_sharing() -> None:
 # GPU 2 (Tesla T4) has no MIG
 version: v1
 gpus:
-  - devices: [0]
-    mig: disabled
-    mps: {user: 1000, shares: {small: {count: 4, memory: 8Gi, threads: 15.5}, \
-big: {count: 1, memory: 40Gi, threads: 40}}, enforce: terminate, oversubscribe: true}
-  - devices: [1]
-    mig:
-      - {profile: 1c.3g.40gb, start: 0, count: 2, mps: {user: 1000, \
-shares: {replica: {count: 2, memory: 1000Mi, threads: 50}}, oversubscribe: true}}
-      - {profile: 3g.40gb, start: 4, mps: {user: 1000, clients: {memory: 512Mi}}}
-  - devices: [2]
-    timeSlice: long
+- devices: [0]
+  mig: disabled
+  mps:
+    user: 1000
+    shares:
+      small: {count: 4, memory: 8Gi, threads: 15.5}
+      big: {count: 1, memory: 40Gi, threads: 40}
+    enforce: terminate
+    oversubscribe: true
+- devices: [1]
+  mig:
+  - profile: 1c.3g.40gb
+    start: 0
+    count: 2
+    mps:
+      user: 1000
+      shares:
+        replica: {count: 2, memory: 1000Mi, threads: 50}
+      oversubscribe: true
+  - profile: 3g.40gb
+    start: 4
+    mps:
+      user: 1000
+      clients: {memory: 512Mi}
+- devices: [2]
+  timeSlice: long
 """
     )
     assert yaml.safe_load(plan_document(observed)) == plan_data(observed)
