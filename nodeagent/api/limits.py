@@ -52,9 +52,7 @@ SOCKET_LIMITS = RequestLimits(
 )
 
 
-_OWN_FILES: Final = (
-    128  # that the work with the GPUs may have open; some 30 are while nothing happens
-)
+_OWN_FILES: Final = 128  # that the work with the GPUs may have open; at rest there are some 30
 # With fewer open files than these there are fewer connections.
 ALL_CONNECTIONS: Final = _OWN_FILES + 2 * (2 * TCP_LIMITS.connections + SOCKET_LIMITS.connections)
 
@@ -135,9 +133,7 @@ class ConnectionSlots:
     def __init__(self, most: int, most_of_peer: int) -> None:
         self._most = most
         self._most_of_peer = most_of_peer
-        self._slots: dict[
-            RequestSlot, None
-        ] = {}  # those that wait, in the order in which they began to
+        self._slots: dict[RequestSlot, None] = {}  # in the order in which they began to wait
         self._of_peer: Counter[str] = Counter()
         self.closed = False  # no more connections are taken, those in a TLS handshake included
 

@@ -17,7 +17,6 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.errors import NodeagentError
 from nodeagent.settings import Address
-from nodeagent.strict_json import parse_json
 
 _Json = TypeVar("_Json", dict[str, Any], list[Mapping[str, Any]])
 
@@ -203,8 +202,8 @@ def _line(stream: BinaryIO) -> str:
 def _json(response: _Response, kind: type[_Json], words: str) -> _Json:
     """The answer, which has to be of this kind, `words`."""
     try:
-        answer = parse_json(response.text)
-    except ValueError:
+        answer = json.loads(response.text)
+    except (ValueError, RecursionError):
         answer = None
     if response.status != _OK:
         refusal = answer if isinstance(answer, dict) else {}

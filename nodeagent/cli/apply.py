@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 
 _IN_SYNC = NodePlan(Verdict.IN_SYNC)
 _NOTHING_DONE = NodeOutcome(_IN_SYNC, ())
-_RETRY_INTERVAL = (
-    2.0  # seconds after a first refusal by the driver; it doubles with each further one
-)
+_RETRY_INTERVAL = 2.0  # seconds after a first refusal by the driver; each further one doubles it
 
 
 def run_apply(options: Namespace, output: Output) -> ExitCode:

@@ -14,11 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from msgspec.json import decode
+
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
-from nodeagent.strict_json import parse_json
 from nodeagent.structs import replace
 
 FILE_NAME: Final = "earlier-modes.json"
@@ -152,17 +153,10 @@ def _encoded(values: Values) -> bytes:
 
 def _decoded(content: bytes) -> Values:
     return {
-        (device, _NAMES[name]): _NAMES[name](_word(name, value))
-        for device, fields in parse_json(content).items()
+        (device, _NAMES[name]): _NAMES[name](value)
+        for device, fields in decode(content, type=dict[str, dict[str, str]]).items()
         for name, value in fields.items()
     }
-
-
-def _word(name: str, value: object) -> str:
-    """A value that has to be a word; any other is not shown, as it may be large."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is not a word")
-    return value
 
 
 _FORMAT: Final[StateFormat[Values]] = StateFormat(

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Final
 
-from msgspec import convert, to_builtins
+from msgspec import json as msgspec_json
+from msgspec import to_builtins
 
 from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, Check
-from nodeagent.strict_json import parse_json
 from nodeagent.structs import replace
 
 FILE_NAME: Final = "health.json"
@@ -30,7 +30,7 @@ def decode(content: bytes) -> HealthState:
 
     Findings and checks of another version, which this one does not know, are left out.
     """
-    state = convert(parse_json(content), HealthState, str_keys=True)
+    state = msgspec_json.decode(content, type=HealthState)
     return replace(
         state,
         findings=tuple(f for f in state.findings if f.cause in BY_CAUSE),

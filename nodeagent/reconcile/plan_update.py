@@ -18,7 +18,6 @@ from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.plan.numbers import Numbers
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem
-from nodeagent.strict_json import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +92,9 @@ def _encoded(kept: KeptPlan) -> bytes:
 def _decoded(content: bytes) -> KeptPlan:
     first, _, rest = content.partition(b"\n")
     second, _, text = rest.partition(b"\n")
-    name = _name(parse_json(first.removeprefix(_CONFIGURATION)))
+    name = json.decode(first.removeprefix(_CONFIGURATION), type=str | None)
     numbers = json.decode(second.removeprefix(_NUMBERS), type=Numbers)
     return KeptPlan(PlanText(text, name), numbers)
-
-
-def _name(configuration: object) -> str | None:
-    if not isinstance(configuration, str | None):
-        raise TypeError(f"{configuration!r} is no name of a configuration")
-    return configuration
 
 
 _FORMAT: Final[StateFormat[KeptPlan]] = StateFormat(

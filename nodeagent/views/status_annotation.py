@@ -6,6 +6,7 @@ texts are shortened, lists are cut, and `more` says how many entries of each wer
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -13,7 +14,6 @@ from typing import Any, Final
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.users import as_used
-from nodeagent.strict_json import parse_json
 from nodeagent.views.devices import devices_by_uuid, mig_devices
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Headline, Json, MpsDaemon, Refused, as_json
@@ -91,7 +91,7 @@ def has_looked(state: NodeState) -> bool:
 def _moment_of(existing: str | None, content: Json, now: datetime) -> datetime | None:
     """The time since when an annotation has had this content; None if it has another."""
     try:
-        kept = parse_json(existing or "")
+        kept = json.loads(existing or "")
         if not isinstance(kept, dict):
             return None
         written = datetime.fromisoformat(kept.pop("observedAt"))

@@ -6,6 +6,7 @@ pods are not known, by the label that selects this node for them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +17,6 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import Holding
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.strict_json import parse_json
 
 Pods = tuple[Pod, ...] | None
 
@@ -152,8 +152,9 @@ def _hami(node: NodeView, pods: Pods) -> Iterator[str]:
 
 def _is_hami_mig(register: str) -> bool:
     try:
-        devices = parse_json(register)
-    except ValueError:  # older releases: records end with a colon, commas part fields
+        devices = json.loads(register)
+    except (ValueError, RecursionError):
+        # Older releases: records end with a colon, commas part fields.
         return any("mig" in record.split(",") for record in register.split(":"))
     if not isinstance(devices, list):
         return False
