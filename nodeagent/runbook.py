@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 
 from nodeagent.catalogue import section
 from nodeagent.errors import UsageError
@@ -138,7 +138,7 @@ class Runbook:
             EntryKind.FINDING: lambda: (_finding(row, checks[row.check.value]) for row in ROWS),
             EntryKind.XID: lambda: map(self._xid, section("xid")["usual"]),
         }
-        self._look_at_xids = checks["xid"].look
+        self._xid = partial(_xid, look=checks["xid"].look)
         self.entries: tuple[Entry, ...] = tuple(
             entry
             for kind in EntryKind
@@ -149,9 +149,6 @@ class Runbook:
             if entry.kind is not EntryKind.XID:  # `of` makes those
                 key = _key(entry.code)
                 self._by_key[key] = (*self._by_key.get(key, ()), entry)
-
-    def _xid(self, xid: int) -> Entry:
-        return _xid(xid, self._look_at_xids)
 
     def of(self, code: str) -> tuple[Entry, ...]:
         """The entries of a code, however it is spelled; none where there is no such code."""

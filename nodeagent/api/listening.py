@@ -53,36 +53,31 @@ async def listen_on_socket(
     """
     app = create_app(answers, listen_host="", limits=limits)
     serving = Serving(app, "socket", limits, refusals)
-    listener, made = _private_socket(path)
+    listener = _private_socket(path)
     try:
         await serving.start(sock=listener)
         yield
     finally:
         await serving.end()
         listener.close()
-        _remove(path, made)
+        _remove(path)
 
 
-def _remove(path: Path, made: os.stat_result | None) -> None:
-    """Remove our socket, unless another file replaced it or the file system is read-only."""
-    with suppress(OSError):
-        if made is not None and os.path.samestat(path.lstat(), made):
-            path.unlink()
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # of a file system that is read-only now
+        path.unlink()
 
 
-def _private_socket(path: Path) -> tuple[socket.socket, os.stat_result | None]:
-    """A Unix socket of mode 0600, and which file it is, None when that was deleted at once: who
-    watches the run directory makes it again. The caller holds the writer's lock, so one that lies
-    there is left from an earlier agent.
+def _private_socket(path: Path) -> socket.socket:
+    """A Unix socket of mode 0600. The caller holds the writer's lock, so one that lies there is
+    left from an earlier agent, and none of a later one is there at the end.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         path.unlink(missing_ok=True)
         os.fchmod(listener.fileno(), 0o600)  # which `bind` gives the file
         listener.bind(str(path))
-        with suppress(FileNotFoundError):
-            return listener, path.lstat()
-        return listener, None
+        return listener
     except OSError as error:
         listener.close()
         raise NodeagentError(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from nodeagent.errors import DocumentError
 from nodeagent.plan.codes import Code
 from nodeagent.text import quote
+
+if TYPE_CHECKING:
+    from nodeagent.plan.problems import Problem
 
 DocumentPath = tuple[str | int, ...]
 Mark = tuple[int, int]  # line and column, both from 1
@@ -31,14 +34,6 @@ def path_text(path: DocumentPath) -> str:
     return text
 
 
-class _Fault(NamedTuple):
-    mark: Mark
-    code: Code
-    message: str
-    remedy: str
-    path: str
-
-
 class Findings:
     """Collects the faults of one document and raises them together, in the text's order.
 
@@ -53,7 +48,7 @@ class Findings:
         self._has_lines = marks is not None
         self._marks = {} if marks is None else marks
         self._key_marks = {} if key_marks is None else key_marks
-        self._found: list[_Fault] = []
+        self._found: list[tuple[Mark, Problem]] = []
 
     def add(
         self,
@@ -66,11 +61,14 @@ class Findings:
         mark: Mark | None = None,
     ) -> None:
         """Note a fault at `path`; `of_key` when the key is at fault and not its value."""
+        from nodeagent.plan.problems import Problem  # settings without a fault do without it
+
         if mark is None:
             mark = self._mark(path, of_key=of_key)
         line, column = mark
         where = f"{message} (line {line}, column {column})" if self._has_lines else message
-        self._found.append(_Fault(mark, code, where, remedy, path_text(path)))
+        problem = Problem(code=code, message=where, remedy=remedy, path=path_text(path))
+        self._found.append((mark, problem))
 
     @property
     def full(self) -> bool:
@@ -80,14 +78,11 @@ class Findings:
     def raise_any(self) -> None:
         if not self._found:
             return
-        from nodeagent.plan.problems import Problem  # settings without a fault do without it
-
-        self._found.sort(key=lambda fault: fault.mark)
-        problems = [
-            Problem(code=code, message=message, remedy=remedy, path=path)
-            for _, code, message, remedy, path in self._found[:MAX_PROBLEMS]
-        ]
+        self._found.sort(key=lambda fault: fault[0])
+        problems = [problem for _, problem in self._found[:MAX_PROBLEMS]]
         if len(self._found) > MAX_PROBLEMS:
+            from nodeagent.plan.problems import Problem
+
             problems.append(Problem.of(Code.SYNTAX, "more", most=MAX_PROBLEMS))
         raise DocumentError(problems)
 

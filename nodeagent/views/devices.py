@@ -45,19 +45,16 @@ def devices_named(named: str, observed: ObservedNode) -> tuple[str, ...] | None:
     """
     if not named:
         return None
+    name = named.casefold()
     index = re.fullmatch(r"[0-9]{1,4}", named)
     slot = re.fullmatch(r"([0-9]{1,4}):([0-9]{1,2})", named)
     for gpu in observed.gpus:
         devices = gpu.devices()
-        if (index and int(named) == gpu.index) or _same(named, gpu.uuid):
+        if (index and int(named) == gpu.index) or name == gpu.uuid.casefold():
             return tuple(device.uuid for device in devices)
         if slot and int(slot[1]) == gpu.index:
             bit = 1 << int(slot[2])
             return tuple(d.uuid for d in devices if d.placement and d.placement.mask & bit) or None
-        if found := next((d.uuid for d in devices if _same(named, d.uuid)), None):
+        if found := next((d.uuid for d in devices if name == d.uuid.casefold()), None):
             return (found,)
     return None
-
-
-def _same(named: str, uuid: str) -> bool:
-    return named.casefold() == uuid.casefold()

@@ -141,7 +141,7 @@ def not_ready_reasons(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> t
     devices = devices_by_uuid(observed)
     return tuple(
         f"the MPS daemon of {daemon_words(daemon, devices)} ({daemon.device}) is "
-        f"{daemon.state}{_because(daemon.why)}"
+        f"{daemon.state}{f': {daemon.why}' if daemon.why else ''}"
         for daemon in daemons
         if daemon.is_wanted and not daemon.is_ready
     )
@@ -238,7 +238,3 @@ def client_words(client: MpsClient) -> str:
     command = f" ({name})" if name else ""
     pod = f" of pod {client.pod.namespace}/{client.pod.name}" if client.pod else ""
     return f"{client.pid}{command}{pod}"
-
-
-def _because(why: str) -> str:
-    return f": {why}" if why else ""
