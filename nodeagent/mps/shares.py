@@ -100,7 +100,7 @@ def client_environment(spec: DaemonSpec, slot: Slot) -> dict[str, str]:
 
     Raises ValueError for limits that a driver would take for others, or for none.
     """
-    own = [device for device, _ in slot.share.by_device]
+    own = [device for device, *_ in slot.share.by_device]
     visible = [device for device in spec.devices if not own or device in own]
     environment = {
         "CUDA_MPS_PIPE_DIRECTORY": spec.pipe_directory,

@@ -44,8 +44,8 @@ class Share(Struct, frozen=True):
     `memory` is in whole MiB and `threads` in percent, at most two decimals; None: no limit of
     its own. `total`: the MiB that all its clients may have together, which MPS does not enforce;
     None: no limit, as of a plan's. `path` leads to its place in the plan. `by_device`: where its
-    clients are given some devices of the daemon, or different amounts, these (UUIDs), each with its
-    MiB; they may have as much together.
+    clients are given some devices of the daemon, or different amounts, these (UUIDs), each with
+    `memory` and `total`.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Share(Struct, frozen=True):
     threads: Annotated[float, Meta(gt=0, le=ALL_THREADS)] | None
     path: str = ""
     total: Annotated[int, Meta(ge=0)] | None = None
-    by_device: tuple[tuple[str, Annotated[int, Meta(ge=1)]], ...] = ()
+    by_device: tuple[tuple[str, Annotated[int, Meta(ge=1)], int | None], ...] = ()
 
     def __eq__(self, other: object) -> bool:
         """Compare without `path`: equal limits are equal wherever a plan has them."""
@@ -68,11 +68,13 @@ class Share(Struct, frozen=True):
 
     def memory_on(self, device: str) -> int | None:
         """The MiB that a client may have on this device (a UUID); None: no limit."""
-        return dict(self.by_device).get(device, _LEAST) if self.by_device else self.memory
+        given = {one: memory for one, memory, _ in self.by_device}
+        return given.get(device, _LEAST) if given else self.memory
 
     def total_on(self, device: str) -> int | None:
         """The MiB that all its clients may have together on this device; None: no limit."""
-        return self.memory_on(device) if self.by_device else self.total
+        given = {one: total for one, _, total in self.by_device}
+        return given.get(device) if given else self.total
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -287,7 +287,9 @@ TOGETHER = replace(A, devices=BOTH)
 
 def share(gpu: str = GPU.uuid, mps: WantedMps = A, **changes: Any) -> ClaimedDevice:
     """With 2Gi."""
-    wanted = replace(mps, sharing=replace(mps.sharing, shares=(Share("mine", None, 2048, 10.0),)))
+    wanted = replace(
+        mps, sharing=replace(mps.sharing, shares=(Share("mine", None, 2048, 10.0, total=4096),))
+    )
     return share_of_gpu(gpu, wanted, **changes)
 
 
@@ -297,7 +299,7 @@ def test_a_share_beside_a_claim_with_more_gpus() -> None:
     [found] = joined(record(share("GPU-2")), [there]).devices
     assert found.mps
     assert found.mps.devices == BOTH
-    assert found.mps.sharing.shares[0].by_device == (("GPU-2", 2048),)
+    assert found.mps.sharing.shares[0].by_device == (("GPU-2", 2048, 4096),)
     mine = record(found)
     assert mine.gpus == {*BOTH}
     require_admission(mine, GPU, [there], ())

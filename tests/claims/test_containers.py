@@ -158,7 +158,7 @@ def test_limits_of_one_daemon() -> None:
     )
     assert unlike.devices[0].mps
     [share] = unlike.devices[0].mps.sharing.shares
-    assert (share.by_device, share.threads) == (((X, 8), (Y, 9)), 5.0)
+    assert (share.by_device, share.threads) == (((X, 8, 8), (Y, 9, 9)), 5.0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.mps.adoption import survey
-from nodeagent.mps.clients.assess import assess, on_all
+from nodeagent.mps.clients.assess import OffenceKind, assess, on_all
 from nodeagent.mps.commands import get_memory_limit
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.processes import CONTROL
@@ -33,8 +33,8 @@ async def printed(fleet: Fleet) -> list[str]:
 
 async def test_limits_of_each_device(rig: FleetRig) -> None:
     """Set and read back by ordinal; those of a client that works on the second are the second's."""
-    on_one = Share("one", None, None, None, by_device=((OTHER_GPU, 700),))
-    both = Share("both", None, None, None, by_device=((GPU, 500), (OTHER_GPU, 600)))
+    on_one = Share("one", None, None, None, by_device=((OTHER_GPU, 700, None),))
+    both = Share("both", None, None, None, by_device=((GPU, 500, None), (OTHER_GPU, 600, None)))
     async with rig.fleet() as fleet:
         await fleet.start(GPU, group(on_one, both))
         assert await printed(fleet) == ["500M", "700M", "None"]
@@ -87,8 +87,9 @@ async def test_the_next_agent_has_it_for_both(rig: FleetRig, damaged: bool) -> N
 
 
 def test_a_client_is_judged_on_each_device() -> None:
-    """By the limit that it has there, and by what it uses there."""
-    plan = group(Share("s", None, None, None, by_device=((GPU, 100), (OTHER_GPU, 50))))
+    """By the limit that it has there, by what it uses there, and with what others use there."""
+    amounts = (GPU, 100, 150), (OTHER_GPU, 50, None)
+    plan = group(Share("s", None, None, None, by_device=amounts))
     environment = client_environment(spec_of(plan, GPU), plan.sharing.slots[0])
     one = facts(environment=environment)
     used = {GPU: 90 << 20, OTHER_GPU: 60 << 20}
@@ -97,3 +98,6 @@ def test_a_client_is_judged_on_each_device() -> None:
     assert client.state.memory is not None
     assert (client.state.share, client.state.memory.used) == ("s", used[GPU])
     assert client.state.findings == ("uses 60Mi of memory, but its limit is 50Mi",)
+    two = [facts(pid, environment=environment, memory_used=90 << 20) for pid in (1, 2)]
+    _, newest = assess(two, plan, GPU)
+    assert [kind for kind, _ in newest.wrongs] == [OffenceKind.TOGETHER]

@@ -182,7 +182,8 @@ def test_a_client_of_several_devices(
 ) -> None:
     """Whichever way CUDA counts its devices, no limit is looser than its share's."""
     group = replace(SPEC.wanted, devices=("GPU-a", "GPU-b", "GPU-c"))
-    share = Share("small", 1, 8192, None, by_device=by_device)
+    amounts = tuple((device, limit, None) for device, limit in by_device)
+    share = Share("small", 1, 8192, None, by_device=amounts)
     found = client_environment(replace(SPEC, device="GPU-a", wanted=group), share.slots[0])
     assert found == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/x/pipe",

@@ -200,7 +200,10 @@ def joined(record: ClaimRecord, others: Collection[ClaimRecord]) -> ClaimRecord:
 def _on_some(wanted: WantedMps, own: Iterable[str], devices: tuple[str, ...]) -> WantedMps:
     """What is wanted of some GPUs, of a daemon that serves more of them."""
     shares = tuple(
-        replace(one, by_device=tuple((gpu, one.memory_on(gpu) or 0) for gpu in own))
+        replace(
+            one,
+            by_device=tuple((gpu, one.memory_on(gpu) or 0, one.total_on(gpu)) for gpu in own),
+        )
         for one in wanted.sharing.shares
     )
     return replace(wanted, sharing=replace(wanted.sharing, shares=shares), devices=devices)

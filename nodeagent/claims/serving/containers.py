@@ -119,14 +119,12 @@ def _kinds(wanted: WantedMps) -> tuple[object, ...]:
 def _together(kind: Mapping[str, Share]) -> Share:
     """One kind of client, by GPU, on all of them."""
     shares = kind.values()
-    memory = {gpu: share.memory for gpu, share in kind.items() if share.memory is not None}
+    limits = [(gpu, share.memory, share.total) for gpu, share in kind.items() if share.memory]
     threads = [share.threads for share in shares if share.threads is not None]
-    totals = [share.total for share in shares if share.total is not None]
     return replace(
         next(iter(shares)),
         threads=min(threads, default=None),
-        total=max(totals, default=None),
-        by_device=tuple(sorted(memory.items())) if len({*memory.values()}) > 1 else (),
+        by_device=tuple(sorted(limits)) if len({one[1:] for one in limits}) > 1 else (),
     )
 
 
