@@ -111,7 +111,11 @@ def _of_one(status: Json, name: str) -> Json:
     found = {
         **status,
         "gpus": [gpu],
-        "mps": [daemon for daemon in status.get("mps", ()) if daemon.get("device") in devices],
+        "mps": [
+            daemon
+            for daemon in status.get("mps", ())
+            if not devices.isdisjoint((daemon.get("device"), *daemon.get("devices", ())))
+        ],
         **{
             key: [one for one in status[key] if one.get("gpu", "") in ("", uuid)]
             for key in ("troubles", "problems")

@@ -97,6 +97,14 @@ def test_the_last_hour_is_explained(program: Program) -> None:
     assert full.endswith(f"\nlast hour\n{whole}")
 
 
+def test_one_gpu_has_the_daemon_that_it_shares_with_others(program: Program) -> None:
+    both = {"device": "GPU-0", "devices": ["GPU-0", "GPU-1"], "gpus": [0, 1], "state": "Ready"}
+    other = {"device": "GPU-0", "state": "Ready"}
+    with answering(json.dumps({**STATUS, "mps": [both, other]}).encode()) as (where, _):
+        found = program("status", "--gpu", "1", "--listen", where, "-o", "json").json
+    assert found["mps"] == [both]
+
+
 def test_a_gpu_that_is_not_there_is_code_2(program: Program) -> None:
     with answering(json.dumps(STATUS).encode()) as (where, _):
         failed = program("status", "--gpu", "8", "--listen", where)

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import StillInUse
-from nodeagent.mps.commands import ControlCommand, get_server_list
+from nodeagent.mps.commands import ControlCommand, get_memory_limit, get_server_list
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER
-from tests.mps.fleet_rig import GPU, US, FleetRig, limits, ready, status, until, wanted
+from nodeagent.plan.shares import Share, Sharing
+from nodeagent.structs import replace
+from tests.mps.fleet_rig import GPU, OTHER_GPU, US, FleetRig, limits, ready, status, until, wanted
 from tests.simulation.mps.rig import gone
 
 PROGRAM = shutil.which(CONTROL)
@@ -54,6 +56,24 @@ async def test_start_change_and_stop(rig: FleetRig) -> None:
         assert daemon.uid == US
         await fleet.stop(GPU)
     assert (rig.processes(), list((rig.run_dir / "mps").iterdir())) == ([], [])
+
+
+async def test_one_daemon_of_two_gpus(rig: FleetRig) -> None:
+    """Whether it has the devices is not asked: ordinals are counted as it was told them."""
+    share = Share("all", None, None, 50.0, by_device=((GPU, 1500, None), (OTHER_GPU, 700, None)))
+    both = replace(wanted(), sharing=Sharing((share,), "report"), devices=(GPU, OTHER_GPU))
+    pid = await rig.left_daemon(both)
+    async with rig.fleet() as fleet:
+        assert (await ready(fleet)).pid == pid
+        [running] = fleet.running()
+        asked = [get_memory_limit(ordinal=ordinal) for ordinal in range(3)]
+        found = await running.control.ask_each(*asked)
+        assert list(map(str, found)) == ["1G", "700M", "None"]
+        await running.control.ask(START_SERVER)
+        await until(lambda: len(rig.servers()) == 1)
+        environ = Path(f"/proc/{rig.servers()[0]}/environ")
+        environment = await asyncio.to_thread(environ.read_bytes)
+        assert f"CUDA_VISIBLE_DEVICES={GPU},{OTHER_GPU}\0".encode() in environment
 
 
 async def test_killed_and_stopped_by_a_signal(rig: FleetRig) -> None:

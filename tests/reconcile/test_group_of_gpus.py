@@ -153,3 +153,4 @@ async def test_a_claim_that_got_another_gpu_since_makes_it_wait(
     outcome = await owners.settle_plan(planned, stop=asyncio.Event(), on_progress=lambda _: None)
     assert [gpu.problems for gpu in outcome.gpus] == [(), ()]
     assert status(agent.fleet, first).is_ready
+    assert all(gpu.mps for gpu in owners.observed.gpus)
