@@ -132,11 +132,17 @@ class DraSettings(Group):
     def without_effect(self, *, in_cluster: bool) -> "tuple[Problem, ...]":
         """What is set here and offers nothing, because of what else is set or is not there."""
         from nodeagent.plan.problems import Code, Problem
+        from nodeagent.text import listed
 
         if self.mode != "off" and not in_cluster:
             return (Problem.of(Code.NO_EFFECT, "noCluster", mode=self.mode),)
-        if self.is_shared and self.mode != "dynamic":
-            return (Problem.of(Code.NO_EFFECT, "share", mode=self.mode),)
-        if self.nvidia_configs and self.mode == "off":
-            return (Problem.of(Code.NO_EFFECT, "nvidiaConfigs"),)
+        for_dynamic = {
+            "dra.share": self.share != "off",
+            "dra.share_mig": self.share_mig != "off",
+            "dra.mps_user": self.mps_user != "default",
+        }
+        unused = [one for one, is_set in for_dynamic.items() if is_set and self.mode != "dynamic"]
+        unused += ["dra.nvidia_configs"] if self.nvidia_configs and self.mode == "off" else []
+        if unused:
+            return (Problem.of(Code.NO_EFFECT, "mode", settings=listed(unused), mode=self.mode),)
         return ()

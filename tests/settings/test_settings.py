@@ -112,11 +112,13 @@ def test_nothing_said_is_nothing_set(tmp_path: Path) -> None:
         ({}, False, ""),
         ({"mode": "dynamic", "share": "memory"}, True, ""),
         ({"mode": "static"}, True, ""),
-        ({"mode": "static", "share": "memory"}, True, "dra.mode dynamic alone, and it is static"),
-        ({"share": "memory"}, False, "dra.mode dynamic alone, and it is off"),
+        ({"mode": "static", "share": "memory"}, True, "static, with which this has no effect"),
+        ({"share": "memory", "share_mig": 2}, False, "effect: dra.share, dra.share_mig"),
+        ({"mps_user": "root"}, True, "is off, with which this has no effect: dra.mps_user"),
+        ({"mode": "dynamic", "mps_user": "root"}, True, ""),
         ({"mode": "dynamic", "share": "memory"}, False, "is dynamic, but there is no cluster"),
         ({"mode": "static", "nvidia_configs": True}, True, ""),
-        ({"nvidia_configs": True}, True, "dra.nvidia_configs is true, but dra.mode is off"),
+        ({"nvidia_configs": True}, True, "dra.mode is off, with which this has no effect: dra.nv"),
     ],
 )
 def test_claims_that_are_set_up_in_vain_are_a_problem(
