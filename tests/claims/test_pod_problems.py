@@ -65,6 +65,17 @@ def test_what_it_says() -> None:
     assert "mps.user any" in unsaid.remedy
 
 
+def test_users_of_its_own() -> None:
+    """Whatever number they have."""
+    found = pod(container(user=1000), hostUsers=False)
+    (message,) = named(shared(), found)
+    assert message == (
+        "container main of pod team/trainer-0 has users of its own (hostUsers: false), but MPS of "
+        "claim team/trainer serves user 1000 of the node: its CUDA programs wait for ever"
+    )
+    assert named(shared(any_user=True), found) == named(shared(), pod(container(user=1000))) == []
+
+
 @pytest.mark.parametrize(
     ("found", "expected"),
     [

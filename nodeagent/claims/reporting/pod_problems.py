@@ -1,7 +1,8 @@
 """What of a pod does not go together with the devices of its claim. Pure.
 
 Whom a container runs as is said and not refused: it may change its user, and only its image knows
-that where the pod does not say. That counts as root, which most images run as. Devices that exclude
+that where the pod does not say. That counts as root, which most images run as. In a user namespace
+of the pod's own (`hostUsers: false`) every user is another than on the node. Devices that exclude
 each other are refused before they are made (`containers`), and said of a pod that came to a claim
 that was ready.
 """
@@ -36,7 +37,9 @@ def pod_problems(
     for container in pod.users_of(record.name):
         for device in record.devices:
             account = device.mps.account if device.mps else None
-            if account is None or account.any_user or account.uid == (container.user or _ROOT):
+            if account is None or account.any_user:
+                continue
+            if pod.spec.host_users and account.uid == (container.user or _ROOT):
                 continue
             if container.uses(device.result.main_request):
                 yield _another_user(record, pod, container, device.gpu, account.uid)
@@ -46,13 +49,24 @@ def pod_problems(
 def _another_user(
     record: ClaimRecord, pod: PodObject, container: ClaimUser, gpu: str, user: int
 ) -> Problem:
+    title = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    if not pod.spec.host_users:
+        return Problem.of(
+            Code.MPS_CLIENT,
+            "podUserNamespace",
+            gpu=gpu,
+            container=container.name,
+            pod=title,
+            claim=record.title,
+            user=user,
+        )
     runs_as = "its image's user" if container.user is None else f"user {container.user}"
     return Problem.of(
         Code.MPS_CLIENT,
         "podUser",
         gpu=gpu,
         container=container.name,
-        pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
+        pod=title,
         runs_as=runs_as,
         unsaid=", root as a rule" if container.user is None else "",
         claim=record.title,

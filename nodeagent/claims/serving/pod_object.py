@@ -40,6 +40,7 @@ class _Spec(Struct, rename="camel"):
     init_containers: tuple[_Container, ...] = ()
     security_context: _Security | None = None
     resource_claims: tuple[_PodClaim, ...] = ()
+    host_users: bool = True
 
 
 class _Metadata(Struct):
