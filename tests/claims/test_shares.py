@@ -306,6 +306,9 @@ def test_parts_of_mig_devices() -> None:
         "80GB HBM3), 1% of the threads more than is free: claim team/two has 8Gi, 90% of the "
         "threads"
     )
+    with pytest.raises(ClaimHeldUp, match="it has no more") as refused:
+        require_admission(claim(part(0, 90), part(0, 90)), H100, [], ())
+    assert refused.value.remedy.startswith("have this one's scheduled again: ")
     for other in (share(8), part(1, 1), part(0, 1, profile="1g.20gb")):
         one = claim(replace(other, gpu=H100.uuid))
         for wanted, held in ((one, others[0]), (others[0], one)):

@@ -148,7 +148,7 @@ def read_quantity(text: str) -> int:
     """A quantity that `quantity` wrote, or the API server in its place; raises ValueError."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a quantity of a ResourceSlice")
+        raise ValueError(f"{text!r} is not a quantity in whole units")
     suffix = match[2]
     if suffix in _BINARY:
         return int(match[1]) << 10 * _BINARY.index(suffix)

@@ -246,8 +246,8 @@ def _require_room(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) 
             raise ClaimHeldUp(
                 f"{record.title} was allocated {' and '.join(map(str, mine))} of {name}"
                 f"{gpu.title}, {over} more than is free: {holders or 'it has no more'}",
-                remedy="wait until pods of these claims have ended, or have this one's scheduled "
-                f"again: {record.reference.schedule_anew}",
+                remedy=("wait until pods of these claims have ended, or have" if theirs else "have")
+                + f" this one's scheduled again: {record.reference.schedule_anew}",
             )
 
 
