@@ -33,26 +33,17 @@ if TYPE_CHECKING:
 def health_findings(settings: HealthSettings, *, simulated: bool) -> Iterator[PreflightFinding]:
     """The table of XIDs, and whether the kernel log may be read."""
     if settings.xids is not None:
-        yield _table_finding(settings)
+        try:
+            xid_table(settings.xids)
+            yield ok("table of XIDs", f"{settings.xids} is accepted")
+        except UsageError as wrong:
+            yield error("table of XIDs", wrong.message, wrong.remedy)
     if not simulated or "kernel_log" in settings.given:
-        yield _log_finding(settings)
-
-
-def _table_finding(settings: HealthSettings) -> PreflightFinding:
-    try:
-        xid_table(settings.xids)
-    except UsageError as wrong:
-        return error("table of XIDs", wrong.message, wrong.remedy)
-    return ok("table of XIDs", f"{settings.xids} is accepted")
-
-
-def _log_finding(settings: HealthSettings) -> PreflightFinding:
-    path = settings.kernel_log
-    try:
-        os.close(open_log(path))
-    except NodeagentError as failed:
-        return warning("kernel log", failed.message, failed.remedy)
-    return ok("kernel log", f"{path} can be read")
+        try:
+            os.close(open_log(settings.kernel_log))
+            yield ok("kernel log", f"{settings.kernel_log} can be read")
+        except NodeagentError as failed:
+            yield warning("kernel log", failed.message, failed.remedy)
 
 
 def metrics_findings(settings: MetricsSettings) -> Iterator[PreflightFinding]:
