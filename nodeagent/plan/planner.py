@@ -57,7 +57,7 @@ def plan(
         for gpu in observed.gpus
         if gpu.key in desired.gpus
     )
-    planned = {one.before.uuid: one for one in gpus}
+    planned = {one.before.key: one for one in gpus}
     gpus = tuple(_beside_members(one, planned) for one in gpus)
     here = {gpu.key for gpu in observed.gpus}
     gone = tuple(_vanished(key, desired.gpus[key]) for key in desired.gpus if key not in here)
@@ -89,19 +89,19 @@ def _beside_members(own: GpuPlan, planned: Mapping[str, GpuPlan]) -> GpuPlan:
     """Its plan, but blocked while another GPU is not ready that one daemon is to serve with it:
     nothing is taken away on one of them for a daemon that cannot come.
     """
-    goal, uuid = own.goal, own.before.uuid
+    goal = own.goal
     if goal is None or goal.mps is None or not own.steps:
         return own
     found: list[Problem] = []
     for device in goal.mps.devices:
         if device not in planned:
             found.append(_vanished(device, goal))
-        elif device != uuid:
+        elif device != own.before.key:
             found += _in_the_way_of(planned[device], goal.mps)
     if not found:
         return own
     said = "one MPS daemon is to serve it with others: "
-    problems = (replace(one, gpu=uuid, message=said + one.message) for one in found)
+    problems = (replace(one, gpu=own.before.uuid, message=said + one.message) for one in found)
     return GpuPlan(own.before, Verdict.BLOCKED, (), own.before, tuple(problems), goal)
 
 

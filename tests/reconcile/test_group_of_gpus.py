@@ -78,6 +78,21 @@ async def test_from_own_daemons_to_one_and_to_none(
     assert rig.announced() == ""
 
 
+async def test_a_lost_gpu_leaves_it_to_the_others(
+    rig: NodeRig, node: SimulatedNode, agent: Agent
+) -> None:
+    """Their clients work on; the plan waits for the lost one, and takes nothing away."""
+    await agent.made(TOGETHER)
+    first, second = await uuids(agent)
+    pid = status(agent.fleet, first).pid
+    for uuid in (first, second):
+        index = next(gpu.index for gpu in (await agent.node.observe()).gpus if gpu.uuid == uuid)
+        node.lose(index)
+        planned = await agent.planned(TOGETHER)
+        assert (planned.verdict, planned.steps) == (Verdict.BLOCKED, ())
+        assert status(agent.fleet, first).pid == pid
+
+
 async def test_clients_keep_it_and_the_next_agent_adopts_it(
     rig: NodeRig, node: SimulatedNode
 ) -> None:

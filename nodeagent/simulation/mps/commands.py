@@ -6,6 +6,7 @@ empty ones. What concerns no running client was compared with the real programs 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -232,7 +233,8 @@ class Commands:
     def _set_limit(self, changed: Settings, text: str) -> None:
         key, _, value = text.partition(" ")
         if self._servers.version.limits_by_uuid and key.startswith(("GPU-", "MIG-")):
-            device = 0  # one daemon for one device is what can be simulated
+            devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            device = devices.index(key) if key in devices else 0
         else:
             device, value = settings.device_and_limit(text)
         if not 0 <= device < settings.DEVICES:
