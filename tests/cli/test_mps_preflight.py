@@ -46,8 +46,8 @@ def test_what_the_programs_can_do_is_judged_by_what_they_do(short: Path) -> None
         install(short / version, version=version)
         programs = Programs(path=f"{short / version}:{SYSTEM}")
         found = {f.check: f for f in mps_preflight.program_findings(programs, wanted=True)}
-        assert found["mps version"].level == "ok", found
-        words[version] = found["mps version"].message
+        assert found["mps daemon"].level == "ok", found
+        words[version] = found["mps daemon"].message
     assert "multi-user server: no" in words["550"]
     assert ("multi-user server: yes" in words["555"]) == (os.geteuid() == 0)
 
@@ -56,7 +56,7 @@ def test_any_user_needs_a_server_that_can(short: Path) -> None:
     install(short / "550", version="550")
     programs = Programs(path=f"{short / '550'}:{SYSTEM}")
     looked = mps_preflight.program_findings(programs, wanted=True, any_user=True)
-    found = {finding.check: finding for finding in looked}["mps version"]
+    found = {finding.check: finding for finding in looked}["mps daemon"]
     assert (found.level, "user: any" in found.message) == ("error", True)
 
 

@@ -82,12 +82,12 @@ def program_findings(
             "install the driver's MPS programs, or set mps.path to where they are",
         )
     if complete:
-        yield _version_finding(programs, wanted=wanted, any_user=any_user)
+        yield _daemon_finding(programs, wanted=wanted, any_user=any_user)
 
 
-def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> PreflightFinding:
+def _daemon_finding(programs: Programs, *, wanted: bool, any_user: bool) -> PreflightFinding:
     """What a daemon that is started for a moment can do, by what it does and not by its name."""
-    check = "mps version"
+    check = "mps daemon"
     # In the shortest place there is, because socket paths have to be short.
     scratch = Path(tempfile.gettempdir())
     found = event_loop.run(probe(programs, scratch=scratch, deadline=_PROBE_TIMEOUT))
@@ -95,14 +95,14 @@ def _version_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Pre
         first = found.problems[0]
         remedy = first.remedy or f"run {programs.control[0]} -f by hand and read its messages"
         return (error if wanted else warning)(check, first.message, remedy)
-    if any_user and found.multi_user is False:
+    if any_user and found.multi_user_flag == "":
         return error(
             check,
             "the plan has user: any, but this driver's MPS has no multi-user server",
             "write a user, or install driver 555 or newer",
         )
-    can = {True: "yes", False: "no", None: "not known"}[found.multi_user]
-    return ok(check, f"{found.version or 'unknown version'}; multi-user server: {can}")
+    can = {None: "not known", "": "no"}.get(found.multi_user_flag, "yes")
+    return ok(check, f"starts; multi-user server: {can}")
 
 
 # --- the machine ----------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import re
 import shutil
 import signal
 import time
@@ -29,7 +28,7 @@ from nodeagent.mps.files.directories import (
     SHORTER,
 )
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, process_descriptor, processes_of
-from nodeagent.mps.programs import Programs, run_program
+from nodeagent.mps.programs import Programs
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct
 from nodeagent.uncancelled import uncancelled
@@ -94,22 +93,15 @@ MULTI_USER_FLAGS = ("-multiuser-server", "-M")
 _PLAIN = "plain"  # the trial without a flag
 _PAUSE = 0.01  # seconds between two looks for a socket
 _DYING = 0.2  # seconds for a process to end whose end was noticed otherwise
-_VERSION = re.compile(r"\bversion:?\s+(\d[\w.]*)", re.IGNORECASE)
 
 
 class Probe(Struct, frozen=True):
-    """What was found. `version` is what the control program calls itself, "" where it says
-    nothing (before 580). `multi_user_flag` asks for a server of all users in the form that is
+    """What was found. `multi_user_flag` asks for a server of all users in the form that is
     understood, "" where none is, None where that is not known; `problems` may say why.
     """
 
-    version: str
     multi_user_flag: str | None
     problems: tuple[Problem, ...]
-
-    @property
-    def multi_user(self) -> bool | None:
-        return None if self.multi_user_flag is None else self.multi_user_flag != ""
 
 
 async def probe(programs: Programs, *, scratch: Path, deadline: float) -> Probe:
@@ -168,11 +160,7 @@ class _Trials(Struct, frozen=True):
             flag = await self._multi_user_flag()
             if flag is None:
                 problems += (Problem.of(Code.MPS, "notProbed", seconds=f"{self.deadline:g}"),)
-        found = _VERSION.search(said)
-        if found is None:
-            with suppress(OSError):
-                found = _VERSION.search(await self._version_words())
-        return Probe(found[1] if found else "", flag, problems)
+        return Probe(flag, problems)
 
     async def _multi_user_flag(self) -> str | None:
         """Find the first form that is understood. A start that fails for want of a process or a
@@ -202,7 +190,7 @@ class _Trials(Struct, frozen=True):
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                env=self._environment(folder),
+                env=self.programs.environment(str(folder / "pipe"), str(folder / "log")),
                 cwd="/",
                 start_new_session=True,
             )
@@ -234,19 +222,6 @@ class _Trials(Struct, frozen=True):
         await client.converse((ControlCommand("get_server_list", tuple),))
         return True
 
-    async def _version_words(self) -> str:
-        """What the program prints for -v, on either stream, within the deadline."""
-        try:
-            async with asyncio.timeout(self.deadline):
-                environment = self._environment(self.folder)
-                said = await run_program([*self.programs.control, "-v"], environment)
-        except TimeoutError:
-            return ""
-        return said.stdout + said.stderr
-
-    def _environment(self, folder: Path) -> dict[str, str]:
-        return self.programs.environment(str(folder / "pipe"), str(folder / "log"))
-
 
 def _nothing(problem: Problem) -> Probe:
-    return Probe("", None, (problem,))
+    return Probe(None, (problem,))
