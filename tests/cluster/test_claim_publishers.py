@@ -2,6 +2,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,16 @@ from nodeagent.cluster.claim_publishers import (
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.reconcile.event_log import EventLog
-from tests.claims.samples import DRIVER, MIG_DEVICE, POOL, mig_device, record, reserved, result_json
+from tests.claims.samples import (
+    DRIVER,
+    MIG_DEVICE,
+    POOL,
+    mig_device,
+    mig_result,
+    record,
+    reserved,
+    result_json,
+)
 from tests.cluster.client.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Freeze
@@ -112,6 +122,24 @@ async def test_a_claims_status_has_its_devices(server: ApiServer, access: Cluste
         successor.publish([status(server)])
         await until(lambda: ready(server)[0] == "True")
     assert patches(server) == 3
+
+
+async def test_under_nvidias_name(server: ApiServer, access: ClusterAccess) -> None:
+    """A device has the name in its status by which it was allocated, and is known by it again."""
+    named = {"driver": "gpu.nvidia.com"}
+    results = {"allocation": {"devices": {"results": [result_json(**named)]}}}
+    server.store.change(KEY, lambda claim: {**claim, "status": results})
+    one = record(mig_device(result=mig_result(**named)))
+    wanted = replace(status(server), devices=device_statuses(one, {(POOL, MIG_DEVICE): WELL}))
+    for _ in range(2):
+        publisher, reads = ClaimStatusPublisher(access), len(server.requests)
+        async with running(publisher.run()):
+            publisher.publish([wanted])
+            await until(partial(server.requests.__getitem__, slice(reads, None)))
+            await until(lambda: server.store.get(KEY)["status"].get("devices"))
+    [device] = server.store.get(KEY)["status"]["devices"]
+    assert (device["driver"], device["conditions"][0]["reason"]) == (named["driver"], "Prepared")
+    assert patches(server) == 1
 
 
 async def test_a_device_made_again_is_not_prepared(
