@@ -17,7 +17,7 @@ from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.health.kernel_log import pci_address, read_lines
 from nodeagent.health.state_file import encode, health_file
 from nodeagent.mps import commands
-from nodeagent.mps.clients.assess import own_limits
+from nodeagent.mps.clients.limits import own_limits
 from nodeagent.mps.clients.watch import container_in
 from nodeagent.mps.control import _parted
 from nodeagent.mps.files.log import facts, worth_showing

@@ -4,12 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.mps.clients.assess import (
-    ENDED_FOR,
-    ClientFacts,
+from nodeagent.mps.clients.assess import ENDED_FOR, ClientFacts, OffenceKind, assess
+from nodeagent.mps.clients.limits import (
     ClientLimits,
-    OffenceKind,
-    assess,
     limits_in_force,
     own_limits,
     own_memory_limit,
