@@ -47,7 +47,13 @@ def programs() -> Path:
 
 
 def are_at_work() -> bool:
-    """Whether any of them has something to do, or has just ended, or is just being started."""
+    """Whether any of them has something to do, or has just ended, or is just being started. In one
+    look each can be seen asleep that wakes another, which was looked at before, and falls asleep.
+    """
+    return _is_one_at_work() or _is_one_at_work()
+
+
+def _is_one_at_work() -> bool:
     found = dict(_descendants())
     now = time.perf_counter()
     for pid in [pid for pid in _ended if found.get(pid) != "Z"]:
