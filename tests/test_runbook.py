@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from nodeagent.catalogue import Words, filled, problem_words, section
-from nodeagent.claims.serving.attempts import CDI, INTERNAL, OTHER, REFUSED
+from nodeagent.claims.serving.attempts import CDI, INTERNAL, OTHER
 from nodeagent.errors import UsageError
 from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.health.xids import default_table
@@ -42,7 +42,8 @@ def _keys() -> Iterator[Key]:
 
 
 def _facts(words: Words) -> set[str]:
-    return {name for text in words for _, name, _, _ in Formatter().parse(text) if name}
+    named = (name for text in words for _, name, _, _ in Formatter().parse(text) if name)
+    return {re.split(r"[.\[]", name)[0] for name in named}
 
 
 def _raised() -> Iterator[tuple[str, Key, set[str], bool]]:
@@ -68,6 +69,13 @@ def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
                 given = {keyword.arg for keyword in node.keywords if keyword.arg} - NOT_FACTS
                 for case in _cases(more[0], body) if more else [""]:
                     yield node.lineno, (Code[code], case), given, name != "of"
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="ClaimRefused" | "ClaimHeldUp"), attr="of"),
+                args=[named],
+            ):
+                given = {keyword.arg for keyword in node.keywords if keyword.arg}
+                for case in _cases(named, body):
+                    yield node.lineno, (Code.CLAIM_REFUSED, case), given, False
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
@@ -177,7 +185,7 @@ def _reasons() -> set[str]:
 def _events() -> set[str]:
     """Reasons of Events, but for those that other entries explain."""
     of_claims = re.findall(r'"(Claim[A-Z]\w+)"', _source("claims/reporting/claim_news.py"))
-    return {*EventType, *of_claims} - {*Phase, *Code, *_reasons(), REFUSED}
+    return {*EventType, *of_claims} - {*Phase, *Code, *_reasons()}
 
 
 def _alerts() -> set[str]:
@@ -187,7 +195,7 @@ def _alerts() -> set[str]:
 
 THERE_ARE: dict[EntryKind, Iterable[str]] = {
     EntryKind.PHASE: Phase,
-    EntryKind.PROBLEM: {*Code, REFUSED, CDI, OTHER, INTERNAL},
+    EntryKind.PROBLEM: {*Code, CDI, OTHER, INTERNAL},
     EntryKind.CONDITION: {PARTITIONS_READY, HEALTHY},
     EntryKind.REASON: _reasons(),
     EntryKind.EVENT: _events(),

@@ -41,6 +41,7 @@ class Code(StrEnum):
     SOURCE_MISSING = "SourceMissing"  # the file that should hold the plan is not there
     RUN_DIRECTORY = "RunDirectory"  # it was deleted under the agent, or cannot be written
     STATE_FILE = "StateFile"  # a file of its own state cannot be used or written
+    CLAIM_REFUSED = "ClaimRefused"  # the claim itself is wrong, or another one is in its way
     # the cluster
     OWNED = "Owned"  # another program splits the node's GPUs, too
     NOT_OFFERED = "NotOffered"  # the node does not offer to pods what its GPUs are

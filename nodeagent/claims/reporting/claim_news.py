@@ -12,8 +12,8 @@ from typing import Final
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.reporting.device_reports import DeviceHealth
-from nodeagent.claims.serving.attempts import REFUSED, Attempt, Operation
-from nodeagent.plan.problems import Problem
+from nodeagent.claims.serving.attempts import Attempt, Operation
+from nodeagent.plan.problems import Code, Problem
 
 MISMATCH: Final = "ClaimMismatch"  # what a pod does wrong, perhaps one that has just come
 
@@ -94,7 +94,9 @@ def _failure(uid: str, attempt: Attempt) -> ClaimNews:
     if attempt.operation is Operation.RELEASE:
         reason = "ClaimNotReleased"
     else:
-        reason = "ClaimRefused" if refusal and refusal.code == REFUSED else "ClaimWaiting"
+        reason = (
+            "ClaimRefused" if refusal and refusal.code == Code.CLAIM_REFUSED else "ClaimWaiting"
+        )
     return ClaimNews(attempt.namespace, attempt.name, uid, reason, text, is_warning=True)
 
 

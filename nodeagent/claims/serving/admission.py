@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from nodeagent.claims.capacity import capacity_of, excess
 from nodeagent.claims.model import (
-    CLASSES,
     ClaimedDevice,
     ClaimHeldUp,
     ClaimRecord,
@@ -99,37 +98,20 @@ def admit(
     why_not_shared = rules.why_not_shared(gpu, result.device) if shared else ""
     why = refusal(rules, gpu, result.device) or why_not_shared
     if why:
-        raise ClaimRefused(
-            f"{claim} does not get {result.device} of {gpu.title}, which is not offered any "
-            f"more: {why}",
-            remedy=f"have its pods scheduled again: {claim.schedule_anew}",
-        )
+        raise ClaimRefused.of("notOffered", claim=claim, gpu=gpu, device=result.device, why=why)
     if shared and result.consumed and by_turns is bool(result.consumed.clients):
-        raise ClaimRefused(
-            f"{claim} was allocated a share of {gpu.title} when claims shared it in another way, "
-            "by MPS or by turns",
-            remedy=f"have its pods scheduled again: {claim.schedule_anew}",
-        )
+        raise ClaimRefused.of("sharedOtherwise", claim=claim, gpu=gpu)
     wanted = result.configuration
     fits = wanted in (None, TimeSlice.DEFAULT) if by_turns else not isinstance(wanted, TimeSlice)
     if shared and not fits:
         found = "timeSlice" if isinstance(wanted, TimeSlice) else "mps"
         way = "by turns of one length" if by_turns else "by MPS"
-        raise ClaimRefused(
-            f"{claim}: request {result.request} requests {found} on a share of {gpu.title}, which "
-            f"claims share {way}",
-            remedy=f"drop {found} from spec.devices.config of the claim or its template, or from "
-            "its DeviceClass, or request the whole device (without capacity); "
-            f"{claim.show} has it, with its source, in status.allocation.devices.config",
+        raise ClaimRefused.of(
+            "ofShare", claim=claim, request=result.request, gpu=gpu, found=found, way=way
         )
     fixed = rules.is_fixed(result.device)
     if fixed and wanted is not None and (by_turns or not shared):
-        raise ClaimRefused(
-            f"{claim} says how {result.device} of {gpu.title} is shared, which the plan does",
-            remedy="drop the configuration from spec.devices.config of the claim or its "
-            "template, or from its DeviceClass, or share the device by the plan; "
-            f"{claim.show} has it, with its source, in status.allocation.devices.config",
-        )
+        raise ClaimRefused.of("sharedByPlan", claim=claim, gpu=gpu, device=result.device)
     # Of a GPU the daemon is the claims', and of a MIG device the daemon alone.
     return fixed and (by_turns or not shared or result.device != WHOLE_GPU)
 
@@ -141,39 +123,25 @@ def require_admission(
     unreadable: Iterable[UnreadableRecord],
 ) -> None:
     """Raise NodeagentError, with the claim or record that is in the way, unless it may."""
+    claim = record.reference
     for one in unreadable:
         if one.concerns(gpu.uuid):
             raise NodeagentError(one.message, remedy=one.remedy)
     own = {_user(one.mps.account) for one in record.devices if one.mps and one.gpu == gpu.uuid}
     if len(own) > 1 or len({*_daemons(record, gpu.uuid)}) > 1 or _share_unlike(record, record):
-        raise ClaimRefused(
-            f"{record.title}: its requests have devices of {gpu.title} with another MPS user or "
-            "enforce each, but one GPU has clients of one user, and one MPS daemon as a whole",
-            remedy="name DeviceClasses with the same mps.user and mps.enforce in "
-            f"spec.devices.requests of the claim or its template ({CLASSES} lists them)",
-        )
+        raise ClaimRefused.of("unlikeRequests", claim=claim, gpu=gpu)
     for other in others:
         if device := _common(record, other):
-            made_anew = record.reference == other.reference
+            made_anew = claim == other.reference
             holder = f"the earlier {other.title}" if made_anew else other.title
-            raise ClaimHeldUp(
-                f"{record.title} was allocated a device that is held: {device} of {holder}",
-                remedy=f"wait until the pods of {holder} have ended, or have this one's "
-                f"scheduled again: {record.reference.schedule_anew}",
-            )
+            raise ClaimHeldUp.of("held", claim=claim, device=device, holder=holder)
         users = _mps_user(record, gpu.uuid), _mps_user(other, gpu.uuid)
         if all(users) and len(set(users)) > 1:
-            raise ClaimHeldUp(
-                f"{record.title} wants MPS as user {users[0]} on {gpu.title}, where it runs as "
-                f"user {users[1]} for {other.title}: one GPU has clients of one user",
-                remedy=_one_class("with the same mps.user", other),
+            raise ClaimHeldUp.of(
+                "otherUser", claim=claim, gpu=gpu, other=other.reference, users=users
             )
         if any((own.mps is None) is not (one.mps is None) for own, one in _shares(record, other)):
-            raise ClaimHeldUp(
-                f"{record.title} was allocated a share of {gpu.title} while {other.title} has one "
-                "that is shared in another way, by MPS or by turns",
-                remedy=f"wait until the pods of {other.title} have ended",
-            )
+            raise ClaimHeldUp.of("heldOtherwise", claim=claim, gpu=gpu, other=other.reference)
         _require_same_daemon(record, gpu, other)
     _require_room(record, gpu, others)
     user = _mps_user(record, gpu.uuid)
@@ -215,22 +183,20 @@ def _require_same_daemon(record: ClaimRecord, gpu: Gpu, other: ClaimRecord) -> N
     alike = mine and theirs and mine.devices == theirs.devices
     unlike = alike and {*_daemons(record, gpu.uuid)} != {*_daemons(other, gpu.uuid)}
     if unlike or _share_unlike(record, other):
-        raise ClaimHeldUp(
-            f"{record.title} wants a share of {gpu.title} with another enforce, or with other "
-            f"groups, than {other.title} has: all shares of a device have one MPS daemon",
-            remedy=_one_class("with the same mps.enforce and groups", other),
-        )
+        raise ClaimHeldUp.of("otherDaemon", claim=record.reference, gpu=gpu, other=other.reference)
     apart = (mine and (theirs or other.held_on(gpu.uuid))) or (theirs and record.held_on(gpu.uuid))
     if apart and not alike:
         wanted, found = (
             f"an MPS daemon for {' and '.join(one.devices_on(gpu.uuid))}" if one else "none"
             for one in (mine, theirs)
         )
-        raise ClaimHeldUp(
-            f"{record.title} wants {gpu.title} with {wanted}, but {other.title} has it with "
-            f"{found}: the GPUs of an MPS daemon stay the same as long as a claim has it",
-            remedy=f"wait until the pods of {other.title} have ended, or have this one's "
-            f"scheduled again: {record.reference.schedule_anew}",
+        raise ClaimHeldUp.of(
+            "otherGpus",
+            claim=record.reference,
+            gpu=gpu,
+            other=other.reference,
+            wanted=wanted,
+            found=found,
         )
 
 
@@ -243,20 +209,15 @@ def _require_room(record: ClaimRecord, gpu: Gpu, others: Iterable[ClaimRecord]) 
         if over := excess(all_of_it, (*mine, *(one for _, one in theirs))):
             holders = "; ".join(f"{other.title} has {one}" for other, one in theirs)
             name = f"{device.result.device} of " if device.placement else ""
-            raise ClaimHeldUp(
-                f"{record.title} was allocated {' and '.join(map(str, mine))} of {name}"
-                f"{gpu.title}, {over} more than is free: {holders or 'it has no more'}",
-                remedy=("wait until pods of these claims have ended, or have" if theirs else "have")
-                + f" this one's scheduled again: {record.reference.schedule_anew}",
+            case = "noRoom" if theirs else "tooMuch"
+            raise ClaimHeldUp.of(
+                case,
+                claim=record.reference,
+                amounts=" and ".join(map(str, mine)),
+                device=f"{name}{gpu.title}",
+                over=over,
+                holders=holders or "it has no more",
             )
-
-
-def _one_class(alike: str, other: ClaimRecord) -> str:
-    """The remedy where two claims differ in what only a DeviceClass says."""
-    return (
-        f"name a DeviceClass {alike} in spec.devices.requests of both claims or their templates "
-        f"({CLASSES} lists them), or wait until the pods of {other.title} have ended"
-    )
 
 
 def _require_user_of_plan(record: ClaimRecord, gpu: Gpu, user: str) -> None:
@@ -265,11 +226,8 @@ def _require_user_of_plan(record: ClaimRecord, gpu: Gpu, user: str) -> None:
         theirs = _user(daemon.runs.account)
         if theirs != user:
             path = daemon.runs.path or "the plan"
-            raise ClaimRefused(
-                f"{record.title} wants MPS as user {user} on {gpu.title}, where it runs as user "
-                f"{theirs} for {path}: one GPU has clients of one user",
-                remedy=f"name a DeviceClass with mps.user {theirs} in spec.devices.requests of the "
-                f"claim or its template ({CLASSES} lists them), or write user: {user} at {path}",
+            raise ClaimRefused.of(
+                "userOfPlan", claim=record.reference, gpu=gpu, user=user, theirs=theirs, path=path
             )
 
 

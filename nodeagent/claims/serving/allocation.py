@@ -51,16 +51,9 @@ def read_allocation(
     """
     reference = ClaimReference(namespace, name)
     if claim.uid != uid:
-        raise ClaimHeldUp(
-            f"{reference} has the uid {quote(claim.uid)} now and not {quote(uid)}",
-            remedy="it was deleted and created again: have its pods created again, too, by "
-            f"{reference.schedule_anew}",
-        )
+        raise ClaimHeldUp.of("anotherUid", claim=reference, found=quote(claim.uid), uid=quote(uid))
     if claim.allocated is None:
-        raise ClaimHeldUp(
-            f"{reference} is not allocated",
-            remedy=f"read what the scheduler says: {reference.describe}",
-        )
+        raise ClaimHeldUp.of("notAllocated", claim=reference)
     return _Reader(reference, claim.allocated, nvidia, refuses=not nvidia).results()
 
 
@@ -125,11 +118,7 @@ class _Reader:
             self._result(one, configurations) for one in self.devices.results if one.is_own
         )
         if not results:
-            raise ClaimRefused(
-                f"{self.claim} has no device of this node's agent",
-                remedy=f"{self.claim.show} has the drivers in status.allocation.devices.results; "
-                f"name a DeviceClass of this one in spec.devices.requests ({CLASSES} lists them)",
-            )
+            raise ClaimRefused.of("noDevice", claim=self.claim)
         self._check_together(results)
         return results
 
@@ -138,12 +127,7 @@ class _Reader:
     def _result(self, one: AllocatedDevice, configurations: Sequence[_Configured]) -> Result:
         admin = bool(one.admin_access)
         if admin and one.device != WHOLE_GPU:
-            raise ClaimRefused(
-                f"{self.claim}: request {one.request} has admin access to {one.device}, but admin "
-                "access is to whole GPUs alone: a part of one goes with its claim",
-                remedy=f"request a whole GPU (deviceClassName: {DRIVER}) with adminAccess, or drop "
-                "adminAccess, in spec.devices.requests of the claim or its template",
-            )
+            raise ClaimRefused.of("adminOfPart", claim=self.claim, one=one, driver=DRIVER)
         result = Result(
             one.request,
             one.pool,
@@ -157,13 +141,7 @@ class _Reader:
         interval = result.configuration
         changes = isinstance(interval, TimeSlice) and interval is not TimeSlice.DEFAULT
         if changes and result.device != WHOLE_GPU:
-            raise ClaimRefused(
-                f"{self.claim}: request {one.request} requests timeSlice on {one.device}, but a "
-                "time slice is for a whole GPU, and its parts have the driver's default",
-                remedy="drop timeSlice from spec.devices.config of the claim or its template, or "
-                f"from its DeviceClass, or request a whole GPU (deviceClassName: {DRIVER}); "
-                f"{self.claim.show} has it, with its source, in status.allocation.devices.config",
-            )
+            raise ClaimRefused.of("timeSliceOfPart", claim=self.claim, one=one, driver=DRIVER)
         return result
 
     def _consumed(self, one: AllocatedDevice) -> Consumed | None:
@@ -177,10 +155,8 @@ class _Reader:
         try:
             amounts = [read_quantity(found.get(name, "0")) for name in (MEMORY, THREADS, CLIENTS)]
         except ValueError as error:
-            raise ClaimRefused(
-                f"{self.claim}: consumedCapacity of request {one.request}: {error}",
-                remedy="request whole amounts of memory, threads and clients, and have its pods "
-                f"scheduled again: {self.claim.schedule_anew}",
+            raise ClaimRefused.of(
+                "consumedCapacity", claim=self.claim, one=one, why=error
             ) from error
         return Consumed(*amounts)
 
@@ -188,11 +164,7 @@ class _Reader:
         """A device has one name in the claim's CDI file."""
         for (pool, device, _), count in Counter(result.key for result in results).items():
             if count > 1:
-                raise ClaimRefused(
-                    f"{self.claim} was allocated the device {device} of {pool} twice",
-                    remedy="request it with adminAccess in a claim of its own, not beside another "
-                    f"request for the same device ({self.claim.show} has both)",
-                )
+                raise ClaimRefused.of("twice", claim=self.claim, device=device, pool=pool)
 
     # --- configurations -------------------------------------------------------------------------
 

@@ -161,7 +161,6 @@ class ClaimUnread(Transient):
     """The API server does not say what the claim is."""
 
 
-REFUSED: Final = "ClaimRefused"  # the claim itself is wrong, or another one is in its way
 CDI: Final = "Cdi"
 OTHER: Final = "Other"
 INTERNAL: Final = "Internal"  # a fault of the agent's
@@ -178,7 +177,7 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (RecordNotKept, Code.STATE_FILE.value),
     (NoToolkitEdits, CDI),
     (PathRefused, CDI),
-    (ClaimRefused, REFUSED),
+    (ClaimRefused, Code.CLAIM_REFUSED.value),
     (NodeagentError, OTHER),
 )
 

@@ -81,18 +81,12 @@ class ClaimDaemons:
         found = _without_problems(wanted_mps(on, entry, memory=share.memory), entry, on, claim)
         one, *more = found.sharing.shares
         if more or one.count is not None:
-            raise ClaimRefused(
-                f"{claim}: {entry.clients.path}: what it has of {gpu.title} is already one share, "
-                "for all clients of the claim",
-                remedy="write clients, with memory and threads no more than the share's, "
-                f"{_where(claim)}",
-            )
+            raise ClaimRefused.of("oneShare", claim=claim, gpu=gpu, path=entry.clients.path)
         threads = share.thread_limit(capacity_of(gpu, profile).memory)
         if one.threads is not None and one.threads > threads:
-            raise ClaimRefused(
-                f"{claim}: {one.path}.threads: found {percentage_text(one.threads)}% of the "
-                f"threads, but its share of {gpu.title} has {percentage_text(threads)}%",
-                remedy=f"write no more than that, or leave it out, {_where(claim)}",
+            found_threads, most = percentage_text(one.threads), percentage_text(threads)
+            raise ClaimRefused.of(
+                "tooManyThreads", claim=claim, gpu=gpu, one=one, found=found_threads, most=most
             )
         total = share.memory // MIB
         limits = Share(

@@ -119,11 +119,7 @@ class NodeClaims:
         async with self.lock(uid):
             found = await self.fetch(namespace, name)
             if found is None:
-                raise ClaimHeldUp(
-                    f"claim {namespace}/{name} is gone",
-                    remedy="its pods are created again with it; "
-                    f"`kubectl get pods -n {namespace}` shows them",
-                )
+                raise ClaimHeldUp.of("gone", claim=ClaimReference(namespace, name))
             record = self.store.get(uid)
             state = await asyncio.to_thread(read_state, found, record) if record else None
             if record is None or state is not ClaimState.SAME:
