@@ -71,7 +71,18 @@ def run_status(options: Namespace, output: Output) -> ExitCode:
 def _ask(address: AgentAddress, gpu: str | None) -> Json:
     """The agent's status, of one GPU alone if it is named. Raises as `get` does, and UsageError."""
     status = get(address, _STATUS)
-    return status if gpu is None else _of_one(status, gpu)
+    if gpu is None:
+        return status
+    gpus: list[Json] = status.get("gpus", [])
+    names = ((str(one["index"]), str(one.get("uuid", "")).casefold()) for one in gpus)
+    at = next((n for n, known in enumerate(names) if gpu.casefold() in known), None)
+    if at is None:
+        there = listed(str(one["index"]) for one in gpus) or "none"
+        raise UsageError(f"this node has no GPU {quote(gpu)}", remedy=f"its GPUs: {there}")
+    found = get(address, f"{_STATUS}?{urlencode({'gpu': gpus[at].get('uuid', '')})}")
+    # Several may have no UUID, as those that never answered.
+    one = [one for one in found.get("gpus", ()) if one["index"] == gpus[at]["index"]]
+    return {**found, "gpus": one}
 
 
 def _page(
@@ -95,39 +106,6 @@ def _of_gpu(events: Sequence[Json], status: Json, gpu: str | None) -> Sequence[J
         return events
     [one] = status["gpus"]
     return [event for event in events if event.get("gpu") == one.get("uuid", "")]
-
-
-def _of_one(status: Json, name: str) -> Json:
-    """The status with the GPU of this index or UUID alone, and what concerns no single GPU."""
-    gpus: list[Json] = status.get("gpus", [])
-    wanted = name.casefold()
-    known = ((str(gpu["index"]), str(gpu.get("uuid", "")).casefold()) for gpu in gpus)
-    gpu = next((gpu for gpu, names in zip(gpus, known, strict=True) if wanted in names), None)
-    if gpu is None:
-        there = listed(str(g["index"]) for g in gpus) or "none"
-        raise UsageError(f"this node has no GPU {quote(name)}", remedy=f"its GPUs: {there}")
-    uuid = gpu.get("uuid", "")
-    devices = {uuid, *(i.get("uuid") for i in gpu.get("instances", ()))}
-    found = {
-        **status,
-        "gpus": [gpu],
-        "mps": [
-            daemon
-            for daemon in status.get("mps", ())
-            if not devices.isdisjoint((daemon.get("device"), *daemon.get("devices", ())))
-        ],
-        **{
-            key: [one for one in status[key] if one.get("gpu", "") in ("", uuid)]
-            for key in ("troubles", "problems")
-            if key in status
-        },
-    }
-    if "claims" in status:
-        held = (c for c in status["claims"] if any(d.get("gpu") == uuid for d in c["devices"]))
-        found["claims"] = list(held)
-    if "lessOffered" in status:
-        found["lessOffered"] = [one for one in status["lessOffered"] if one.get("gpu") == uuid]
-    return found
 
 
 def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:

@@ -12,7 +12,7 @@ from nodeagent.health.reporting import of_gpu
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import BY_CAUSE, Check, words_of
 from nodeagent.plan.layouts import Card, creatable, free_slots
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views import shapes, status_shapes
@@ -173,40 +173,29 @@ def _unknown(usage: Usage) -> str:
 
 def _instances(instance: GpuInstance, reading: Reading) -> list[status_shapes.Instance]:
     """One entry for each device; a half-made GPU instance has one without UUID and `ci`."""
-    if not instance.compute:
-        return [
-            status_shapes.Instance(
-                profile=instance.profile,
-                start=instance.placement.start,
-                size=instance.placement.size,
-                gi=instance.id,
-                in_use=False,
-                users=[],
-            )
-        ]
-    return [_device(device, instance, reading) for device in instance.compute]
-
-
-def _device(
-    device: ComputeInstance, instance: GpuInstance, reading: Reading
-) -> status_shapes.Instance:
-    usage, memory = device.usage, device.memory
-    return status_shapes.Instance(
-        uuid=device.uuid,
-        profile=device.profile,
+    half_made = status_shapes.Instance(
+        profile=instance.profile,
         start=instance.placement.start,
         size=instance.placement.size,
         gi=instance.id,
-        ci=device.id,
-        in_use=usage.in_use,
-        users=[_user(user) for user in usage.processes],
-        users_unknown=_unknown(usage),
-        memory=status_shapes.InstanceMemory(used=memory.used, total=memory.total)
-        if memory
-        else None,
-        compute_mode=device.compute_mode,
-        utilization=reading.utilization if len(instance.compute) == 1 else None,
+        in_use=False,
+        users=[],
     )
+    return [
+        structs.replace(
+            half_made,
+            uuid=device.uuid,
+            profile=device.profile,
+            ci=device.id,
+            in_use=device.usage.in_use,
+            users=[_user(user) for user in device.usage.processes],
+            users_unknown=_unknown(device.usage),
+            memory=device.memory,
+            compute_mode=device.compute_mode,
+            utilization=reading.utilization if len(instance.compute) == 1 else None,
+        )
+        for device in instance.compute
+    ] or [half_made]
 
 
 # --- health ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from nodeagent.health.findings import Action, Severity
+from nodeagent.plan.observed import Memory
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.structs import Shape
@@ -60,11 +61,6 @@ class User(Shape, frozen=True, kw_only=True):
     pod: shapes.Pod | None = None
 
 
-class InstanceMemory(Shape, frozen=True, kw_only=True):
-    used: shapes.Bytes
-    total: shapes.Bytes
-
-
 class Instance(Shape, frozen=True, kw_only=True):
     uuid: Annotated[str, Meta(description="absent while it is half-made")] = ""
     profile: str
@@ -75,7 +71,7 @@ class Instance(Shape, frozen=True, kw_only=True):
     in_use: bool
     users: list[User]
     users_unknown: Annotated[str, Meta(description="why it counts as in use")] = ""
-    memory: InstanceMemory | None = None
+    memory: Memory | None = None
     compute_mode: ComputeMode | None = None
     utilization: Utilization | None = None
 

@@ -58,8 +58,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     answer: bytes = b""
     events: bytes | None = None  # as any other path
     status = 200
+    paths: list[str]
 
     def do_GET(self) -> None:
+        self.paths.append(self.path)
         answer = self.answer
         if self.events is not None and self.path == "/v1/events?within=3600":
             answer = self.events
@@ -106,7 +108,7 @@ def answering(
     answer: bytes, *, path: Path | None = None, status: int = 200
 ) -> Iterator[tuple[str, type[_Handler]]]:
     """A server at a Unix socket or a TCP port; gives `HOST:PORT` and what it answers from."""
-    handler = type("Handler", (_Handler,), {"answer": answer, "status": status})
+    handler = type("Handler", (_Handler,), {"answer": answer, "status": status, "paths": []})
     server: socketserver.BaseServer
     if path is not None:
         server, where = _UnixServer(str(path), handler), ""

@@ -18,7 +18,7 @@ from tests.machine_load import stretched
 
 def test_one_gpu_is_drawn_in_full(program: Program) -> None:
     answer = {**STATUS, "message": "GPU 1 has none of it"}
-    with answering(json.dumps(answer).encode()) as (where, _):
+    with answering(json.dumps(answer).encode()) as (where, handler):
         shown = program("status", "--gpu", "0", "--listen", where)
         found = program("status", "--gpu", "gpu-0", "--listen", where, "-o", "json").json
     assert (shown.code, shown.err) == (0, "")
@@ -45,6 +45,7 @@ GPU 0  NVIDIA H100 80GB HBM3
   room for 3 x 1g.10gb or 1 x 2g.20gb
 """
     )
+    assert handler.paths[-1] == "/v1/status?gpu=GPU-0"
     assert found == {**answer, "gpus": STATUS["gpus"][:1]}
 
 
@@ -95,14 +96,6 @@ def test_the_last_hour_is_explained(program: Program) -> None:
     whole = f"{step} (why: the plan asks for it here)\n"
     assert one.out == f"node gpu-node-0: 1 event in the last hour\n{whole}"
     assert full.endswith(f"\nlast hour\n{whole}")
-
-
-def test_one_gpu_has_the_daemon_that_it_shares_with_others(program: Program) -> None:
-    both = {"device": "GPU-0", "devices": ["GPU-0", "GPU-1"], "gpus": [0, 1], "state": "Ready"}
-    other = {"device": "GPU-0", "state": "Ready"}
-    with answering(json.dumps({**STATUS, "mps": [both, other]}).encode()) as (where, _):
-        found = program("status", "--gpu", "1", "--listen", where, "-o", "json").json
-    assert found["mps"] == [both]
 
 
 def test_a_gpu_that_is_not_there_is_code_2(program: Program) -> None:
