@@ -114,6 +114,15 @@ class FleetRig:
         _reap_daemons()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def have_servers_sleep(self) -> None:
+        """Servers of real daemons, which without a GPU would end at once."""
+        stub = self.folder / "stub"
+        stub.mkdir()
+        server = stub / SERVER
+        server.write_text("#!/bin/sh\nsleep 60\n")  # the shell stays, and has the name
+        server.chmod(0o755)
+        self.programs = replace(self.programs, path=f"{stub}:{self.programs.path}")
+
     # --- fleets -------------------------------------------------------------------------------
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from nodeagent.errors import StillInUse
 from nodeagent.mps.commands import ControlCommand, get_memory_limit, get_server_list
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ReportSubject
-from nodeagent.mps.processes import CONTROL, SERVER
+from nodeagent.mps.processes import CONTROL
 from nodeagent.plan.shares import Share, Sharing
 from nodeagent.structs import replace
 from tests.mps.fleet_rig import GPU, OTHER_GPU, US, FleetRig, limits, ready, status, until, wanted
@@ -26,14 +26,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no {CONTROL} on PATH")
 def rig(tmp_path: Path) -> Iterator[FleetRig]:
     assert PROGRAM is not None
     with FleetRig(programs=Path(PROGRAM).parent) as made:
-        stub = made.folder / "stub"
-        stub.mkdir()
-        server = stub / SERVER
-        server.write_text("#!/bin/sh\nsleep 60\n")  # the shell stays, and has the name
-        server.chmod(0o755)
-        made.programs = type(made.programs)(
-            control=made.programs.control, path=f"{stub}:{made.programs.path}"
-        )
+        made.have_servers_sleep()
         yield made
 
 

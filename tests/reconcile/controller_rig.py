@@ -92,8 +92,8 @@ def mig_devices(gpu: Gpu) -> list[ComputeInstance]:
 class NodeRig(FleetRig):
     """The fleet's rig with a simulated node, whose state is in `state`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, programs: Path | None = None) -> None:
+        super().__init__(programs=programs)
         self.state = self.folder / "node.json"
         self.cdi_dir = self.folder / "cdi"
         self.memory_file = self.folder / "state" / FILE_NAME
