@@ -70,6 +70,7 @@ async def test_one_daemon_of_two_gpus(rig: FleetRig) -> None:
 
 
 async def test_killed_and_stopped_by_a_signal(rig: FleetRig) -> None:
+    rig.impatient = True
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted())
         for number in (signal.SIGKILL, signal.SIGSTOP):
