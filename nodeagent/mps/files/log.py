@@ -20,6 +20,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -139,19 +140,19 @@ class LogWatch:
     def __init__(self) -> None:
         self._inotify: Inotify | None = None
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self._collecting: asyncio.TimerHandle | None = None
+        self._calls: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         with suppress(OSError):
             self._inotify = Inotify(sync_timeout=0)
-            self._read(self._inotify)
+            self._calls = asyncio.create_task(self._call(self._inotify), name="mps logs")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._collecting is not None:
-            self._collecting.cancel()
+        if self._calls is not None:
+            self._calls.cancel()
+            await asyncio.wait({self._calls})
         if self._inotify is not None:
-            asyncio.get_running_loop().remove_reader(self._inotify.fd)
             self._inotify.close()
         self._inotify = None
 
@@ -176,30 +177,21 @@ class LogWatch:
 
         return end
 
-    def _collect(self, inotify: Inotify) -> None:
-        """Read in DEBOUNCE seconds, so that many writes are read together and the loop goes on."""
+    async def _call(self, inotify: Inotify) -> None:
+        """One call for each log that has grown, DEBOUNCE seconds after a write, so that many writes
+        are read together and the loop goes on.
+        """
         loop = asyncio.get_running_loop()
-        loop.remove_reader(inotify.fd)
-        self._collecting = loop.call_later(DEBOUNCE, self._read, inotify)
-
-    def _read(self, inotify: Inotify) -> None:
-        """One call for each log that has grown."""
-        grown: set[int] = set()
-        for _ in range(_MAX_EVENTS):
-            event = inotify.sync_get()
-            if event is None:
-                asyncio.get_running_loop().add_reader(inotify.fd, self._collect, inotify)
-                break
-            if Mask.Q_OVERFLOW in event.mask:
+        while True:
+            first = await inotify.get()
+            await asyncio.sleep(DEBOUNCE)
+            events = [first, *islice(iter(inotify.sync_get, None), _MAX_EVENTS)]
+            grown = {event.watch.wd for event in events if event.watch}
+            if any(Mask.Q_OVERFLOW in event.mask for event in events):
                 grown.update(self._callbacks)
-            elif event.watch is not None:
-                grown.add(event.watch.wd)
-        else:
-            self._collect(inotify)
-        for number in grown:
-            callback = self._callbacks.get(number)
-            if callback is not None:
-                callback()
+            for callback in map(self._callbacks.get, grown):
+                if callback is not None:
+                    loop.call_soon(callback)  # a fault in one ends no watch
 
 
 EARLIER_NAME = f"{LOG_NAME}.1"
