@@ -60,9 +60,11 @@ class Serving(Hardware):
     async def apply(self, step: Step) -> None:
         match step:
             case StartMps():
-                self._daemons[step.device] = DeviceDaemon(step.wanted, "Ready")
+                for device in step.wanted.devices_on(step.device):
+                    self._daemons[device] = DeviceDaemon(step.wanted, "Ready")
             case StopMps():
-                del self._daemons[step.device]
+                for device in self._daemons[step.device].runs.devices_on(step.device):
+                    del self._daemons[device]
             case _:
                 await super().apply(step)
 
