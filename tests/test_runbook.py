@@ -28,6 +28,12 @@ from tools.make_runbook import HEAD, PAGE, page
 
 SOURCES = Path(__file__).parents[1] / "nodeagent"
 RAISING = ("of", "problem", "refuse")
+ERRORS = {
+    "ClaimRefused": Code.CLAIM_REFUSED,
+    "ClaimHeldUp": Code.CLAIM_REFUSED,
+    "KubeletError": Code.READER,
+    "KubeletBusy": Code.READER,
+}
 OF_ITSELF = {"title", "index"}  # what `Gpu.problem` knows
 NOT_FACTS = {"gpu", "path"}
 
@@ -69,13 +75,12 @@ def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
                 given = {keyword.arg for keyword in node.keywords if keyword.arg} - NOT_FACTS
                 for case in _cases(more[0], body) if more else [""]:
                     yield node.lineno, (Code[code], case), given, name != "of"
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="ClaimRefused" | "ClaimHeldUp"), attr="of"),
-                args=[named],
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=kind), attr="of"), args=[named]) if (
+                kind in ERRORS
             ):
                 given = {keyword.arg for keyword in node.keywords if keyword.arg}
                 for case in _cases(named, body):
-                    yield node.lineno, (Code.CLAIM_REFUSED, case), given, False
+                    yield node.lineno, (ERRORS[kind], case), given, False
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:

@@ -276,14 +276,7 @@ class SlicePublisher:
     def _problem(self) -> Problem | None:
         fault = self._reflector.fault or self._keeper.fault
         if fault is self._reflector.fault and isinstance(fault, faults.ObjectMissing):
-            remedy = (
-                "use Kubernetes 1.34 or newer for dra.mode static, 1.36 for dynamic; on an older "
-                "one switch dra.mode off"
-            )
-            message = (
-                "nothing is offered to claims: the API server does not serve resource.k8s.io/v1"
-            )
-            return Problem(code=Code.CLUSTER, message=message, remedy=remedy)
+            return Problem.of(Code.CLUSTER, "noClaims")
         if fault and not isinstance(fault, faults.WriteConflict):
             return Problem.from_error(Code.CLUSTER, fault)
         lost = next(iter(self._lost.values()), None)

@@ -16,13 +16,14 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 from urllib.parse import quote
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from nodeagent.catalogue import filled, problem_words
 from nodeagent.claims.model import Allocated
 from nodeagent.claims.names import is_own
 from nodeagent.cluster.kubelet.allocations import (
@@ -42,15 +43,12 @@ from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
 )
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import Signature
+from nodeagent.plan.problems import Code
 from nodeagent.text import listed
 
 MAX_PATH: Final = 107  # bytes that a Unix socket's address holds
 MAX_ANSWER: Final = 16 << 20  # bytes; what the kubelet's other clients accept
 SERVICE: Final = "v1.PodResourcesLister"
-_STARTING: Final = (
-    "the agent retries; if it stays so, see whether the kubelet reaches the API server: "
-    "`journalctl -u kubelet`"
-)
 
 OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_ANSWER),
@@ -62,6 +60,12 @@ OPTIONS: Final = [
 
 class KubeletError(NodeagentError):
     """The kubelet did not say what is allocated, so everything counts as in use."""
+
+    @classmethod
+    def of(cls, case: str, **facts: object) -> Self:
+        """The error in the words of the catalogue."""
+        words = problem_words(Code.READER, case)
+        return cls(filled(words.message, facts), remedy=filled(words.remedy, facts))
 
 
 class KubeletBusy(KubeletError):
@@ -111,7 +115,7 @@ class PodResourcesClient:
         running = frozenset(await asyncio.to_thread(self._running)) if is_new else frozenset()
         answer = await self._answer(kubelet)
         if await asyncio.to_thread(_check_socket, self._socket) != kubelet:
-            raise KubeletError("the kubelet was restarted while it was asked", remedy=_STARTING)
+            raise KubeletError.of("kubeletRestarted")
         if running:
             await asyncio.to_thread(self._require, running, answer)
         self._complete = kubelet
@@ -121,12 +125,7 @@ class PodResourcesClient:
         """Raise KubeletError for pods that ran before the answer, still run, and are not in it."""
         missing = running - {PodName(pod.namespace, pod.name) for pod in _pods_in(answer)}
         if missing and (missing := missing.intersection(self._running())):
-            raise KubeletError(
-                f"the kubelet does not list {listed(map(str, sorted(missing)))}, which runs here, "
-                "so it does not know all its pods yet",
-                remedy=f"{_STARTING}. A pod that was deleted by force is not listed again: end "
-                "what is left of it, or reboot the node",
-            )
+            raise KubeletError.of("kubeletStarting", pods=listed(map(str, sorted(missing))))
 
     async def close(self) -> None:
         """End the kept connection. It can be used again."""
@@ -163,26 +162,11 @@ class PodResourcesClient:
         details = error.details() or error.code().name
         match error.code():
             case grpc.StatusCode.UNAVAILABLE:
-                return KubeletError(
-                    f"the kubelet's socket {self._socket} does not answer: {details}",
-                    remedy="see whether the kubelet runs, `systemctl status kubelet`; a restarted "
-                    "one has a new socket",
-                )
+                return KubeletError.of("kubeletSilent", socket=self._socket, why=details)
             case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return KubeletError(
-                    f"the kubelet did not answer List within {self._deadline:g} s",
-                    remedy="read the kubelet's log, `journalctl -u kubelet`, and the node's load",
-                )
+                return KubeletError.of("kubeletSlow", seconds=f"{self._deadline:g}")
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
-                return KubeletBusy(
-                    f"the kubelet refused List: {details}",
-                    remedy="another program on this node queries the kubelet very often",
-                )
-            case grpc.StatusCode.UNIMPLEMENTED:
-                return KubeletError(
-                    f"the kubelet does not know List: {details}",
-                    remedy="pod-resources v1 needs Kubernetes 1.20",
-                )
+                return KubeletBusy.of("kubeletBusy", why=details)
             case _:
                 return KubeletError(f"the kubelet failed List: {error.code().name}: {details}")
 
@@ -192,26 +176,15 @@ def _check_socket(socket: Path) -> Signature:
     gRPC would report in its own.
     """
     if len(os.fsencode(socket.absolute())) > MAX_PATH:
-        raise KubeletError(
-            f"the path of the kubelet's socket is too long for a socket: {socket}",
-            remedy=f"at most {MAX_PATH} bytes",
-        )
+        raise KubeletError.of("kubeletPath", socket=socket, most=MAX_PATH)
     try:
         found = socket.stat()
     except PermissionError as error:
-        raise KubeletError(
-            f"no right to look at the kubelet's socket {socket}", remedy="run as root"
-        ) from error
+        raise KubeletError.of("kubeletHidden", socket=socket) from error
     except OSError as error:
-        raise KubeletError(
-            f"the kubelet's socket {socket} does not exist: {error.strerror}",
-            remedy="see whether the kubelet runs, `systemctl status kubelet`; mount its "
-            "pod-resources folder, not the file",
-        ) from error
+        raise KubeletError.of("kubeletMissing", socket=socket, why=error.strerror) from error
     if not stat.S_ISSOCK(found.st_mode):
-        raise KubeletError(
-            f"{socket} is not a socket", remedy="name the kubelet's pod-resources socket"
-        )
+        raise KubeletError.of("kubeletNoSocket", socket=socket)
     return (found.st_dev, found.st_ino, found.st_ctime_ns)
 
 

@@ -143,9 +143,9 @@ async def test_the_kubelet_dies_during_a_call(kubelet: Kubelet) -> None:
     ("refusal", "kind", "words"),
     [
         (RATE_LIMITED, KubeletBusy, "rejected by rate limit"),
-        (UNKNOWN_METHOD, KubeletError, "does not know List"),
+        (UNKNOWN_METHOD, KubeletError, "failed List: UNIMPLEMENTED"),
     ],
-    ids=["rate limit", "older kubelet"],
+    ids=["rate limit", "unknown method"],
 )
 async def test_refusals_keep_the_kubelets_words(
     kubelet: Kubelet, refusal: object, kind: type[KubeletError], words: str
