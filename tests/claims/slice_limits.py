@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nodeagent.claims.offering.resource_slices import read_quantity
+
 Json = Mapping[str, Any]
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -47,6 +49,14 @@ def _check_device(device: Json, totals: Mapping[str, Json]) -> None:
         domain, slash, name = key.rpartition("/")
         assert _IDENTIFIER.fullmatch(name)
         assert not slash or (len(domain) <= 63 and _SUBDOMAIN.fullmatch(domain))
+    for one in capacity.values():
+        value, policy = read_quantity(one["value"]), one.get("requestPolicy")
+        if policy:
+            least, step = (read_quantity(policy["validRange"][key]) for key in ("min", "step"))
+            default = read_quantity(policy["default"])
+            assert least <= default <= value
+            assert (default - least) % step == 0
+            assert least + step <= value
     for value in attributes.values():
         match value:
             case {"int": int(number)}:

@@ -19,7 +19,7 @@ from nodeagent.claims.offering.pool_offer import (
     pool_offer,
 )
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
-from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
+from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled, SharedBy
 from nodeagent.plan.observed import Access, Gpu, HealthLimits
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS, NODE, DeviceSet, legal_sets, mig_off, with_devices
@@ -73,12 +73,14 @@ def test_over_time(data: st.DataObject) -> None:
     """
     board = data.draw(st.sampled_from(KINDS))
     now, offer = START, None
+    share: SharedBy = data.draw(st.sampled_from(["off", "memory", 4, "time"]))
     for _ in range(data.draw(st.integers(1, 5))):
         gpu, fixed, held = data.draw(states(board))
         plan = _planned(gpu, data.draw(st.sampled_from(KINDS_OF_PLAN)), fixed)
         mode = data.draw(st.sampled_from([Mode.DYNAMIC, Mode.DYNAMIC, Mode.STATIC, Mode.OFF]))
         now += data.draw(st.sampled_from([0, 1, WITHDRAWAL - 1, WITHDRAWAL]))
-        context = OfferContext(NODE, GpuRules(mode, plan), now, held, offer)
+        rules = GpuRules(mode, plan, share=share, share_mig=share)
+        context = OfferContext(NODE, rules, now, held, offer)
         following = pool_offer(gpu, context)
         _check_transition(offer, following, context)
         _check_content(gpu, following)

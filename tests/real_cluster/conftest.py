@@ -74,8 +74,15 @@ def sharing(cluster: Cluster, folder: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
+def dividing(cluster: Cluster, folder: Path) -> Iterator[Node]:
+    """The same, of which claims may share the MIG devices."""
+    with serving(cluster, folder, "h100-80gb:1", NODEAGENT_DRA_SHARE_MIG="memory") as node:
+        yield node
+
+
+@pytest.fixture
 def pair(cluster: Cluster, folder: Path) -> Iterator[Node]:
-    """The same with two."""
+    """With two GPUs that claims may share."""
     with serving(cluster, folder, "h100-80gb:2", NODEAGENT_DRA_SHARE="memory") as node:
         yield node
 

@@ -58,6 +58,37 @@ def test_two_shares_and_what_waits_for_them(sharing: Node) -> None:
     sharing.until_waiting("late")
 
 
+def test_shares_of_a_mig_device(dividing: Node) -> None:
+    """Two pods have one, one has another as a whole, by the class of their profile; what fits no
+    more has a third. The first is there as long as one of its pods.
+    """
+    profile = "mig-1g-10gb.nodeagent.io"
+    for name, memory in (("first", "4Gi"), ("second", "5Gi"), ("third", "2Gi")):
+        dividing.claim(name, profile, {MEMORY: memory})
+        dividing.pod(name, claim=name)
+        dividing.until_running()
+    dividing.pod("whole")
+    dividing.until_running()
+    assert [size for _, _, size in dividing.slices()] == [1] * 3
+    assert limits(dividing, "first") == [
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=41.02",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M",
+    ]
+    visible = [
+        dividing.inside(pod, "echo $CUDA_VISIBLE_DEVICES").strip()
+        for pod in ("first", "second", "third")
+    ]
+    assert (visible[0], len({*visible})) == (visible[1], 2)
+    assert visible[0].startswith("MIG-")
+    assert (limits(dividing, "whole"), len(dividing.daemons())) == ([], 2)
+    dividing.delete("first", "third")
+    dividing.until(lambda: len(dividing.slices()) == 2)
+    assert len(dividing.daemons()) == 1
+    dividing.delete("second")
+    dividing.until(lambda: len(dividing.slices()) == 1)
+    assert dividing.daemons() == []
+
+
 def test_gpus_of_one_container(pair: Node) -> None:
     """A pod with a share of each has one daemon for both, and so has a pod with a share of one
     beside it, also when the first is gone; one with both GPUs as a whole has another daemon then.

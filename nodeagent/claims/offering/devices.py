@@ -105,8 +105,8 @@ def shared_device(device: OfferedDevice, all_of_it: Consumed, shared_by: SharedB
     if not found:
         return device
     amounts = {THREADS: all_of_it.threads, CLIENTS: all_of_it.clients}
-    # Of a capacity without a policy the first claim would consume all.
-    engines = dict.fromkeys(device.capacity, RequestPolicy(0, 0, 1))
+    # Of a capacity without a policy the first claim would consume all; a step is no larger than it.
+    engines = {name: RequestPolicy(0, 0, 1) for name, amount in device.capacity.items() if amount}
     return replace(
         device,
         attributes={**device.attributes, SHARING: "timeSlice" if shared_by == "time" else "mps"},
