@@ -169,19 +169,18 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
     wrong: list[Problem] = []
     ignored: list[Problem] = []
     for key, value in _with_prefix(annotations, SPEC):
+        path, name = _path(key), quote(key)
         match _spec(key, value):
             case str(why):
-                message = f"is ignored, also by nos: {why}"
-                remedy = f"write {SPEC}-<index>-<profile> with a whole number as its value"
-                ignored.append(_fault(key, message, remedy))
-            case DeviceRequest(count=0):
-                message = (
-                    "requests 0 devices, which has no effect; nos never counts it as fulfilled"
+                ignored.append(
+                    Problem.of(Code.INVALID_VALUE, "nosIgnored", path=path, name=name, why=why)
                 )
-                ignored.append(_fault(key, message, "remove the annotation"))
+            case DeviceRequest(count=0):
+                ignored.append(Problem.of(Code.INVALID_VALUE, "nosNothing", path=path, name=name))
             case DeviceRequest(count=count) if count < 0:
-                remedy = "write a number from 1 on, or remove the annotation"
-                wrong.append(_fault(key, f"requests {count} devices", remedy))
+                wrong.append(
+                    Problem.of(Code.INVALID_VALUE, "nosNegative", path=path, name=name, count=count)
+                )
             case request:
                 asked.append(request)
     return Requests(tuple(asked), tuple(wrong), (*ignored, *_duplicates(asked)))
@@ -212,22 +211,13 @@ def _spec(key: str, value: str) -> DeviceRequest | str:
     return DeviceRequest(index, parts[3], count, _path(key))
 
 
-def _fault(key: str, what: str, remedy: str) -> Problem:
-    message = f"the annotation {quote(key)} {what}"
-    return Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=_path(key))
-
-
 def _duplicates(asked: list[DeviceRequest]) -> Iterator[Problem]:
     first: dict[tuple[int, str], DeviceRequest] = {}
     for one in asked:
         other = first.setdefault((one.index, one.profile), one)
         if other is not one:
-            yield Problem(
-                code=Code.DUPLICATE_DEVICE,
-                message=f"{other.where} and {one.where} ask for the same profile on the same GPU; "
-                "both count",
-                remedy="leave one of them",
-                path=one.where,
+            yield Problem.of(
+                Code.DUPLICATE_DEVICE, "nosTwice", path=one.where, one=other.where, other=one.where
             )
 
 
