@@ -81,7 +81,7 @@ async def _apply(
             while rounds.blocked:
                 left = max(deadline - clock(), 0.0)
                 progress.show(f"waiting for {blocker_words(rounds.rest)}, at most {left:.0f} s")
-                again = await wait_for_blockers(rounds.rest, deadline, stop)
+                again = await wait_for_blockers(deadline, stop)
                 progress.clear()
                 if not again:
                     break

@@ -9,8 +9,7 @@ import sys
 from contextlib import suppress
 
 from nodeagent.plan.plan import NodePlan, Verdict
-from nodeagent.processes import ProcessWatch
-from nodeagent.views.text import user_words, users
+from nodeagent.views.text import user_words
 
 _START_OF_LINE, _CLEAR_TO_END = "\r", "\x1b[K"
 
@@ -45,33 +44,19 @@ class ProgressLine:
                 self._stream.flush()
 
 
-# A process may also let go of a GPU without ending, which the kernel does not report.
-_RECHECK_INTERVAL = 2.0  # seconds
+_RECHECK_INTERVAL = 1.0  # seconds
 
 
-async def wait_for_blockers(plan: NodePlan, deadline: float, stop: asyncio.Event) -> bool:
-    """Wait until a user may be gone; False when `deadline` (loop time) has passed or on a stop.
-
-    The kernel reports a process' end; everything else is looked at again every two seconds.
+async def wait_for_blockers(deadline: float, stop: asyncio.Event) -> bool:
+    """Wait until the GPUs are to be looked at again; False when `deadline` (loop time) has passed
+    or on a stop.
     """
     remaining = deadline - asyncio.get_running_loop().time()
-    if remaining <= 0 or stop.is_set():
+    if remaining <= 0:
         return False
-    wake = asyncio.Event()
-    watch = ProcessWatch(wake.set, fallback=_RECHECK_INTERVAL, fallback_limit=_RECHECK_INTERVAL)
-    watch.watch(_pids(plan))
-    waiters = [asyncio.ensure_future(event.wait()) for event in (wake, stop)]
-    try:
-        await asyncio.wait(
-            waiters,
-            timeout=min(remaining, _RECHECK_INTERVAL),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-    finally:
-        watch.close()
-        for waiter in waiters:
-            waiter.cancel()
-        await asyncio.gather(*waiters, return_exceptions=True)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(min(remaining, _RECHECK_INTERVAL)):
+            await stop.wait()
     return not stop.is_set()
 
 
@@ -79,8 +64,3 @@ def blocker_words(plan: NodePlan) -> str:
     """`the users of GPU 0 (pid 4711 (train))`, for each GPU that is blocked."""
     blocked = (gpu.before for gpu in plan.gpus if gpu.verdict is Verdict.BLOCKED)
     return ", ".join(f"the users of GPU {gpu.index} ({user_words(gpu)})" for gpu in blocked)
-
-
-def _pids(plan: NodePlan) -> set[int]:
-    blocked = [gpu.before for gpu in plan.gpus if gpu.verdict is Verdict.BLOCKED]
-    return {user.pid for gpu in blocked for user in users(gpu)}

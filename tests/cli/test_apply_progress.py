@@ -2,19 +2,14 @@ import asyncio
 import contextlib
 import io
 import re
-import subprocess
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from nodeagent.cli.progress import wait_for_blockers
-from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
-from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import SimulatedNode
-from nodeagent.structs import replace
 from tests.cli.conftest import Program
-from tests.plan.cards import card
 
 
 class Terminal(io.StringIO):
@@ -82,38 +77,20 @@ def test_a_line_that_cannot_be_rewritten(h100: Program, monkeypatch: pytest.Monk
     assert terminal.getvalue() == ""
 
 
-async def slept(pid: int, limit: float) -> tuple[float, bool]:
-    """Seconds until the next look at a GPU that this process uses, and whether there is one."""
-    gpu = replace(card("t4"), usage=Usage((User(pid, "train"),)))
-    plan = NodePlan(Verdict.BLOCKED, (GpuPlan.refused(gpu, Verdict.BLOCKED),))
+async def slept(limit: float, stop: asyncio.Event) -> tuple[float, bool]:
+    """Seconds until the next look at the GPUs, and whether there is one."""
     clock = asyncio.get_running_loop().time
     began = clock()
-    again = await wait_for_blockers(plan, began + limit, asyncio.Event())
+    again = await wait_for_blockers(began + limit, stop)
     return round(clock() - began, 3), again
 
 
 @pytest.mark.virtual_time
-async def test_the_end_of_a_process_is_noticed_at_once() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-
-        def end() -> None:
-            process.kill()
-            process.wait()
-
-        asyncio.get_running_loop().call_later(0.3, end)
-        assert await slept(process.pid, 60) == (0.3, True)
-
-
-@pytest.mark.virtual_time
-async def test_users_are_looked_at_again_every_two_seconds() -> None:
-    """A process may release a GPU without ending."""
-    with subprocess.Popen(["sleep", "60"]) as process:
-        assert await slept(process.pid, 60) == (2.0, True)
-        process.kill()
-    assert await slept(0, 60) == (2.0, True)
-
-
-@pytest.mark.virtual_time
-async def test_the_wait_ends_at_its_limit() -> None:
-    assert await slept(0, 0.3) == (0.3, True)
-    assert await slept(0, 0.0) == (0.0, False)
+async def test_the_gpus_are_looked_at_every_second_until_the_limit() -> None:
+    stop = asyncio.Event()
+    assert await slept(60, stop) == (1.0, True)
+    assert await slept(0.3, stop) == (0.3, True)
+    assert await slept(0.0, stop) == (0.0, False)
+    asyncio.get_running_loop().call_later(0.2, stop.set)
+    assert await slept(60, stop) == (0.2, False)
+    assert await slept(60, stop) == (0.0, False)
