@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from nodeagent.plan.plan import NodePlan, Policy, Verdict
 from nodeagent.reconcile.event_log import EventLog
-from nodeagent.views.plan_report import plan_json
 from nodeagent.views.shapes import Json
 
 
@@ -27,8 +24,10 @@ class Answers(Protocol):
     def plan(self) -> Coroutine[Any, Any, Json]:
         """The plan in force, computed once for all who ask; one who leaves does not end that."""
 
-    def preview(self, text: bytes, configuration: str | None) -> Preview | None:
-        """The plan for this text; None as long as the node was never observed."""
+    def preview(self, text: bytes, configuration: str | None) -> tuple[bool, Json] | None:
+        """Whether this text is a document, and the plan for it; None as long as the node was never
+        observed. May take long.
+        """
 
     def not_alive(self) -> tuple[str, ...]:
         """The reasons, each a sentence; none when all is well. `not_ready` likewise."""
@@ -54,21 +53,6 @@ class Answers(Protocol):
 
         Raises DrainTimedOut, too. A drain that is cancelled is given up.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What a preview found: whether the text is a document (`readable`), and the plan as JSON."""
-
-    readable: bool
-    verdict: Verdict
-    report: Json
-
-    @classmethod
-    def of(cls, readable: bool, plan: NodePlan, policy: Policy) -> Self:
-        """May take long."""
-        report = plan_json(plan, digest=plan.digest, source="preview", policy=policy)
-        return cls(readable, plan.verdict, report)
 
 
 State = TypeVar("State")

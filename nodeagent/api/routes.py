@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from nodeagent.api.answers import Answers, Preview
+from nodeagent.api.answers import Answers
 from nodeagent.api.connection import count_refused, read_whole_request
 from nodeagent.api.guard import (
     errors_as_json,
@@ -99,11 +99,11 @@ class _Routes:
         found = await asyncio.shield(asyncio.create_task(computing, name="preview"))
         if found is None:
             raise web.HTTPServiceUnavailable(text="the GPUs have not been observed yet")
-        if not found.readable:
-            return web.json_response(found.report, status=400)
-        return web.json_response(found.report, status=422 if found.verdict in _REFUSED else 200)
+        is_document, report = found
+        accepted = 422 if report["verdict"] in _REFUSED else 200
+        return web.json_response(report, status=accepted if is_document else 400)
 
-    async def _compute(self, text: bytes, configuration: str | None) -> Preview | None:
+    async def _compute(self, text: bytes, configuration: str | None) -> tuple[bool, Json] | None:
         try:
             async with self._one_preview:
                 return await asyncio.to_thread(self._answers.preview, text, configuration)

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import structlog
 
-from nodeagent.api.answers import Preview, RenderedStatus
+from nodeagent.api.answers import RenderedStatus
 from nodeagent.api.limits import RequestLimits, limits_within
 from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.mps_service import MpsService
@@ -131,14 +131,16 @@ class ApiAdapter:
             self._plan_report = asyncio.create_task(report, name="plan's report")
         return await asyncio.shield(self._plan_report)
 
-    def preview(self, text: bytes, configuration: str | None) -> Preview | None:
+    def preview(self, text: bytes, configuration: str | None) -> tuple[bool, Json] | None:
         # This runs in a thread, so the last published state is used: `current` is the event loop's.
         state = self.shared.states.newest
         if state.observed_at is None:
             return None
         plan = PlanText(text, configuration)
-        found = self.active_plan.preview(plan, state.observed, self._policy)
-        return Preview.of(*found, self._policy)
+        is_document, found = self.active_plan.preview(plan, state.observed, self._policy)
+        return is_document, plan_json(
+            found, digest=found.digest, source="preview", policy=self._policy
+        )
 
     def mps(self, device: str | None) -> Json | None:
         return mps_answer(self.current(), device)

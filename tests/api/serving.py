@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 from aiohttp import ClientSession
 
-from nodeagent.api.answers import Preview, RenderedStatus
+from nodeagent.api.answers import RenderedStatus
 from nodeagent.api.limits import TCP_LIMITS, Refusals, RequestLimits
 from nodeagent.api.listening import listen, listen_on_socket
 from nodeagent.api.openapi import DESCRIPTION
@@ -37,11 +37,14 @@ SCRAPED = b"# HELP a An example\n# TYPE a gauge\n" + b"".join(
 )  # 1.4 MB, as a full node has
 
 
-def preview(text: bytes, configuration: str | None, observed: ObservedNode) -> Preview:
+def preview(
+    text: bytes, configuration: str | None, observed: ObservedNode
+) -> tuple[bool, dict[str, Any]]:
     """As an agent without a plan answers that observed this."""
     plan = ActivePlan(LoopControl())
-    found = plan.preview(PlanText(text, configuration), observed, Policy())
-    return Preview.of(*found, Policy())
+    is_document, found = plan.preview(PlanText(text, configuration), observed, Policy())
+    report = plan_json(found, digest=found.digest, source="preview", policy=Policy())
+    return is_document, report
 
 
 class Agent:
@@ -52,7 +55,7 @@ class Agent:
         node: ObservedNode | None = None,
         daemons: tuple[MpsDaemon, ...] = (),
         doing: Doing | None = None,
-        previewing: Callable[[bytes, str | None], Preview | None] | None = None,
+        previewing: Callable[[bytes, str | None], tuple[bool, dict[str, Any]] | None] | None = None,
     ) -> None:
         self.events = EventLog()
         self.reasons: list[str] = []
@@ -70,7 +73,7 @@ class Agent:
         plan = state.plan or NodePlan(Verdict.IN_SYNC)
         return plan_json(plan, digest=state.digest, source=state.source, policy=Policy())
 
-    def preview(self, text: bytes, configuration: str | None) -> Preview | None:
+    def preview(self, text: bytes, configuration: str | None) -> tuple[bool, dict[str, Any]] | None:
         if self._previewing:
             return self._previewing(text, configuration)
         return preview(text, configuration, self._node) if self._node else None
@@ -150,7 +153,7 @@ async def api(
     *,
     observed: bool = True,
     unix_socket: Path | None = None,
-    previewing: Callable[[bytes, str | None], Preview | None] | None = None,
+    previewing: Callable[[bytes, str | None], tuple[bool, dict[str, Any]] | None] | None = None,
     daemons: tuple[MpsDaemon, ...] = (),
     doing: Doing | None = None,
     limits: RequestLimits = TCP_LIMITS,

@@ -136,7 +136,7 @@ def test_what_goes_and_what_is_new() -> None:
 
 @needs_node
 def test_what_is_in_the_way_of_a_blocked_plan() -> None:
-    found = preview(WANTED.encode(), None, OBSERVED).report["gpus"][0]
+    found = preview(WANTED.encode(), None, OBSERVED)[1]["gpus"][0]
     goal = json.dumps({**found, **found["onceFree"]})
     now, then = _computed(f"[boxesBefore({goal}), boxesAfter({goal})]")
     assert [(box["start"], box["states"]) for box in now] == [
