@@ -116,6 +116,19 @@ def test_a_share_of_a_gpu() -> None:
     assert turns.share == ClaimShare(memory=8 * GIB, clients=2)
 
 
+def test_shares_of_one_daemon() -> None:
+    """Each with all GPUs of that. What clients of several GPUs use on each, is not known."""
+    assert SHARE.mps
+    both = (GPU, "GPU-9")
+    here = replace(SHARE, mps=replace(SHARE.mps, devices=both))
+    daemon = mps_daemon(GPU, "Ready", clients=(mps_client(1, share="share-1", memory_used=GIB),))
+    last = replace(here, gpu="GPU-9")
+    for devices, used in (((last,), GIB), ((here, last), None)):
+        [shown] = with_use([only(records=(record(*devices),))], [daemon])
+        assert {device.daemon for device in shown.devices} == {both}
+        assert {one.share and one.share.used for one in shown.devices} == {used}
+
+
 def test_what_is_left_of_a_shared_gpu() -> None:
     """In steps, as it can be requested; nothing beside a claim that has it as a whole, where its
     memory or its clients are consumed, or where it takes no more claims.

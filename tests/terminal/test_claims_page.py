@@ -143,11 +143,11 @@ def test_a_claim_is_a_line_at_its_device() -> None:
 def test_a_share_of_a_gpu() -> None:
     """What it uses, where that is known, and may use; a GPU shows what claims could still have."""
     limits = {"memory": 8 << 30, "threads": 17.78}
-    used = {**WHOLE, "share": {**limits, "used": 3 << 29}}
+    used = {**WHOLE, "share": {**limits, "used": 3 << 29}, "daemon": ["GPU-1", "GPU-2"]}
     turns = {**WHOLE, "share": {"memory": 4 << 30}}
     claim = {**READY, "devices": [used, turns]}
     _, row, _ = text(claims_page([claim], NOW)).splitlines()
-    assert "  1.5 GiB of 8 GiB, 17.78%  GPU-1  " in row
+    assert "  1.5 GiB of 8 GiB, 17.78% (MPS of 2 GPUs)  GPU-1  " in row
     first, second = text(claim_lines([claim], "GPU-1")).splitlines()
     assert first.startswith("share of 1.5 GiB of 8 GiB, 17.78%: claim team/trainer Ready")
     assert second.startswith("share of 4 GiB, not enforced: claim team/trainer")

@@ -129,7 +129,8 @@ function drawClaims(status) {
   const gpuOf = (device) => status.gpus.find((gpu) => gpu.uuid === device.gpu);
   const deviceWords = (device) => {
     const share = device.share && "share (" + claimShareWords(device.share) + ")";
-    const what = device.profile ? placeWords(device) : share || device.device;
+    const together = device.daemon ? " (MPS of " + device.daemon.length + " GPUs)" : "";
+    const what = (device.profile ? placeWords(device) : share || device.device) + together;
     return [what + " of " + (names.get(device.gpu) || device.gpu) + " ", gpuMark(gpuOf(device))];
   };
   const rows = (status.claims || []).map((claim) => [
