@@ -1,5 +1,5 @@
-"""A claim's part of a GPU: what it is to be, beside all that is not the claim's; what came of it,
-and what is in its way. Pure.
+"""A claim's part of a GPU: what it is to be, beside all that is not the claim's, and the record
+beside the hardware. Pure.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
-from nodeagent.errors import NodeagentError, StillInUse, Transient
 from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.desired import (
     DesiredGpu,
@@ -15,19 +14,10 @@ from nodeagent.plan.desired import (
     MigDisabled,
     Reserved,
     WantedInstance,
-    without,
 )
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode
-from nodeagent.plan.plan import GpuOutcome, Verdict
-from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.remedies import in_use_remedy
 from nodeagent.plan.shares import TimeSlice, WantedMps
-from nodeagent.plan.users import Usage, as_used
 from nodeagent.structs import replace
-from nodeagent.views.mps import unready_daemons
-
-_MAX_NAMED = 8  # processes in one command; the rest are named when these are gone
-
 
 # --- the goal -------------------------------------------------------------------------------------
 
@@ -268,116 +258,3 @@ def gpu_removed(gpu: str, node: ObservedNode) -> bool:
     """Return whether the card with this UUID was taken out: all that are in the machine answer."""
     complete = bool(node.gpus) and all(o.uuid and o.access is Access.OK for o in node.gpus)
     return complete and node.gpu(gpu) is None
-
-
-# --- what came of it ------------------------------------------------------------------------------
-
-
-class NotAdmitted(NodeagentError):
-    """The planner or a step refused what a claim needs; `code` is the problem's."""
-
-    def __init__(self, problem: Problem, record: ClaimRecord) -> None:
-        super().__init__(f"{record.title}: {problem.message}", remedy=problem.remedy)
-        self.code = problem.code
-
-
-class DaemonNotReady(NotAdmitted, Transient):
-    """An MPS daemon of the claim's is being started."""
-
-
-def require_done(outcome: GpuOutcome, record: ClaimRecord) -> None:
-    """Raise what is in the way of the claim: StillInUse or NotAdmitted.
-
-    A warning is in its way as well: a MIG mode that waits for a reset is none yet.
-    """
-    problems = outcome.problems or outcome.plan.problems
-    impossible = outcome.plan.verdict not in (Verdict.IN_SYNC, Verdict.APPLICABLE)
-    if impossible or outcome.failed or problems:
-        first = problems[0] if problems else Problem(code=Code.STEP_FAILED, message="a step failed")
-        if first.code is Code.IN_USE:
-            raise StillInUse(f"{record.title}: {first.message}", remedy=first.remedy)
-        if first.code is Code.MPS and unready_daemons(outcome.after):  # its start goes on
-            raise DaemonNotReady(first, record)
-        raise NotAdmitted(first, record)
-
-
-def require_ready(outcome: GpuOutcome, record: ClaimRecord) -> None:
-    """Raise Transient where a device of the claim's on the GPU is not there, as read back, or one
-    of its own has no MPS daemon that is Ready yet.
-
-    A daemon that did not start in time needs no step any more: it is tried again by itself. One of
-    several GPUs is waited for at its primary.
-    """
-    gpu, goal = outcome.after, outcome.plan.goal
-    for device in record.devices:
-        if device.gpu == gpu.uuid and not is_there(device, gpu):
-            anew = f"if none has it any more, run {record.reference.schedule_anew}; "
-            by_plan = "" if device.is_held else f"the plan makes it; {anew}"
-            raise Transient(
-                f"{record.title} has to wait: {device.result.device} of {gpu.title} is not there",
-                remedy=f"{by_plan}`nodeagent status --gpu {gpu.index}` shows what keeps it from "
-                "that",
-            )
-    wanted = record.daemon_on(gpu.uuid)
-    if wanted and wanted.is_served_elsewhere(gpu.uuid):
-        return
-    for problem in unready_daemons(without(gpu, goal.reserved if goal else ())):
-        raise DaemonNotReady(problem, record)
-
-
-# --- who uses what outlives it --------------------------------------------------------------------
-
-
-def require_lasting_unused(
-    record: ClaimRecord, gpu: Gpu, other_pods: Collection[tuple[str, str]]
-) -> None:
-    """Raise StillInUse for the users of a claim's device that is there after its release, too: one
-    of a plan, the GPU as a whole, or what others may have shares of.
-
-    On a device of which it has a share, a process in one of the `other_pods` (namespace and name)
-    is not the claim's; any other may be.
-    """
-    for device in record.devices:
-        goes = device.is_made and not device.shared
-        if device.gpu != gpu.uuid or goes or device.result.admin_access:
-            continue
-        usage = usage_of(device, gpu)
-        if device.shared:
-            usage = usage_without(usage, other_pods)
-        if usage.in_use:
-            name = f"{device.result.device} of " if device.placement else ""
-            raise StillInUse(
-                f"{record.title} is not released: {name}{gpu.title} is in use by {usage}",
-                remedy=_may_be_anothers(usage) if device.shared else in_use_remedy(usage),
-            )
-
-
-def usage_of(device: ClaimedDevice, gpu: Gpu) -> Usage:
-    """The usage of a MIG device, or of all that is on a GPU. A process on the GPU of which no
-    instance is known may be on any.
-    """
-    used = as_used(gpu)
-    usage = used.usage
-    for instance in used.instances:
-        if device.placement in (None, instance.placement):
-            for compute in instance.compute:
-                usage = usage.together(compute.usage)
-    return usage
-
-
-def usage_without(usage: Usage, pods: Collection[tuple[str, str]]) -> Usage:
-    """Drop the processes in these pods, by namespace and name."""
-    rest = (user for user in usage.processes if (user.namespace, user.pod) not in pods)
-    return replace(usage, processes=tuple(rest))
-
-
-def _may_be_anothers(usage: Usage) -> str:
-    """The remedy for users of a share: which claim's they are may not be known yet."""
-    files = " ".join(
-        f"/proc/{user.pid}/cgroup" for user in usage.processes[:_MAX_NAMED] if user.pid
-    )
-    shows = f" (`cat {files}` shows its pod)" if files else ""
-    return (
-        f"end it if it is this claim's{shows}, or wait for its end: before the agent has the "
-        "kubelet's list of pods, a minute after its start, it may be another claim's"
-    )

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRefused
-from nodeagent.claims.parts import NotAdmitted
+from nodeagent.claims.outcomes import NotAdmitted
 from nodeagent.claims.serving.attempts import (
     FORGOTTEN_AFTER,
     PATIENCE,

@@ -13,15 +13,8 @@ import pytest
 from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import ClaimRecord, ClaimReference, ClaimRefused, ClaimState, FileState
 from nodeagent.claims.offering.planned import beside_claims
-from nodeagent.claims.parts import (
-    DaemonNotReady,
-    daemon_of,
-    require_lasting_unused,
-    require_ready,
-    reserved_on,
-    to_prepare,
-    to_release,
-)
+from nodeagent.claims.outcomes import DaemonNotReady, require_lasting_unused, require_ready
+from nodeagent.claims.parts import daemon_of, reserved_on, to_prepare, to_release
 from nodeagent.claims.serving.cdi import ContainerDevice, claim_document
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.upkeep.reconciliation import ClaimAction

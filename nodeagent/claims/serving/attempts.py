@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Final, TypeVar
 
 from nodeagent.claims.model import ClaimRefused
-from nodeagent.claims.parts import NotAdmitted
+from nodeagent.claims.outcomes import NotAdmitted
 from nodeagent.claims.records import RecordNotKept
 from nodeagent.claims.serving.toolkit import NoToolkitEdits
 from nodeagent.errors import DriverError, NodeagentError, StillInUse, Transient, UnknownDevice

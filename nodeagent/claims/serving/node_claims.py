@@ -25,13 +25,11 @@ from nodeagent.claims.model import (
     Result,
 )
 from nodeagent.claims.offering.gpu_rules import GpuRules
+from nodeagent.claims.outcomes import require_done, require_lasting_unused, require_ready
 from nodeagent.claims.parts import (
     clear_ids,
     daemon_of,
     gpu_removed,
-    require_done,
-    require_lasting_unused,
-    require_ready,
     to_prepare,
     to_release,
     unchanged,

@@ -21,14 +21,8 @@ from nodeagent.claims.model import (
     FileState,
     RecordPhase,
 )
-from nodeagent.claims.parts import (
-    daemon_of,
-    daemon_of_part,
-    gpu_removed,
-    instance_of,
-    usage_of,
-    usage_without,
-)
+from nodeagent.claims.outcomes import usage_of, usage_without
+from nodeagent.claims.parts import daemon_of, daemon_of_part, gpu_removed, instance_of
 from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
