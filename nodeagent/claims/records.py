@@ -84,7 +84,7 @@ class UnreadableRecord:
 
 
 def write_record(folder: Path, record: ClaimRecord) -> None:
-    """Put it in place of any earlier one, so that it survives a power cut.
+    """Put it in place of any earlier one. After a power cut it is that one, or whole.
 
     Raises RecordNotKept, with the earlier one still there. Blocks on the disk.
     """
@@ -205,7 +205,10 @@ def _gpus_of_newer(content: bytes | None) -> frozenset[str] | None:
         return None
 
 
-_FORMAT: StateFormat[ClaimRecord] = StateFormat("claim", 1, MAX_BYTES, _encode, _decode)
+# After a power cut nothing is left of what was made, whatever a record says.
+_FORMAT: StateFormat[ClaimRecord] = StateFormat(
+    "claim", 1, MAX_BYTES, _encode, _decode, durable=False
+)
 
 
 # --- in memory ------------------------------------------------------------------------------------

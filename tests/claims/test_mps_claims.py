@@ -224,8 +224,19 @@ async def test_shares_of_one_device(
     assert (home.records(), home.files()) == ([], [])
 
 
-async def test_a_further_share_reads_the_gpu_once(machine: NodeRig, home: Home) -> None:
-    """Before the step that changes the daemon: nothing else changes."""
+async def test_a_further_share_costs_little(
+    machine: NodeRig, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU is read before the step, which changes the daemon alone; the disk is waited for with
+    its intent, its result and what the daemon is to be.
+    """
+    syncs, fsync = list[int](), os.fsync
+
+    def counted(file: int) -> None:
+        syncs.append(file)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", counted)
     with simulated("l40s:1", state=machine.state) as node:
         async with machine.agent() as parts:
             owners = GpuOwners(nullcontext(parts.node), Policy())
@@ -242,8 +253,9 @@ async def test_a_further_share_reads_the_gpu_once(machine: NodeRig, home: Home) 
             consumed = {MEMORY: 8 * GIB, THREADS: 0, CLIENTS: 1}
             for number in (0, 1):
                 node.journal.clear()
+                syncs.clear()
                 await claims.prepare(*home.claim(number, Allocated(pool_of(node), "gpu", consumed)))
-            assert node.journal.total("nvmlDeviceGetComputeMode") == 1
+            assert (node.journal.total("nvmlDeviceGetComputeMode"), len(syncs)) == (1, 3)
             await owners.close()
 
 

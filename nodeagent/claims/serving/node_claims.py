@@ -170,7 +170,7 @@ class NodeClaims:
                     observed = await self.observe()
                     await uncancelled(asyncio.to_thread(self.files.publish, record, observed))
                     record = replace(record, phase=RecordPhase.READY)
-            finally:  # once, since each write waits for the disk twice
+            finally:  # once, since each write waits for the disk
                 await self.store.keep(record)
         return record.devices
 

@@ -91,5 +91,10 @@ def _encode(record: Record) -> bytes:
 
 
 _FORMAT = StateFormat(
-    "mps-record", 1, 1 << 20, _encode, lambda content: json.decode(content, type=Record)
+    "mps-record",
+    1,
+    1 << 20,
+    _encode,
+    lambda content: json.decode(content, type=Record),
+    durable=False,  # a power cut ends the daemon, too
 )
