@@ -1,5 +1,6 @@
 """One daemon for several GPUs: its limits on each, whom it is there for, and its clients."""
 
+import asyncio
 import json
 
 import pytest
@@ -69,6 +70,15 @@ async def test_one_daemon_of_both(rig: FleetRig) -> None:
         with pytest.raises(NodeagentError, match=f"{OTHER_GPU} is served"):
             await fleet.start(GPU, group())
         assert [daemon.device for daemon in fleet.statuses()] == [OTHER_GPU]
+
+
+async def test_two_that_are_started_at_once(rig: FleetRig) -> None:
+    """One GPU has no two daemons: the second start is refused while the first makes its files."""
+    async with rig.fleet() as fleet:
+        starts = fleet.start(GPU, group()), fleet.start(OTHER_GPU, wanted())
+        done = await asyncio.gather(*starts, return_exceptions=True)
+        assert [type(error) for error in done if error] == [NodeagentError]
+        assert len(rig.processes(CONTROL)) == 1
 
 
 @pytest.mark.parametrize("damaged", [False, True])

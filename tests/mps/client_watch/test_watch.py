@@ -40,6 +40,7 @@ class Watch(ClientWatch):
         self.named: set[int] = set()
         self.unlisted: set[int] = set()
         self.hidden: set[int] = set()
+        self.unused: set[str] = set()  # devices that nobody is on
         super().__init__(
             listed=self._memory_of,
             report=lambda device, offence: self.reported.append((device, offence)),
@@ -51,7 +52,7 @@ class Watch(ClientWatch):
         self.asked.append(device)
         if self.driver_fails:
             raise NodeagentError("the driver does not answer")
-        listed = (self.named | self.hidden) - self.unlisted
+        listed = (self.named | self.hidden) - self.unlisted if device not in self.unused else ()
         return {pid: self.used.get(pid) for pid in listed}
 
     @property
@@ -278,6 +279,21 @@ async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
         await watch.look()
     assert gone(client.pid)
     assert [offence.outcome != "" for _, offence in watch.reported] == [False, True]
+
+
+async def test_who_is_on_the_second_gpu_alone(rig: Rig, start_client: Start) -> None:
+    """What it uses there is seen, and it can be ended, as the driver lists it on a GPU of its
+    daemon.
+    """
+    plan = replace(TERMINATE, devices=(GPU, "GPU-other"))
+    start(rig, plan)
+    client = start_client()
+    async with Watch(rig, plan) as watch:
+        watch.unused, watch.used = {GPU}, {client.pid: 3 * GIB}
+        [state] = await watch.look()
+    assert memory_of(state).used == 3 * GIB
+    assert gone(client.pid)
+    assert {device for device, _ in watch.reported} == {GPU}
 
 
 async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None:
