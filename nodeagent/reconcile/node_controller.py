@@ -255,7 +255,8 @@ class NodeController(NodeReader):
             else:
                 await self._stop(step)
         finally:
-            await self.publish()
+            if not (isinstance(step, StartMps) and step.wanted.sharing.of_claims):
+                await self.publish()
 
     async def publish(self) -> None:
         """Give clients what they need of the daemons there are; what fails is in
