@@ -13,6 +13,8 @@ from nodeagent.views.text import users
 
 # Where the advice has no command, since it needs hands or people: one that shows the figures.
 _ALL_FIGURES = "See `nvidia-smi -q -i {gpu}`."
+_DRAIN = "kubectl drain {} --ignore-daemonsets --delete-emptydir-data"
+_UNCORDON = "kubectl uncordon {}"  # a drained node is cordoned
 _BIND = "Run `echo {pci} > /sys/bus/pci/drivers/nvidia/bind` as root."
 
 
@@ -74,8 +76,8 @@ class HealthRemedies(Struct, frozen=True):
             return self._reboot()
         label = f"kubectl label node {self.node} nodeagent.io/off"
         return (
-            f"Reset {which}: `{self._drain} && {label}=`, then run {reset} on the node, then "
-            f"`{label}- && {self._uncordon}`; or reboot the node."
+            f"Reset {which}: `{_DRAIN.format(self.node)} && {label}=`, then run {reset} on the "
+            f"node, then `{label}- && {_UNCORDON.format(self.node)}`; or reboot the node."
         )
 
     def _reboot(self) -> str:
@@ -85,8 +87,8 @@ class HealthRemedies(Struct, frozen=True):
                 f"{reboot}: end the users of its GPUs{self._end_users()}, then `systemctl reboot`."
             )
         return (
-            f"{reboot}: `{self._drain}`, then `systemctl reboot` on the node, then "
-            f"`{self._uncordon}`."
+            f"{reboot}: `{_DRAIN.format(self.node)}`, then `systemctl reboot` on the node, then "
+            f"`{_UNCORDON.format(self.node)}`."
         )
 
     def _end_users(self, gpu: int | None = None) -> str:
@@ -95,14 +97,6 @@ class HealthRemedies(Struct, frozen=True):
         found = (user for one in gpus for user in users(one))
         commands = end_commands((user.pid, user.namespace, user.pod) for user in found)
         return f" ({commands})" if commands else ""
-
-    @property
-    def _drain(self) -> str:
-        return f"kubectl drain {self.node} --ignore-daemonsets --delete-emptydir-data"
-
-    @property
-    def _uncordon(self) -> str:
-        return f"kubectl uncordon {self.node}"  # a drained node is cordoned
 
 
 def _number(gpu: int | None) -> str:

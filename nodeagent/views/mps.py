@@ -44,7 +44,7 @@ def daemon_shapes(
     """Shapes of daemons; with `observed`, also their devices' places, in the devices' order."""
     devices = devices_by_uuid(observed) if observed else {}
     order = {device: number for number, device in enumerate(devices)}  # what is gone comes last
-    ordered = sorted(daemons, key=lambda daemon: order.get(daemon.device, len(order)))
+    ordered = sorted(daemons, key=lambda d: (order.get(d.device, len(order)), d.device))
     return [_at(devices, daemon) for daemon in ordered]
 
 

@@ -14,9 +14,10 @@ from typing import Any, Final
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.users import as_used
-from nodeagent.views.devices import devices_by_uuid, mig_devices
+from nodeagent.views.devices import mig_devices
+from nodeagent.views.mps import daemon_shapes
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import Headline, Json, MpsDaemon, Refused, as_json
+from nodeagent.views.shapes import Headline, Json, Refused, as_json
 from nodeagent.views.text import MODE_WORD, compact_json, fitting, json_size, shortened, time_json
 
 STATUS: Final = "nodeagent.io/status"
@@ -121,7 +122,7 @@ def _lists(state: NodeState, room: int) -> Json:
         {"device": d.device}
         | ({"devices": list(d.devices)} if d.devices else {})
         | {"state": d.state, "clients": len(d.clients)}
-        for d in _in_order(state)
+        for d in daemon_shapes(state.mps, state.observed)
     )
     mps, mps_cut, _ = fitting(daemons, room - size - gpus_size)
     content: Json = {"gpus": gpus, "mps": mps, "problems": problems}
@@ -160,9 +161,3 @@ def _gpu(gpu: Gpu) -> Json:
         for instance, device in mig_devices(gpu)
     ]
     return report
-
-
-def _in_order(state: NodeState) -> list[MpsDaemon]:
-    """Daemons in the order of their devices; those whose device is gone come last."""
-    order = {device: number for number, device in enumerate(devices_by_uuid(state.observed))}
-    return sorted(state.mps, key=lambda d: (order.get(d.device, len(order)), d.device))
