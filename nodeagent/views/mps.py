@@ -38,11 +38,9 @@ class MpsOverview(Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
 
 
-def daemon_shapes(
-    daemons: Sequence[MpsDaemon], observed: ObservedNode | None = None
-) -> list[MpsDaemon]:
-    """Shapes of daemons; with `observed`, also their devices' places, in the devices' order."""
-    devices = devices_by_uuid(observed) if observed else {}
+def daemon_shapes(daemons: Sequence[MpsDaemon], observed: ObservedNode) -> list[MpsDaemon]:
+    """The daemons with their devices' places, in the devices' order."""
+    devices = devices_by_uuid(observed)
     order = {device: number for number, device in enumerate(devices)}  # what is gone comes last
     ordered = sorted(daemons, key=lambda d: (order.get(d.device, len(order)), d.device))
     return [_at(devices, daemon) for daemon in ordered]

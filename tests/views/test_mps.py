@@ -30,7 +30,10 @@ def _node(*daemons: MpsDaemon) -> NodeState:
     return NodeState("node-a", "file", observed=NODE, mps=daemons)
 
 
-def mps_json(daemons: Sequence[MpsDaemon], observed: ObservedNode | None = None) -> list[Json]:
+def mps_json(
+    daemons: Sequence[MpsDaemon],
+    observed: ObservedNode = ObservedNode(),  # noqa: B008  # frozen
+) -> list[Json]:
     return [json.loads(json.dumps(as_json(one))) for one in daemon_shapes(daemons, observed)]
 
 
