@@ -24,6 +24,7 @@ from tests.claims.machine import no_daemons, uid
 from tests.claims.samples import allocation, claim_json
 from tests.plan.cards import card
 from tests.simulated_cluster.allocator import Allocated, Request, complete_pools, first_fit, of_type
+from tests.simulated_cluster.resource_slices import SliceRules
 
 NODE_REFERENCE = NodeReference(NODE, "uid")
 DAEMONS = ClaimDaemons("1000", Path("/run/nodeagent"), False, no_daemons)
@@ -66,7 +67,8 @@ def test_whatever_is_offered_is_admitted(board: str, seed: int) -> None:
             assert all(device in offer.devices for device in fresh.devices)
         asked = {MEMORY: rng.randint(1, gpu.memory // rng.choice([1, 4, 10, 20]))}
         wanted = Request(of_type(rng.choice(["gpu", "gpu", "mig"])), rng.choice([asked, {}]))
-        pools = complete_pools(resource_slices(offer, NODE_REFERENCE, 1))
+        slices = resource_slices(offer, NODE_REFERENCE, 1)
+        pools = complete_pools([SliceRules().admitted(dict(one)) for one in slices])
         for found in first_fit(pools, taken, wanted):
             is_monitor = found.device == WHOLE_GPU and rng.random() < 0.2
             result = {**found.result("gpu", uid(number)), "adminAccess": is_monitor}

@@ -8,6 +8,7 @@ import copy
 from datetime import UTC, datetime
 from typing import Any
 
+from nodeagent.claims.offering.resource_slices import read_quantity
 from tests.simulated_cluster.refusals import Refused, immutable, invalid
 
 Object = dict[str, Any]
@@ -63,6 +64,12 @@ class SliceRules:
             only = "only one of `sharedCounters` or `devices` is allowed"
             raise invalid(KIND, name, f'spec: Invalid value: "": {only}')
         devices = spec.get("devices") or ()
+        for capacity in (one for device in devices for one in device.get("capacity", {}).values()):
+            valid = capacity.get("requestPolicy", {}).get("validRange", {})
+            least, step = (read_quantity(valid.get(key, "0")) for key in ("min", "step"))
+            if least + step > read_quantity(capacity["value"]):
+                fault = f"requestPolicy.validRange.step: one step {least + step} is larger"
+                raise invalid(KIND, name, f"spec.devices[].capacity.{fault}")
         special = any("consumesCounters" in d or "taints" in d for d in devices)
         if len(devices) > (MOST_SPECIAL if special else MOST_DEVICES):
             raise invalid(KIND, name, f"spec.devices: Too many: {len(devices)}")

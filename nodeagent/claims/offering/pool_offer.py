@@ -140,7 +140,10 @@ def _held_devices(
 
 def _used_up(policies: Mapping[str, RequestPolicy]) -> Mapping[str, RequestPolicy]:
     """Have every further request consume the default, all of the memory: claims have some of it."""
-    return {name: replace(one, least=one.default) for name, one in policies.items()}
+    return {
+        name: replace(one, least=one.default, step=one.default or one.step)
+        for name, one in policies.items()
+    }
 
 
 def _is_shared_alike(one: OfferedDevice, other: OfferedDevice) -> bool:

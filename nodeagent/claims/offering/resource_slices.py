@@ -111,7 +111,9 @@ def _device_json(device: OfferedDevice, driver: str) -> Json:
 def _capacity_json(value: int, policy: RequestPolicy | None) -> Json:
     if policy is None:
         return {"value": quantity(value)}
-    valid = {"min": quantity(policy.least), "step": quantity(policy.step)}
+    valid = {"min": quantity(policy.least)}
+    if policy.least + policy.step <= value:  # the API has no step that leads beyond
+        valid["step"] = quantity(policy.step)
     policy_json = {"default": quantity(policy.default), "validRange": valid}
     return {"value": quantity(value), "requestPolicy": policy_json}
 
@@ -206,7 +208,8 @@ def _read_policies(capacities: Json) -> Iterator[tuple[str, RequestPolicy]]:
     for name, capacity in capacities.items():
         if policy := capacity.get("requestPolicy"):
             valid = policy["validRange"]
-            amounts = map(read_quantity, (policy["default"], valid["min"], valid["step"]))
+            step = valid.get("step", valid["min"])
+            amounts = map(read_quantity, (policy["default"], valid["min"], step))
             yield str(name), RequestPolicy(*amounts)
 
 
