@@ -159,6 +159,7 @@ SCENARIOS = {
     "share beside": Scenario(prepare, beside=True, device=SHARE, places=()),
     "share released beside": Scenario(release, prepared=True, beside=True, device=SHARE, places=()),
     "two": Scenario(prepare, device=WHOLE, places=(), cards=2),
+    "two after a reboot": Scenario(prepare, True, True, device=WHOLE, places=(), cards=2),
     "two released": Scenario(release, prepared=True, device=WHOLE, places=(), cards=2),
     "two released beside": Scenario(release, True, False, True, SHARE, (), 2),
     "part": Scenario(prepare, device=PART),

@@ -306,6 +306,10 @@ def test_a_share_beside_a_claim_with_more_gpus() -> None:
     assert joined(there, [mine]) == there
     elsewhere = record(share("GPU-3"))
     assert joined(elsewhere, [there]) == elsewhere
+    one = replace(A, devices=(GPU.uuid, "GPU-3"))
+    beside_a_whole = record(share(mps=one), whole_device("GPU-3", one))
+    wider = record(share(mps=replace(A, devices=(GPU.uuid, "GPU-2", "GPU-3"))), uid="2")
+    assert joined(beside_a_whole, [wider]) == beside_a_whole
 
 
 @pytest.mark.parametrize(

@@ -150,15 +150,16 @@ def require_admission(
 
 
 def joined(record: ClaimRecord, others: Collection[ClaimRecord]) -> ClaimRecord:
-    """The record with its shares on the daemons that serve their GPUs together with more: the GPUs
-    of a daemon stay the same as long as a claim has it.
+    """The record with its shares on the daemons that serve their GPUs together with more, unless a
+    whole GPU is beside them: the GPUs of a daemon stay the same as long as a claim has it.
     """
     known = {device.daemon for one in (record, *others) for device in one.devices}
+    whole = {device.daemon for device in record.devices if not device.shared}
 
     def on_daemon(device: ClaimedDevice) -> ClaimedDevice:
         own = {*device.daemon}
         there = max((each for each in known if own & {*each}), key=len, default=())
-        if not device.shared or device.mps is None or not own < {*there}:
+        if device.daemon in whole or device.mps is None or not own < {*there}:
             return device
         return replace(device, mps=_on_some(device.mps, device.daemon, there))
 
