@@ -103,7 +103,7 @@ def claim_samples(state: NodeState) -> Iterator[AgentSample]:
 
 
 def _held(claim: Claim, device: ClaimDevice, slots: int) -> Iterator[AgentSample]:
-    """A share of a GPU has no slices of its own, and an administrator's device is another's."""
+    """A share has no slices of its own, and an administrator's device is another's."""
     size = device.size if device.size is not None else slots or 1
     if device.admin_access:
         return
@@ -113,7 +113,7 @@ def _held(claim: Claim, device: ClaimDevice, slots: int) -> Iterator[AgentSample
     where = (index, device.gpu, device.profile, instance)
     whose = (claim.namespace, claim.name, pod)
     if share := device.share:
-        labels = (index, device.gpu, claim.namespace, claim.name, device.request, pod)
+        labels = (*where, claim.namespace, claim.name, device.request, pod)
         yield AgentSample("nodeagent_claim_share_memory_limit_bytes", share.memory, labels)
         if share.used is not None:
             yield AgentSample("nodeagent_claim_share_memory_used_bytes", share.used, labels)

@@ -97,10 +97,12 @@ def _phase(claim: Json) -> Span:
 
 def _device_words(device: Json) -> str:
     """What a device is called below its GPU, as in `nodeagent status`."""
+    share = device.get("share")
+    part = f"share of {_share_words(share)}" if share else ""
     if device.get("profile"):
-        return f"{device['profile']} at {device.get('start')}"
-    if share := device.get("share"):
-        return f"share of {_share_words(share)}"
+        return ", ".join(filter(None, [f"{device['profile']} at {device.get('start')}", part]))
+    if part:
+        return part
     return "GPU" if device.get("device") == "gpu" else str(device.get("device"))
 
 
@@ -128,11 +130,9 @@ def _rows(claim: Json, now: datetime) -> Iterator[list[str | Span]]:
 def _device_cells(device: Json) -> list[str | Span]:
     if not device:
         return [_UNKNOWN] * 3
-    name = str(device.get("device"))
-    if device.get("profile"):
-        name = f"{device['profile']}@{device.get('start')}"
-    elif share := device.get("share"):
-        name = _share_words(share)
+    names = [f"{device['profile']}@{device.get('start')}"] if device.get("profile") else []
+    names += [_share_words(device["share"])] if "share" in device else []
+    name = ", ".join(names) or str(device.get("device"))
     if several := device.get("daemon"):
         name += f" (MPS of {len(several)} GPUs)"
     uuid = device.get("uuid") or (_UNKNOWN if device.get("profile") else device.get("gpu"))

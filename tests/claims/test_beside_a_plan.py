@@ -148,3 +148,4 @@ async def test_claims_share_what_the_plan_has(plan: str, home: Home) -> None:
                         await rig.round()
                     assert len(parts.fleet.statuses()) == 1 - number
         assert (laid_out(node), home.records()) == (layout, [])
+        assert node.journal.total("nvmlGpuInstanceDestroy") == 0

@@ -119,6 +119,16 @@ def test_what_nobody_can_have_alone() -> None:
     assert found.is_there
 
 
+def test_a_daemon_of_claims_is_not_the_plans(places: PlannedPlaces) -> None:
+    """The instance is still for claims, and comes back where it was, shared or not."""
+    theirs = replace(A, path="claim team/trainer")
+    gpu = give(with_instances(H100, [("1g.10gb", 3)]), daemon(theirs))
+    goal = wanted(H100, [("1g.10gb", 1)])
+    [fixed] = planned(goal, gpu, ()).fixed
+    assert fixed == FixedInstance("1g.10gb", 3)
+    assert made(noted(places, goal, gpu), goal) == {("1g.10gb", 3)}
+
+
 def test_goals_without_a_layout() -> None:
     """The mode alone, and whether the GPU as a whole is shared."""
     off = DesiredGpu(MigDisabled(PATH), PATH, dra=False)

@@ -146,7 +146,8 @@ def test_what_is_left_of_a_shared_gpu() -> None:
     other = share_of_gpu(GPU, consumed=Consumed(4 * GIB, 60, 1))
     assert left(SHARE, other) == FreeShare(memory=most - 12 * GIB, threads=40, clients=45)
     nothing = FreeShare(memory=0, threads=0, clients=0)
-    assert left(whole_device(GPU)) == left(mig_device()) == nothing
+    for device in (whole_device(GPU), mig_device(), mig_device(shared=True)):
+        assert left(device) == nothing
     assert left(SHARE, share_of_gpu(GPU, consumed=Consumed(GIB, 0, 46))) == nothing
     held_back = replace(context, held_back=REFUSAL)
     assert left(offered=pool_offer(gpu, held_back)) == nothing

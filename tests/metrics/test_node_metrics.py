@@ -172,11 +172,15 @@ def test_whole_gpus_shares_and_lookers_on() -> None:
 
 
 def test_shares_of_gpus() -> None:
-    """Of each request what it may use and uses, of each GPU what is left."""
+    """Of each request what it may use and uses, of each GPU what is left; a MIG device is named."""
     part = ClaimShare(memory=8, threads=17.5, clients=1)
     whose = f'gpu="0",UUID="{H100.uuid}",namespace="team",claim="trainer",request="gpu",pod="pod-1"'
     other, more = whose.replace('"gpu"', '"more"'), ClaimShare(memory=4, threads=8.75, clients=1)
-    client = mps_client(7, share="s-1", memory_used=3, memory_limit=8)
+    slice_ = whose.replace(",namespace", ',GPU_I_PROFILE="1g.10gb",GPU_I_ID="7",namespace')
+    of_gpu, of_mig = (
+        mps_client(7, share=name, memory_used=used, memory_limit=8)
+        for name, used in (("s-1", 3), ("s-3", 2))
+    )
     state = NodeState(
         "n",
         "file",
@@ -185,9 +189,13 @@ def test_shares_of_gpus() -> None:
             claim(
                 whole(share=part, share_id="s-1"),
                 whole(share=more, share_id="s-2", request="more"),
+                device(share=ClaimShare(memory=6), share_id="s-3"),
             ),
         ),
-        mps=(mps_daemon(H100.uuid, "Ready", clients=(client,)),),
+        mps=(
+            mps_daemon(H100.uuid, "Ready", clients=(of_gpu,)),
+            mps_daemon("MIG-1", "Ready", clients=(of_mig,)),
+        ),
         free_shares={H100.uuid: FreeShare(memory=5, threads=40), "GPU-2": FreeShare(memory=1)},
     )
     text = render(agent_families(claim_samples(state))).decode()
@@ -196,6 +204,8 @@ def test_shares_of_gpus() -> None:
         f"nodeagent_claim_share_memory_limit_bytes{{{whose}}} 8",
         f"nodeagent_claim_share_memory_used_bytes{{{whose}}} 3",
         f"nodeagent_claim_share_active_thread_percentage{{{whose}}} 17.5",
+        f"nodeagent_claim_share_memory_limit_bytes{{{slice_}}} 6",
+        f"nodeagent_claim_share_memory_used_bytes{{{slice_}}} 2",
         f"nodeagent_claim_share_memory_limit_bytes{{{other}}} 4",
         f"nodeagent_claim_share_active_thread_percentage{{{other}}} 8.75",
         f'nodeagent_shares_free_memory_bytes{{gpu="0",UUID="{H100.uuid}"}} 5',

@@ -145,10 +145,13 @@ def test_a_share_of_a_gpu() -> None:
     limits = {"memory": 8 << 30, "threads": 17.78}
     used = {**WHOLE, "share": {**limits, "used": 3 << 29}, "daemon": ["GPU-1", "GPU-2"]}
     turns = {**WHOLE, "share": {"memory": 4 << 30}}
-    claim = {**READY, "devices": [used, turns]}
-    _, row, _ = text(claims_page([claim], NOW)).splitlines()
+    of_mig = {**turns, "profile": "1g.10gb", "start": 4, "uuid": "MIG-1"}
+    claim = {**READY, "devices": [used, turns, of_mig]}
+    _, row, _, last = text(claims_page([claim], NOW)).splitlines()
     assert "  1.5 GiB of 8 GiB, 17.78% (MPS of 2 GPUs)  GPU-1  " in row
-    first, second = text(claim_lines([claim], "GPU-1")).splitlines()
+    assert "  1g.10gb@4, 4 GiB, not enforced            MIG-1" in last
+    first, second, third = text(claim_lines([claim], "GPU-1")).splitlines()
+    assert third.startswith("1g.10gb at 4, share of 4 GiB, not enforced: claim team/trainer")
     assert first.startswith("share of 1.5 GiB of 8 GiB, 17.78%: claim team/trainer Ready")
     assert second.startswith("share of 4 GiB, not enforced: claim team/trainer")
     free = {"slots": [], "creatable": {}, "share": {"memory": 30 << 30, "threads": 40}}
