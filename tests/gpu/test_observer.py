@@ -37,8 +37,8 @@ async def test_a_gpu_that_hangs_leaves_the_others(hasty: Driver, node: Simulated
 
 async def test_a_gpu_that_answers_slowly_is_well(node: SimulatedNode) -> None:
     """The deadline is for each call: a look of many may take several; the slow GPU is reported."""
-    node.inject(delay=0.04, gpu=0, times=None)
-    async with Driver(observe_deadline=0.6, step_deadline=2) as driver:
+    node.inject(delay=stretched(0.04), gpu=0, times=None)
+    async with Driver(observe_deadline=stretched(0.6), step_deadline=2) as driver:
         observed = await driver.observe()
         assert [gpu.access for gpu in observed.gpus] == [Access.OK, Access.OK]
         ((index, calls),) = observed.slow
