@@ -106,6 +106,13 @@ def test_what_cannot_be_together(entries: list[str], message: str) -> None:
     assert problem.path.startswith("gpus[0].mps.")
 
 
+def test_more_than_a_daemon_has_limits_for() -> None:
+    gpus = tuple(replace(FIRST, index=index, uuid=f"GPU-{index}") for index in range(33))
+    with pytest.raises(DocumentError, match=r"33 GPUs .* one daemon serves 2 to 32"):
+        resolved(f"devices: all, {TOGETHER}", node=ObservedNode(gpus))
+    assert len(resolved(f"devices: all, {TOGETHER}", node=ObservedNode(gpus[1:]))) == 32
+
+
 def test_mps_of_an_instance_is_its_own() -> None:
     with pytest.raises(DocumentError, match="together"):
         resolved(f"devices: [0], mig: [{{profile: 1g.10gb, {TOGETHER}}}]")
@@ -176,7 +183,8 @@ def test_a_claim_on_one_of_them_keeps_it_from_all() -> None:
     both = group(A, FIRST, SECOND)
     held = Reserved("", None, "claim team/trainer", shared=True)
     goals = {"GPU-0": whole(both), "GPU-1": replace(whole(both), reserved=(held,))}
-    first = plan(DesiredNode(goals), NODE).gpus[0]
+    ready = replace(SECOND, compute_mode=EXCLUSIVE)  # nothing is to be done on it
+    first = plan(DesiredNode(goals), ObservedNode((FIRST, ready))).gpus[0]
     assert (first.verdict, first.problems[0].code) == (Verdict.BLOCKED, Code.IN_USE)
     assert "claim team/trainer" in first.problems[0].message
 
@@ -188,6 +196,8 @@ def test_clients_keep_the_daemon_on_every_gpu() -> None:
         for goal in (None, B, group(A, gpu, THIRD)):
             found = plan_gpu(whole(goal), running(both, gpu, CLIENT))
             assert (found.verdict, found.problems[0].code) == (Verdict.BLOCKED, Code.IN_USE)
+            why = "the plan gives this device no MPS" if goal is None else "to serve other GPUs"
+            assert why in found.problems[0].message
 
 
 def test_what_a_gpu_was_to_become_holds_before_and_after_its_daemon_comes() -> None:

@@ -13,6 +13,7 @@ from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.problems import Code
+from nodeagent.plan.steps import SetMigMode
 from nodeagent.reconcile.executor import execute
 from nodeagent.reconcile.owner import GpuOwners, Part
 from nodeagent.simulation import SimulatedNode, simulated
@@ -118,20 +119,32 @@ async def test_clients_keep_it_and_the_next_agent_adopts_it(
         assert gpu.mps is None
 
 
-async def test_who_came_on_another_gpu_since_it_was_planned(
-    rig: NodeRig, node: SimulatedNode, agent: Agent
+@pytest.mark.parametrize("what", ["python", "MIG mode", "does not answer"])
+async def test_what_came_on_another_gpu_since_it_was_planned(
+    rig: NodeRig, node: SimulatedNode, agent: Agent, what: str
 ) -> None:
     """The daemon is not started beside a program outside MPS, and the plan then waits for it."""
     await agent.made(document("{devices: [1], mps: {clients: {}}}"))  # its mode is set
-    await agent.fleet.stop((await agent.node.observe()).gpus[1].uuid)
+    second = (await agent.node.observe()).gpus[1].uuid
+    await agent.fleet.stop(second)
     planned = await agent.planned(TOGETHER)
-    node.occupy(1, 4711, command="python")
+    match what:
+        case "python":
+            node.occupy(1, 4711, command="python")
+        case "MIG mode":
+            await agent.node.apply(SetMigMode(second, True, ""))
+        case _:
+            node.lose(1)
     outcome = await execute(planned, agent.node, parallel=2)
     assert rig.processes(CONTROL) == []
-    assert [problem.code for gpu in outcome.gpus for problem in gpu.problems] == [Code.IN_USE]
-    assert {gpu.verdict for gpu in (await agent.planned(TOGETHER)).gpus} == {Verdict.BLOCKED}
-    node.release(1, 4711)
-    await agent.made(TOGETHER)
+    [problem] = (problem for gpu in outcome.gpus for problem in gpu.problems)
+    assert problem.code == Code.IN_USE
+    assert "is not started: GPU 1 (NVIDIA H100 80GB HBM3) " in problem.message
+    assert what in problem.message
+    if what == "python":
+        assert {gpu.verdict for gpu in (await agent.planned(TOGETHER)).gpus} == {Verdict.BLOCKED}
+        node.release(1, 4711)
+        await agent.made(TOGETHER)
 
 
 async def test_it_is_not_ended_while_the_other_gpu_is_given_to_somebody(
