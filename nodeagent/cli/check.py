@@ -24,6 +24,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.shares import Account, Host
 from nodeagent.processes import commands
 from nodeagent.settings import Settings
+from nodeagent.settings.cluster import DraSettings
 from nodeagent.terminal.explain_page import check_page
 
 if TYPE_CHECKING:
@@ -49,13 +50,7 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
         return
     in_cluster = is_in_cluster(settings.kubernetes)
     yield ok("settings", "valid")
-    for problem in settings.dra.without_effect(in_cluster=in_cluster):
-        yield warning("settings", problem.message, problem.remedy)
-    if settings.dra.mode != "off":
-        records = read_records(settings.state.dir / RECORDS)
-        _, held_back = driver_in_force(settings.dra.driver, records)
-        if held_back:
-            yield warning("DRA driver", held_back.message, held_back.remedy)
+    yield from _claims(settings, in_cluster=in_cluster)
     simulated = is_simulated(options)
     observed = _observe(options, settings)
     yield from machine.driver_findings(observed)
@@ -92,6 +87,10 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     if source == "file" or node is not None:  # else the node's plan is not known
         finding, document = _plan(settings, source, node)
         yield finding
+    if node is not None and _has_shares(settings.dra, document):
+        from nodeagent.cli.checks.cluster import counting
+
+        yield event_loop.run(counting(settings.kubernetes))
     kubelet = settings.kubelet
     yield from machine.kubelet_findings(kubelet, in_cluster=in_cluster, simulated=simulated)
     accounts = {} if document is None else accounts_for(document, settings.mps.user)
@@ -116,6 +115,24 @@ def _plan(
         return files.file_finding(settings.plan)
     for_claims = settings.dra.mode != "off"
     return files.node_finding(node, source, settings.plan, for_claims=for_claims)
+
+
+def _claims(settings: Settings, *, in_cluster: bool) -> Iterator[PreflightFinding]:
+    """Check what is set for claims beside what else is set, and what claims have."""
+    for problem in settings.dra.without_effect(in_cluster=in_cluster):
+        yield warning("settings", problem.message, problem.remedy)
+    if settings.dra.mode != "off":
+        records = read_records(settings.state.dir / RECORDS)
+        _, held_back = driver_in_force(settings.dra.driver, records)
+        if held_back:
+            yield warning("DRA driver", held_back.message, held_back.remedy)
+
+
+def _has_shares(dra: DraSettings, document: PlanDocument | None) -> bool:
+    """Whether claims may have parts of GPUs, by the settings or the plan."""
+    planned = document.entries if document else ()
+    wanted = dra.is_shared or any(entry.share not in (None, "off") for entry in planned)
+    return wanted and dra.mode == "dynamic"
 
 
 def _mps(

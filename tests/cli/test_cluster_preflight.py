@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cli.checks import PreflightFinding
-from nodeagent.cli.checks.cluster import cluster_findings, counting_finding
+from nodeagent.cli.checks.cluster import cluster_findings, counting, counting_finding
 from nodeagent.cli.checks.files import node_finding
 from nodeagent.cli.checks.machine import kubelet_findings
 from nodeagent.settings import KubeletSettings, KubernetesSettings, PlanSettings
@@ -18,6 +18,7 @@ from nodeagent.settings.cluster import DraSettings
 from nodeagent.structs import replace
 from tests.cli.conftest import Program
 from tests.cluster.client.rig import kubeconfig
+from tests.simulated_cluster.agent import PLAN
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
 
@@ -25,7 +26,6 @@ NODE = "gpu-node-0"
 DRA = DraSettings()
 SERVED = DraSettings(mode="static")
 NAMED = DraSettings(mode="dynamic", driver="gpu.nvidia.com")
-SHARED = DraSettings(mode="dynamic", share="memory")
 
 
 @pytest.fixture
@@ -222,18 +222,27 @@ async def test_a_token_of_another_node(api: ApiServer, tmp_path: Path) -> None:
 
 async def test_whether_shares_of_gpus_are_counted(api: ApiServer, tmp_path: Path) -> None:
     """The stand-in is a 1.36.0, in which they may be allocated beside MIG devices."""
-    assert "shares of GPUs" not in await _look(api, tmp_path, dra=SERVED)
-    found = (await _look(api, tmp_path, dra=SHARED))["shares of GPUs"]
+    settings = KubernetesSettings(kubeconfig=kubeconfig(tmp_path, api.url).path)
+    found = await counting(settings)
     assert found == counting_finding("v1.36.0-test")
     assert "mig: disabled" in found.remedy
 
 
-@pytest.mark.parametrize(("mode", "matters"), [("static", False), ("dynamic", True)])
+@pytest.mark.parametrize(
+    ("dra", "planned", "matters"),
+    [
+        ("mode: static, share: memory", "off", False),
+        ("mode: dynamic, share: memory", "off", True),
+        ("mode: dynamic", "off", False),
+        ("mode: dynamic", "time", True),
+    ],
+)
 async def test_shares_matter_where_claims_have_them(
-    api: ApiServer, h100: Program, tmp_path: Path, mode: str, matters: bool
+    api: ApiServer, h100: Program, tmp_path: Path, *, dra: str, planned: str, matters: bool
 ) -> None:
+    api.annotate(NODE, **{PLAN: f"version: v1\ngpus: [{{devices: all, share: {planned}}}]"})
     cluster = f"{{kubeconfig: {kubeconfig(tmp_path, api.url).path}}}"
-    text = f"node_name: {NODE}\nkubernetes: {cluster}\ndra: {{mode: {mode}, share: memory}}\n"
+    text = f"node_name: {NODE}\nkubernetes: {cluster}\ndra: {{{dra}}}\n"
     words = ("check", "-o", "json", "--settings", h100.file(text, "s.yaml"))
     ended = await asyncio.to_thread(h100.on, *words)
     found = [one["check"] for one in ended.json["findings"]]

@@ -85,7 +85,6 @@ async def _findings(
             *await _changes(access, name),
             *_unused(settings),
             *await _rights(access, settings, claims=dra.mode != "off"),
-            *(await _counting(access) if dra.mode == "dynamic" and dra.is_shared else []),
             *(await _driver_name(access, name, kubelet_dir) if is_named_so else []),
             *await _runtime_class(access),
             *await _owners(access, settings, view, source),
@@ -200,12 +199,15 @@ async def _driver_name(
     return [ok(check, f"{NVIDIA_DRIVER} is free for this node's agent")]
 
 
-async def _counting(access: ClusterAccess) -> list[PreflightFinding]:
-    try:
-        version = await access.ask(requests.get_version(), read_object)
-    except faults.ClusterFault as fault:
-        return [warning(_SHARES, fault.message, fault.remedy or _RETRY_REMEDY)]
-    return [counting_finding(str(version.get("gitVersion")))]
+async def counting(settings: KubernetesSettings) -> PreflightFinding:
+    """Ask the API server for its version, and judge that."""
+    credentials = credentials_of(settings.kubeconfig, settings.context)
+    async with ClusterAccess(credentials, answer_within=_TIMEOUT) as access:
+        try:
+            version = await access.ask(requests.get_version(), read_object)
+        except faults.ClusterFault as fault:
+            return warning(_SHARES, fault.message, fault.remedy or _RETRY_REMEDY)
+    return counting_finding(str(version.get("gitVersion")))
 
 
 def counting_finding(version: str) -> PreflightFinding:
