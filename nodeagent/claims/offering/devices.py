@@ -11,14 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nodeagent.claims.capacity import (
-    CLIENTS,
-    MEMORY,
-    THREADS,
-    Consumed,
-    RequestPolicy,
-    policies,
-)
+from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS, Consumed, RequestPolicy, policies
 from nodeagent.claims.names import WHOLE_GPU, DevicePlace
 from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import Gpu

@@ -177,13 +177,11 @@ class OfferedNames:
         """The GPU's device of that name as it is published; it has to be one of `places`, or the
         whole GPU.
         """
-        scheme = CounterScheme.of(gpu)
-        if name == WHOLE_GPU:
-            whole = whole_gpu(gpu, facts, scheme.totals if self.counted else {})
-            return shared_device(whole, capacity_of(gpu, None), shared_by)
-        place = places(gpu)[name]
-        part = mig_device(gpu, facts, place, scheme.consumption(place) if self.counted else {})
-        return shared_device(part, capacity_of(gpu, place.profile), shared_by)
+        scheme, place = CounterScheme.of(gpu), places(gpu).get(name)
+        needs = scheme.consumption(place) if place else scheme.totals
+        takes = needs if self.counted else {}
+        device = mig_device(gpu, facts, place, takes) if place else whole_gpu(gpu, facts, takes)
+        return shared_device(device, capacity_of(gpu, place.profile if place else None), shared_by)
 
 
 _NOTHING_HELD: Final[Mapping[str, OfferedDevice]] = {}
