@@ -45,7 +45,8 @@ Ending = Callable[["World"], Coroutine[Any, Any, None]]
 
 class World:
     """A machine with its cards; `claim` is what the kubelet calls the claim of the device, of which
-    it has one on each card. `node` are the cards as the present life, or the last one, has them.
+    it has one on each card, or on the last where it `joins` another with all. `node` are the cards
+    as the present life, or the last one, has them.
     """
 
     def __init__(self, machine: NodeRig, scenario: Scenario) -> None:
@@ -53,11 +54,13 @@ class World:
         self.home = Home(machine.folder / "home")
         with SimulatedNode(f"h100-80gb:{scenario.cards}", state=machine.state) as self.node:
             pools = [pool_of(self.node, card.index) for card in self.node.cards]
-        self.claim = self.home.claim(0, *(scenario.device._replace(pool=pool) for pool in pools))
-        self.beside = self.home.claim(1, scenario.device._replace(pool=pools[-1]))
+        each = [scenario.device._replace(pool=pool) for pool in pools]
+        self.claim = self.home.claim(0, *(each[-1:] if scenario.joins else each))
+        self.beside = self.home.claim(1, *(each if scenario.joins else each[-1:]))
+        for claim in self.home.claims.values():
+            for result in claim["status"]["allocation"]["devices"]["results"]:
+                result["request"] = "gpu"
         devices = self.home.claims[self.claim[:2]]["status"]["allocation"]["devices"]
-        for result in devices["results"]:
-            result["request"] = "gpu"
         if not scenario.device.consumed:
             devices["config"] = [config_json(device_config(mps=LIMITS), "FromClass")]
 
@@ -147,6 +150,7 @@ class Scenario:
     device: Allocated = SLICE
     places: tuple[tuple[int, int], ...] = ((2, 1),)
     cards: int = 1
+    joins: bool = False
 
 
 SCENARIOS = {
@@ -160,6 +164,7 @@ SCENARIOS = {
     "share released beside": Scenario(release, prepared=True, beside=True, device=SHARE, places=()),
     "two": Scenario(prepare, device=WHOLE, places=(), cards=2),
     "two after a reboot": Scenario(prepare, True, True, device=WHOLE, places=(), cards=2),
+    "beside two": Scenario(prepare, beside=True, device=SHARE, places=(), cards=2, joins=True),
     "two released": Scenario(release, prepared=True, device=WHOLE, places=(), cards=2),
     "two released beside": Scenario(release, True, False, True, SHARE, (), 2),
     "part": Scenario(prepare, device=PART),
