@@ -2,6 +2,7 @@ import asyncio
 import os
 import resource
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,22 @@ async def test_yields_without_a_change_when_asked_to(tmp_path: Path) -> None:
             looks += 1
             if looks == 3:
                 break
+
+
+async def _next(seen: AsyncIterator[None]) -> None:
+    await anext(seen)
+
+
+async def test_other_files_in_the_folder_are_no_change(tmp_path: Path) -> None:
+    seen = changes(tmp_path / "plan")
+    async with asyncio.timeout(stretched(30)):
+        await anext(seen)
+        following = asyncio.create_task(_next(seen))
+        (tmp_path / "other").write_bytes(b"x")
+        await asyncio.sleep(0.2)
+        assert not following.done()
+        (tmp_path / "plan").write_bytes(b"x")
+        await following
 
 
 def test_a_link_that_is_replaced_while_it_is_looked_at() -> None:
