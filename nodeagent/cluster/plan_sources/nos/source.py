@@ -92,6 +92,7 @@ class NosSource(NodeSource):
         """Read the ConfigMap whenever the label names another key, until cancelled."""
         if self._configuration:
             await self._configuration.run()
+        await asyncio.Event().wait()
 
     def observe(self, view: NodeView | None) -> None:
         if self._configuration:
