@@ -15,7 +15,7 @@ from nodeagent.mps import requests
 from nodeagent.mps.adoption import found_process, left_by, lost_daemons, unrecorded
 from nodeagent.mps.clients.watch import RunningDaemon
 from nodeagent.mps.context import MpsContext
-from nodeagent.mps.files.directories import make_directories, remove_directories
+from nodeagent.mps.files.directories import make_directories, remove_directories, spec_in
 from nodeagent.mps.files.records import Record, RecordUnusable, read_records
 from nodeagent.mps.launch.orphans import end_orphans
 from nodeagent.mps.lifecycle import model
@@ -143,6 +143,14 @@ class Fleet:
         """
         async with self._lock_for_plan(device):
             self._insist_on_free(device, wanted.devices_on(device))
+            if wanted.devices and device not in self._supervisors:
+                # One of its GPUs may lack what only that GPU's own steps could give it.
+                wrong = self._context.check(spec_in(self._context.run_dir, device, wanted))
+                if wrong:
+                    raise requests.NotReady(
+                        f"the MPS daemon of {device} is not started: {'; '.join(wrong)}",
+                        remedy="see `nodeagent status` for what failed there; the agent retries",
+                    )
             self._coming[device] = wanted.devices_on(device)
             try:
                 supervisor = self._supervisors.get(device) or await self._new(device, wanted)

@@ -155,7 +155,7 @@ class GpuOwners:
         self._keep(*(gpu.after for gpu in outcome.gpus))
         for uuid in {uuid for plan in outcome.plan.gpus for uuid in plan.joined}:
             with suppress(DriverError):  # its daemon came after it was read back
-                self._keep(await self._opened().observe_gpu(uuid))
+                self._keep(await terms.driver.observe_gpu(uuid))
         return outcome
 
     async def settle(self, part: Part, *, only_plan: bool = False) -> GpuOutcome:

@@ -11,6 +11,7 @@ from nodeagent.mps.clients.assess import OffenceKind, assess, on_all
 from nodeagent.mps.commands import get_memory_limit
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.processes import CONTROL
+from nodeagent.mps.requests import NotReady
 from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import Share, Sharing, WantedMps
 from nodeagent.structs import replace
@@ -70,6 +71,15 @@ async def test_one_daemon_of_both(rig: FleetRig) -> None:
         with pytest.raises(NodeagentError, match=f"{OTHER_GPU} is served"):
             await fleet.start(GPU, group())
         assert [daemon.device for daemon in fleet.statuses()] == [OTHER_GPU]
+
+
+async def test_one_of_the_gpus_lacks_its_compute_mode(rig: FleetRig) -> None:
+    """Nothing is started that could not be Ready; its GPU's next steps may set it."""
+    rig.differences = ("compute mode is default and not exclusiveProcess",)
+    async with rig.fleet() as fleet:
+        with pytest.raises(NotReady, match="is not started: compute mode is default"):
+            await fleet.start(GPU, group())
+        assert (rig.processes(), fleet.statuses()) == ([], ())
 
 
 async def test_two_that_are_started_at_once(rig: FleetRig) -> None:
