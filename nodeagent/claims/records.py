@@ -29,7 +29,6 @@ from nodeagent.files.state import (
     StateFormat,
     StateUnusable,
     read_state,
-    remove_file,
     write_state,
 )
 from nodeagent.gpu.kernel import boot_id
@@ -100,9 +99,7 @@ def remove_record(folder: Path, uid: str) -> None:
     """Remove the record of a claim that has nothing any more; raises RecordNotKept. Blocks."""
     path = _path(folder, uid)
     try:
-        remove_file(path)
-    except FileNotFoundError:  # nor is there the folder
-        return
+        path.unlink(missing_ok=True)
     except OSError as error:
         raise _not_kept(path, "cannot be removed", error) from error
 
@@ -205,10 +202,7 @@ def _gpus_of_newer(content: bytes | None) -> frozenset[str] | None:
         return None
 
 
-# After a power cut nothing is left of what was made, whatever a record says.
-_FORMAT: StateFormat[ClaimRecord] = StateFormat(
-    "claim", 1, MAX_BYTES, _encode, _decode, durable=False
-)
+_FORMAT: StateFormat[ClaimRecord] = StateFormat("claim", 1, MAX_BYTES, _encode, _decode)
 
 
 # --- in memory ------------------------------------------------------------------------------------

@@ -54,8 +54,6 @@ class StateFormat(Struct, Generic[T], frozen=True):
 
     `largest`: bytes of the content. Whatever `decode` raises means that the content is not usable.
     A change of the content that this version cannot read takes the next number as its `version`.
-    What is not `durable` is, after a power cut, as it is now or as it was before: it costs one wait
-    for the disk and not two.
     """
 
     kind: str
@@ -63,7 +61,6 @@ class StateFormat(Struct, Generic[T], frozen=True):
     largest: int
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
-    durable: bool = True
 
 
 def read_state(path: Path, form: StateFormat[T]) -> T | None:
@@ -90,8 +87,7 @@ def write_state(path: Path, form: StateFormat[T], value: T) -> None:
     content = form.encode(value)
     if len(content) > form.largest:  # it would be refused when it is read
         raise OSError(f"{len(content)} bytes are more than the {form.largest} that are read")
-    text = _header(form.kind, form.version, content) + content
-    replace_file(path, text, durable=form.durable)
+    replace_file(path, _header(form.kind, form.version, content) + content)
 
 
 def set_aside(path: Path) -> Path:
@@ -102,12 +98,13 @@ def set_aside(path: Path) -> Path:
     return path.replace(_aside(path))
 
 
-def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Put `content` in place of the file, readable for its owner alone; its directory exists.
 
-    After a crash or a power cut there is all of the new content, or all of the old. One process
-    and one thread writes a file at a time. Raises OSError, with the old content still there.
-    Blocks on the disk.
+    After a crash there is all of the new content, after a power cut that or all of the old, if it
+    was written in the last seconds: what it is about ends with the power, or is read anew. One
+    process and one thread writes a file at a time. Raises OSError, with the old content still
+    there. Blocks on the disk.
     """
     temporary = path.with_name(f".{path.name}.new")  # one name, so that crashes leave one file
     temporary.unlink(missing_ok=True)
@@ -122,26 +119,6 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
         temporary.unlink(missing_ok=True)
         error.filename = str(path)  # a write knows none
         raise
-    if durable:
-        _sync_directory(path.parent)
-
-
-def remove_file(path: Path) -> None:
-    """Remove the file and what a crash left of its next content; that there is none is no error.
-
-    After a power cut it is gone. Raises OSError. Blocks on the disk.
-    """
-    path.with_name(f".{path.name}.new").unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 class StateFile(Generic[T]):

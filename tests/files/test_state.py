@@ -13,7 +13,6 @@ from nodeagent.files.state import (
     StateFormat,
     StateUnusable,
     read_state,
-    remove_file,
     replace_file,
     set_aside,
     write_state,
@@ -70,16 +69,6 @@ def test_what_would_not_be_read_is_not_written(path: Path) -> None:
     with pytest.raises(OSError, match="more than the 5000"):
         write_state(path, FORM, {"x" * 5000: 1})
     assert not path.exists()
-
-
-def test_removed_with_what_a_crash_left(path: Path) -> None:
-    remove_file(path)
-    write_state(path, FORM, VALUE)
-    path.with_name(".kept.new").touch()
-    remove_file(path)
-    assert list(path.parent.iterdir()) == []
-    with pytest.raises(FileNotFoundError):
-        remove_file(path / "kept")
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -91,10 +91,5 @@ def _encode(record: Record) -> bytes:
 
 
 _FORMAT = StateFormat(
-    "mps-record",
-    1,
-    1 << 20,
-    _encode,
-    lambda content: json.decode(content, type=Record),
-    durable=False,  # a power cut ends the daemon, too
+    "mps-record", 1, 1 << 20, _encode, lambda content: json.decode(content, type=Record)
 )
