@@ -56,7 +56,7 @@ def test_what_it_says() -> None:
     assert (problem.code, problem.gpu) == ("MpsClient", GPU)
     assert problem.message == (
         "container main of pod team/trainer-0 runs as user 0, but MPS of claim team/trainer serves "
-        "user 1000: its CUDA programs wait for ever"
+        "user 1000 of the node: its CUDA programs wait for ever"
     )
     assert "runAsUser: 1000 in the securityContext" in problem.remedy
     assert "DeviceClass with mps.user 0 in" in problem.remedy
@@ -70,8 +70,9 @@ def test_users_of_its_own() -> None:
     found = pod(container(user=1000), hostUsers=False)
     (message,) = named(shared(), found)
     assert message == (
-        "container main of pod team/trainer-0 has users of its own (hostUsers: false), but MPS of "
-        "claim team/trainer serves user 1000 of the node: its CUDA programs wait for ever"
+        "container main of pod team/trainer-0 runs as a user of the pod's own (hostUsers: false), "
+        "but MPS of claim team/trainer serves user 1000 of the node: its CUDA programs wait for "
+        "ever"
     )
     assert named(shared(any_user=True), found) == named(shared(), pod(container(user=1000))) == []
 

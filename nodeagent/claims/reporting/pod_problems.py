@@ -49,27 +49,20 @@ def pod_problems(
 def _another_user(
     record: ClaimRecord, pod: PodObject, container: ClaimUser, gpu: str, user: int
 ) -> Problem:
-    title = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    number, mend = container.user, f"set runAsUser: {user} in the securityContext of the pod"
+    runs_as = "its image's user, root as a rule" if number is None else f"user {number}"
     if not pod.spec.host_users:
-        return Problem.of(
-            Code.MPS_CLIENT,
-            "podUserNamespace",
-            gpu=gpu,
-            container=container.name,
-            pod=title,
-            claim=record.title,
-            user=user,
-        )
-    runs_as = "its image's user" if container.user is None else f"user {container.user}"
+        number, mend = None, "drop hostUsers from the pod"
+        runs_as = "a user of the pod's own (hostUsers: false)"
     return Problem.of(
         Code.MPS_CLIENT,
         "podUser",
         gpu=gpu,
         container=container.name,
-        pod=title,
+        pod=f"{pod.metadata.namespace}/{pod.metadata.name}",
         runs_as=runs_as,
-        unsaid=", root as a rule" if container.user is None else "",
         claim=record.title,
         user=user,
-        own="any" if container.user is None else container.user,
+        mend=mend,
+        own="any" if number is None else number,
     )

@@ -313,21 +313,19 @@ class NodeClaims:
         """End the daemons for shares of GPUs that no claim has, unless they are used: a record that
         could not be read was removed, say.
         """
-        for found in observed.gpus:
-            if found.mps and found.mps.runs.sharing.of_claims and not self._serves(found):
 
-                async def goal(gpu: Gpu) -> DesiredGpu:
-                    over = "claims that are over"
-                    if self._serves(gpu):
-                        return unchanged(gpu, over)
-                    return DesiredGpu(None, over, ends=True)
+        async def goal(gpu: Gpu) -> DesiredGpu:
+            over = "claims that are over"
+            return DesiredGpu(None, over, ends=True) if self._is_left(gpu) else unchanged(gpu, over)
 
-                await self._owners.settle(Part(found.uuid, goal))
+        for gpu in filter(self._is_left, observed.gpus):
+            await self._owners.settle(Part(gpu.uuid, goal))
 
-    def _serves(self, gpu: Gpu) -> bool:
-        """Whether a claim may need the daemon of the GPU."""
+    def _is_left(self, gpu: Gpu) -> bool:
+        """Whether the GPU has a daemon that claims had, and no record may be of."""
         unread = any(one.concerns(gpu.uuid) for one in self.store.unreadable)
-        return unread or daemon_of(gpu.uuid, self.store.records) is not None
+        is_theirs = gpu.mps is not None and gpu.mps.runs.sharing.of_claims
+        return is_theirs and not unread and not daemon_of(gpu.uuid, self.store.records)
 
     async def sweep(self) -> None:
         """Delete the CDI files that no record stands for. Raises PathRefused."""
