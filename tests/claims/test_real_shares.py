@@ -21,6 +21,7 @@ import pytest
 from nodeagent.claims.capacity import CLIENTS, MEMORY, STEP, THREADS
 from nodeagent.claims.model import ClaimHeldUp
 from nodeagent.claims.serving.cdi import file_name
+from nodeagent.mps.commands import get_memory_limit
 from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.shares import MEMORY_VARIABLE, THREADS_VARIABLE
@@ -102,6 +103,28 @@ async def test_thirty_shares_of_one_gpu(machine: NodeRig, home: Home) -> None:
             await until(lambda: _without_server(machine, uuid))
             await parts.fleet.poll()
             for number in range(COUNT):
+                await claims.release(uid(number))
+            assert parts.fleet.statuses() == ()
+
+
+async def test_two_gpus_of_one_daemon(machine: NodeRig, home: Home) -> None:
+    """The program has the largest limits of each GPU by its ordinal, and no others."""
+    with simulated("l40s:2", state=machine.state) as node:
+        async with agent(home, machine, share="memory") as (claims, _, parts):
+            amounts = [{MEMORY: steps * STEP, THREADS: 0, CLIENTS: 1} for steps in (1, 2, 3)]
+            pools = [pool_of(node, gpu) for gpu in (0, 1)]
+            places = [Allocated(pools[gpu], "gpu", amounts[gpu]) for gpu in (0, 1)]
+            both = home.claim(0, *places)
+            for result in home.claims[both[:2]]["status"]["allocation"]["devices"]["results"]:
+                result["request"] = "gpus"
+            await claims.prepare(*both)
+            await claims.prepare(*home.claim(1, Allocated(pools[0], "gpu", amounts[2])))
+            [daemon] = parts.fleet.running()
+            asked = (get_memory_limit(ordinal=ordinal) for ordinal in range(3))
+            found = [str(limit) for limit in await daemon.control.ask_each(*asked)]
+            first = node.card(0).identity.uuid == daemon.device
+            assert found == [*(["768M", "512M"] if first else ["512M", "768M"]), "None"]
+            for number in (0, 1):
                 await claims.release(uid(number))
             assert parts.fleet.statuses() == ()
 
