@@ -24,7 +24,7 @@ from nodeagent.settings import Settings
 from nodeagent.structs import replace
 from nodeagent.terminal.plan_page import assert_page, plan_page
 from nodeagent.views.mps import unready_daemons
-from nodeagent.views.plan_report import plan_json, rejection_json
+from nodeagent.views.plan_report import plan_json
 
 SOURCE = "file"
 
@@ -117,9 +117,8 @@ def read_or_report(options: Namespace, output: Output) -> PlanDocument:
     except DocumentError as error:
         if not output.is_text:
             digest = digest_of(content) if len(content) < _MAX_TEXT else ""  # else it was not all
-            output.document(
-                rejection_json(error.problems, Verdict.INVALID, digest=digest, source=SOURCE)
-            )
+            refused = NodePlan(Verdict.INVALID, problems=error.problems)
+            output.document(plan_json(refused, digest=digest, source=SOURCE, policy=Policy()))
         raise
 
 

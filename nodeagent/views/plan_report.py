@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import structs
 
 from nodeagent.plan import steps
-from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import (
     GpuOutcome,
     GpuPlan,
@@ -43,13 +43,6 @@ def _once_free(plan: GpuPlan, policy: Policy) -> shapes.OnceFree | None:
     return shapes.OnceFree(
         mig=mode_shape(free.after), after=_places(free.after), steps=list(map(_step, free.steps))
     )
-
-
-def rejection_json(
-    problems: tuple[Problem, ...], verdict: Verdict, *, digest: str, source: str
-) -> Json:
-    """A document that was refused whole, in the same shape."""
-    return _answer(verdict, (), problems, digest, source)
 
 
 def outcome_json(outcome: NodeOutcome, *, digest: str, source: str) -> Json:
@@ -118,19 +111,18 @@ def _result(report: StepReport) -> shapes.Step:
 
 def _places(gpu: Gpu) -> list[shapes.Place]:
     """Every MIG device, and every half-made GPU instance, by slice."""
-    return [_lies(instance, device) for instance, device in mig_devices(gpu)]
-
-
-def _lies(instance: GpuInstance, device: ComputeInstance | None) -> shapes.Place:
-    in_use = device.usage.in_use if device else False
-    return shapes.Place(
-        profile=device.profile if device else instance.profile,
-        start=instance.placement.start,
-        size=instance.placement.size,
-        uuid=device.uuid if device else "",
-        in_use=None if device and not device.uuid else in_use,  # None: not created yet
-        mps=True if device and device.mps else None,
-    )
+    return [
+        shapes.Place(
+            profile=(device or instance).profile,
+            start=instance.placement.start,
+            size=instance.placement.size,
+            uuid=device.uuid if device else "",
+            # None: not created yet
+            in_use=None if device and not device.uuid else bool(device and device.usage.in_use),
+            mps=True if device and device.mps else None,
+        )
+        for instance, device in mig_devices(gpu)
+    ]
 
 
 _KINDS: Mapping[type[steps.Step], str] = {
