@@ -24,6 +24,7 @@ web_response.SERVER_SOFTWARE = "nodeagent"  # type: ignore[attr-defined]  # an i
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(?:\[(?P<ip>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
+_STATUSES = {UnknownDevice: 404, StillInUse: 409, DrainTimedOut: 504}
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -98,19 +99,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         )
     except NodeagentError as error:
         remedy = {"remedy": error.remedy} if error.remedy else {}
-        return web.json_response({"error": error.message, **remedy}, status=_status(error))
-
-
-def _status(error: NodeagentError) -> int:
-    match error:
-        case UnknownDevice():
-            return 404
-        case DrainTimedOut():
-            return 504
-        case StillInUse():
-            return 409
-        case _:
-            return 500
+        status = _STATUSES.get(type(error), 500)
+        return web.json_response({"error": error.message, **remedy}, status=status)
 
 
 async def set_headers(_: web.Request, response: web.StreamResponse) -> None:
