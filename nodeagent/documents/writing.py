@@ -81,10 +81,8 @@ def _layout(gpu: Gpu) -> list[_Data]:
 
 def _shared(gpu: Gpu) -> _Data:
     """Sharing of a GPU outside MIG mode: `mps` or `timeSlice`, or nothing."""
-    if _has_shares_of_claims(gpu):
-        return {}
     if gpu.mps is not None:
-        return {"mps": mps_data(gpu.mps.runs, gpu.memory)}
+        return _mps(gpu.mps.runs, gpu.memory)
     if gpu.time_slice is None or gpu.compute_mode not in (None, ComputeMode.DEFAULT):
         return {}  # timeSlice would also set the compute mode
     if gpu.time_slice is TimeSlice.DEFAULT and gpu.earlier_time_slice is None:
@@ -97,7 +95,12 @@ def _device_mps(gpu: Gpu, instance: GpuInstance, device: ComputeInstance) -> _Da
         return {}
     profile = gpu.profile(instance.profile)
     total = device.memory.total if device.memory else 0
-    return {"mps": mps_data(device.mps.runs, profile.memory if profile else total)}
+    return _mps(device.mps.runs, profile.memory if profile else total)
+
+
+def _mps(runs: WantedMps, memory: int) -> _Data:
+    """Nothing where it is for shares that claims have."""
+    return {} if runs.sharing.of_claims else {"mps": mps_data(runs, memory)}
 
 
 def mps_data(wanted: WantedMps, memory: int) -> _Data:
@@ -202,7 +205,7 @@ def _notes(gpu: Gpu) -> Iterator[str]:
     if gpu.access is not Access.OK:
         yield f"{name} does not answer and is left out: {gpu.access_reason}"
         return
-    if _has_shares_of_claims(gpu):
+    if any(one.mps.runs.sharing.of_claims for one in gpu.devices() if one.mps):
         yield f"{name} has MPS for shares that claims have, which are not the plan's"
     if gpu.mig is None:
         yield f"{name} ({gpu.name}) has no MIG"
@@ -216,10 +219,6 @@ def _notes(gpu: Gpu) -> Iterator[str]:
                 f"{name}: GPU instance {instance.id} ({instance.profile} at {instance.placement}) "
                 "has no compute instance, so it is left out"
             )
-
-
-def _has_shares_of_claims(gpu: Gpu) -> bool:
-    return gpu.mps is not None and gpu.mps.runs.sharing.of_claims
 
 
 def _sharing_notes(gpu: Gpu) -> Iterator[str]:

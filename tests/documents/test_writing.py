@@ -249,10 +249,16 @@ gpus:
 def test_what_claims_share() -> None:
     """The daemon comes and goes with them: a plan that had it would be blocked by them."""
     shares = (Share(name, None, 8192, 10.0, total=8192) for name in ("share-1", "share-2"))
-    observed = node(gpu(0, mig=OFF, memory=HUGE, mps=mps_of(*shares)))
-    assert plan_data(observed) == {"version": "v1", "gpus": [{"devices": [0], "mig": "disabled"}]}
-    [note] = export_notes(observed)
-    assert note == "GPU 0 has MPS for shares that claims have, which are not the plan's"
+    theirs, split = mps_of(*shares), instance(0, "3g.40gb")
+    split = replace(split, compute=(replace(split.compute[0], mps=theirs),))
+    observed = node(gpu(0, mig=OFF, memory=HUGE, mps=theirs), gpu(1, split))
+    whole, parts = plan_data(observed)["gpus"]
+    assert whole == {"devices": [0], "mig": "disabled"}
+    assert parts == {"devices": [1], "mig": [{"profile": "3g.40gb", "start": 0}]}
+    assert export_notes(observed) == [
+        f"GPU {number} has MPS for shares that claims have, which are not the plan's"
+        for number in (0, 1)
+    ]
 
 
 def test_what_a_mig_parted_file_leaves_out_is_noted() -> None:
