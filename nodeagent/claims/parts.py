@@ -195,6 +195,8 @@ def with_intent(
     places = {placement for _, placement in here}
 
     def to_be_made(device: ClaimedDevice) -> ClaimedDevice:
+        if device.gpu != gpu.uuid:
+            return device
         if (maker := _maker(device, gpu, others)) and not instance_of(device, gpu):
             return replace(
                 device,
@@ -204,7 +206,7 @@ def with_intent(
                 uuid=maker.uuid,
             )
         gone = device.placement is not None and device.placement not in places
-        if device.gpu == gpu.uuid and (device.before is None or gone):
+        if device.before is None or gone:
             return replace(device, before=here, instance=None, compute=None, uuid="")
         return device
 

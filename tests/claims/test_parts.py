@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord
-from nodeagent.claims.parts import to_prepare, to_release
+from nodeagent.claims.parts import to_prepare, to_release, with_intent
 from nodeagent.plan.observed import Gpu, HealthLimits, Placement
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
@@ -124,3 +124,12 @@ def test_what_is_only_looked_at_stays_as_it_is() -> None:
         for goal in (to_prepare(admin, gpu, []), to_release(admin, gpu, [])):
             assert plan_gpu(goal, gpu).verdict is Verdict.IN_SYNC
     assert plan_gpu(to_release(claim(SLICE), planned, []), planned).verdict is Verdict.IN_SYNC
+
+
+def test_instances_of_one_gpu_say_nothing_of_another() -> None:
+    """Ids recur: another claim's share of a MIG device on GPU-2, which is gone, was made as 1."""
+    there = with_instances(H100, [("1g.10gb", 4)])
+    device = mig_device(gpu="GPU-2", shared=True)
+    other = record(replace(device, before=(), instance=there.instances[0].id, uuid="MIG-2"))
+    mine = record(device)
+    assert with_intent(mine, there, mine.boot_id, [other]) == mine
