@@ -20,7 +20,7 @@ from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, 
 from nodeagent.plan.observed import Access, Gpu, Placement
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import plan_gpu
-from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.shares import ComputeMode, Share, Sharing, TimeSlice
 from nodeagent.plan.steps import StartMps
 from nodeagent.structs import replace
 from tests.claims.boards import mig_off, with_devices
@@ -121,7 +121,8 @@ def test_what_nobody_can_have_alone() -> None:
 
 def test_a_daemon_of_claims_is_not_the_plans(places: PlannedPlaces) -> None:
     """The instance is still for claims, and comes back where it was, shared or not."""
-    theirs = replace(A, path="claim team/trainer")
+    shares = (Share("share-1", None, 1024, 1.0, total=1024),)
+    theirs = replace(A, sharing=Sharing(shares, "report"))
     gpu = give(with_instances(H100, [("1g.10gb", 3)]), daemon(theirs))
     goal = wanted(H100, [("1g.10gb", 1)])
     [fixed] = planned(goal, gpu, ()).fixed

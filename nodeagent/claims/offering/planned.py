@@ -84,9 +84,9 @@ def _kept_back(instance: GpuInstance) -> str:
 
 
 def _is_plans(mps: WantedMps | DeviceDaemon | None) -> bool:
-    """Whether there is one of the plan's; the path of a claim's is the claim's title."""
+    """Whether there is one of the plan's: claims have shares alone of a device that is fixed."""
     wanted = mps.runs if isinstance(mps, DeviceDaemon) else mps
-    return wanted is not None and not wanted.path.startswith("claim ")
+    return wanted is not None and not wanted.sharing.of_claims
 
 
 def is_laid_out(wanted: Sequence[WantedInstance], own: Sequence[GpuInstance]) -> bool:
