@@ -52,7 +52,7 @@ def to_release(record: ClaimRecord, gpu: Gpu, others: Collection[ClaimRecord]) -
     ready = {one.uuid for one in gpu.devices() if one.mps and one.mps.state == DaemonPhase.READY}
     if gpu.in_mig_mode:
         theirs = tuple(_there(gpu, others, record.boot_id))
-        parts = (device for device in own if device.placement)
+        parts = (device for device in own if instance_of(device, gpu))
         own = tuple(d for d in parts if d.uuid in ready or not daemon_of_part(d, theirs))
         lasting = [d for d in own if d.fixed or any(one.shares_with(d) for one in theirs)]
         mig, mps = Layout(_instances(lasting, gpu, theirs, path), path), None
@@ -186,7 +186,7 @@ def with_intent(
     record: ClaimRecord, gpu: Gpu, boot_id: str, others: Iterable[ClaimRecord] = ()
 ) -> ClaimRecord:
     """The record before the claim's devices on the GPU are made, or made again. An instance that
-    was made for another claim's share of it is the claim's, too.
+    is there for another claim's share of it is so for the claim's, too.
     """
     others = [other for other in others if other.boot_id == boot_id]
     if record.boot_id != boot_id:
@@ -200,6 +200,7 @@ def with_intent(
         if (maker := _maker(device, gpu, others)) and not instance_of(device, gpu):
             return replace(
                 device,
+                fixed=maker.fixed,
                 before=maker.before,
                 instance=maker.instance,
                 compute=maker.compute,
@@ -242,10 +243,9 @@ def instance_of(device: ClaimedDevice, gpu: Gpu) -> GpuInstance | None:
 
 
 def _maker(device: ClaimedDevice, gpu: Gpu, others: Iterable[ClaimRecord]) -> ClaimedDevice | None:
-    """Another claim's share of the same MIG device, for which its instance was made."""
-    made = (one for other in others for one in other.devices if one.is_made)
-    alike = (one for one in made if one.shares_with(device))
-    return next((one for one in alike if instance_of(one, gpu)), None)
+    """Another claim's share of the same MIG device, which is there for it, or by the plan."""
+    shares = (one for other in others for one in other.devices if one.shares_with(device))
+    return next((one for one in shares if instance_of(one, gpu)), None)
 
 
 def is_there(device: ClaimedDevice, gpu: Gpu) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from nodeagent.claims.capacity import MEMORY
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
@@ -42,14 +43,19 @@ Claim = tuple[str, str, str]
 
 
 class Day:
-    """A machine with a plan and pods; `held` are the prepared claims with their devices."""
+    """A machine with a plan and pods; `held` are the prepared claims with their devices, which
+    they `share`, if they may, by turns: there are no daemons.
+    """
 
-    def __init__(self, node: SimulatedNode, home: Home, seed: int, mode: Mode) -> None:
+    def __init__(
+        self, node: SimulatedNode, home: Home, seed: int, mode: Mode, *, share: bool
+    ) -> None:
         self.node, self.home, self.rng = node, home, random.Random(seed)
-        self.offers = NodeOffers(NODE, mode)
+        self.share = share
+        self.offers = NodeOffers(NODE, mode, share_mig="time" if share else "off")
         self.now = 1_800_000_000  # seconds since 1970
-        self.held: dict[Claim, str] = {}
-        self.count = self.refused = self.blocked = self.plans = 0
+        self.held: dict[Claim, Allocated] = {}
+        self.count = self.refused = self.blocked = self.plans = self.shared = 0
         self.text: bytes | None = None
         self.lives = 0
 
@@ -138,7 +144,7 @@ class Day:
             rig.offer(text + f"# {self.plans}\n".encode())  # also the same once more
         await rig.until(lambda: rig.state.rounds > before and rig.state.phase in SETTLED)
 
-    def _allocate(self, rig: Rig, claims: NodeClaims) -> tuple[Claim, str] | None:
+    def _allocate(self, rig: Rig, claims: NodeClaims) -> tuple[Claim, Allocated] | None:
         """As a scheduler does, of what is published now."""
         self.now += self.rng.choice([1, 300, 700])
         goals = goals_of(rig.state.plan)
@@ -148,8 +154,7 @@ class Day:
         node = NodeReference(NODE, "11111111-2222-3333-4444-555555555555")
         slices = [one for offer in offers for one in resource_slices(offer, node, 1)]
         kind = self.rng.choice(["1g.10gb", "2g.20gb", "3g.40gb", ""])
-        [pool] = {str(one["spec"]["pool"]["name"]) for one in slices} or {""}
-        taken = [Allocated(pool, device) for device in self.held.values()]
+        asked = {MEMORY: self.rng.randint(1, 9 << 30)} if self.share and kind else {}
 
         def wanted(device: Mapping[str, Any]) -> bool:
             name = str(device["name"])
@@ -157,11 +162,11 @@ class Day:
                 name == WHOLE_GPU if not kind else name.startswith(f"mig-{kind}-".replace(".", "-"))
             )
 
-        found = first_fit(complete_pools(slices), taken, Request(wanted))
+        found = first_fit(complete_pools(slices), self.held.values(), Request(wanted, asked))
         if not found:
             return None
         self.count += 1
-        return self.home.claim(self.count, *found), found[0].device
+        return self.home.claim(self.count, *found), found[0]
 
     def reboot(self) -> None:
         """The machine is started again."""
@@ -169,7 +174,7 @@ class Day:
         self.home.boot_id = f"boot {self.lives}"
         self.node.reboot()
 
-    async def _prepare(self, claims: NodeClaims, claim: Claim, device: str) -> None:
+    async def _prepare(self, claims: NodeClaims, claim: Claim, device: Allocated) -> None:
         try:
             await claims.prepare(*claim)
         except ClaimRefused:
@@ -183,32 +188,47 @@ class Day:
             self.held[claim] = device
 
     def _check(self) -> None:
-        """What each claim has is there, alone."""
+        """What each claim has is there, alone but for those that have shares of it."""
         there = laid_out(self.node)
         known = places(self.gpu)
-        for device in self.held.values():
-            if device == WHOLE_GPU:
+        for name, consumed in self._devices().items():
+            if name == WHOLE_GPU:
                 assert there == []
                 assert len(self.held) == 1
             else:
-                place = known[device].placement
-                assert (place.start, place.size) in there, (device, there)
-        taken = [known[d].placement.mask for d in self.held.values() if d != WHOLE_GPU]
+                place, memory = known[name].placement, known[name].profile.memory
+                assert (place.start, place.size) in there, (name, there)
+                assert len(consumed) == 1 or sum(one or memory + 1 for one in consumed) <= memory
+                self.shared += len(consumed) > 1
+        taken = [known[name].placement.mask for name in self._devices() if name != WHOLE_GPU]
         assert sum(taken) == sum({*taken})
+
+    def _devices(self) -> Mapping[str, Sequence[int]]:
+        """What is consumed of the memory of each, by claim; 0: it is not shared."""
+        found: dict[str, list[int]] = {}
+        for one in self.held.values():
+            found.setdefault(one.device, []).append((one.consumed or {}).get(MEMORY, 0))
+        return found
 
 
 @pytest.mark.parametrize(
-    ("mode", "seed"),
-    [(Mode.DYNAMIC, 1), pytest.param(Mode.DYNAMIC, 2, marks=pytest.mark.full), (Mode.STATIC, 3)],
+    ("mode", "seed", "share"),
+    [
+        (Mode.DYNAMIC, 1, False),
+        pytest.param(Mode.DYNAMIC, 2, False, marks=pytest.mark.full),
+        (Mode.STATIC, 3, False),
+        (Mode.DYNAMIC, 12, True),
+    ],
 )
-async def test_plans_and_pods_at_random(home: Home, mode: Mode, seed: int) -> None:
+async def test_plans_and_pods_at_random(home: Home, mode: Mode, seed: int, share: bool) -> None:
     """What a claim was given stays, over restarts and reboots; a plan that cannot be waits for the
     claims, names them, and is carried out when they are gone.
     """
     with simulated("h100-80gb") as node:
-        day = Day(node, home, seed, mode)
+        day = Day(node, home, seed, mode, share=share)
         for life in range(6):
             await day.live(12, reboot=life % 2 == 1)
         await day.live(12, last=True)
         assert day.count > 5
         assert day.blocked
+        assert bool(day.shared) is share
