@@ -139,6 +139,8 @@ def _stops(
             path = (target.wanted.path if target.wanted else "") or path
         else:
             continue
+        if device.mps.runs.devices:  # also on GPUs that no plan may name
+            why += f"; it serves {len(device.mps.runs.devices)} GPUs"
         step = StopMps(gpu.uuid, device.uuid, why, device.profile, device.placement)
         yield step, _served(gpu, device, why, path) if device.usage.in_use else None
 

@@ -197,7 +197,7 @@ def test_clients_keep_the_daemon_on_every_gpu() -> None:
             found = plan_gpu(whole(goal), running(both, gpu, CLIENT))
             assert (found.verdict, found.problems[0].code) == (Verdict.BLOCKED, Code.IN_USE)
             why = "the plan gives this device no MPS" if goal is None else "to serve other GPUs"
-            assert why in found.problems[0].message
+            assert f"{why}; it serves 2 GPUs)" in found.problems[0].message
 
 
 def test_what_a_gpu_was_to_become_holds_before_and_after_its_daemon_comes() -> None:
