@@ -248,14 +248,17 @@ class NodeController(NodeReader):
             if isinstance(step, SetComputeMode):  # which decides whether a daemon is Ready
                 await self.observe_gpu(step.gpu)
             return
+        found = self._daemon_of(step.device)
+        runs = [found.runs] if found else []
         try:
             if isinstance(step, StartMps):
+                runs.append(step.wanted)
                 await self._insist_on_members(step)
                 await self._fleet.start(step.device, step.wanted)
             else:
                 await self._stop(step)
         finally:
-            if not (isinstance(step, StartMps) and step.wanted.sharing.of_claims):
+            if not all(one.sharing.of_claims for one in runs):
                 await self.publish()
 
     async def publish(self) -> None:

@@ -21,6 +21,7 @@ from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.claims.upkeep.upkeep import Upkeep
+from nodeagent.documents.reading import digest_of
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import ObservedNode
@@ -222,6 +223,21 @@ async def test_shares_of_one_device(
             await claims.release(UIDS[0])
             assert (parts.fleet.statuses(), laid_out(node)) == ((), [])
     assert (home.records(), home.files()) == ([], [])
+
+
+async def test_a_share_on_what_a_plan_left(machine: NodeRig, home: Home) -> None:
+    """Its daemon is taken over; the plan's slots are not published any more."""
+    with simulated("l40s:1", state=machine.state):
+        async with agent(home, machine, share="memory") as (claims, rig, parts):
+            for entries in (f"{{devices: [0], mps: {{replicas: 2, user: {US}}}}}", ""):
+                rig.offer(text := f"version: v1\ngpus: [{entries}]".encode())
+                await rig.until(lambda: rig.state.digest == digest_of(text))
+                await rig.rest()
+            [before] = parts.fleet.statuses()
+            assert machine.published(before.device) == {"replica-0", "replica-1"}
+            await claims.prepare(*share(home, rig, 0))
+            assert status(parts.fleet, before.device).pid == before.pid
+            assert machine.published(before.device) == set()
 
 
 async def test_a_further_share_costs_little(
