@@ -30,9 +30,12 @@ class Pods:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.answer: PodObject | None = None
+        self.denied = False
 
-    async def fetch(self, _: str, name: str) -> PodObject:
+    async def fetch(self, _: str, name: str) -> PodObject | None:
         self.asked.append(name)
+        if self.denied:
+            return None
         if self.answer is None:
             raise NodeagentError("the API server does not answer")
         return self.answer
@@ -93,3 +96,15 @@ async def test_a_pod_that_was_mended_under_its_name(tmp_path: Path) -> None:
         await until(lambda: checks.problems)
         pods.answer = pod(main=[ALL], side=[OTHER])
         await until(lambda: not checks.problems)
+
+
+async def test_a_right_that_was_granted_later(tmp_path: Path) -> None:
+    """It counts for the pods that are there already."""
+    pods = Pods()
+    pods.denied, pods.answer = True, pod(main=[ALL, OTHER])
+    claims = await loaded(tmp_path, pods, record(mig_device(mps=MPS)), PLAIN)
+    checks = PodChecks(claims, interval=0.05)
+    async with running(checks.run()):
+        await until(lambda: len(pods.asked) > 1)
+        pods.denied = False
+        await until(lambda: checks.problems)
