@@ -52,15 +52,16 @@ async def changes(
     the kernel does not see. Where no watch can be had it yields every few seconds instead.
     """
     unwatched = min(at_least_every or _WITHOUT_INOTIFY, _WITHOUT_INOTIFY)
-    while True:
-        # A new one for each change: the queue of the former one has nothing that is not seen now.
-        with ExitStack() as stack:
+    inotify: Inotify | None = None
+    with ExitStack() as stack:
+        while True:
             names: dict[int, set[str]] | None = None
             with suppress(OSError):
-                inotify = stack.enter_context(Inotify())
+                # One for all changes: to close it would wait for the kernel, for 10 ms and more.
+                inotify = inotify or stack.enter_context(Inotify())
                 names = _watched(inotify, path)
             yield
-            if names is None:
+            if inotify is None or names is None:
                 await asyncio.sleep(unwatched)
                 continue
             with suppress(TimeoutError):

@@ -80,6 +80,27 @@ async def test_other_files_in_the_folder_are_no_change(tmp_path: Path) -> None:
         await following
 
 
+def _watching() -> set[str]:
+    files = (fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
+    return {fd.name for fd in files if "inotify" in str(fd.readlink())}
+
+
+async def test_a_change_closes_no_watch(tmp_path: Path) -> None:
+    """To close one waits for the kernel, with the whole event loop."""
+    spare = os.open("/dev/null", os.O_RDONLY)
+    seen = changes(tmp_path / "plan")
+    async with asyncio.timeout(stretched(30)):
+        await anext(seen)
+        before = _watching()
+        os.close(spare)  # whatever is opened from now on has its number
+        for content in (b"x", b"y"):
+            following = asyncio.create_task(_next(seen))
+            await asyncio.sleep(0)
+            (tmp_path / "plan").write_bytes(content)
+            await following
+    assert _watching() == before
+
+
 def test_a_link_that_is_replaced_while_it_is_looked_at() -> None:
     """What was a link a moment ago and cannot be read as one counts as not there."""
     with subprocess.Popen(["true"]) as process:
