@@ -95,7 +95,7 @@ class _Stop(Exception):
 
 
 class _TreeReader:
-    """Makes values of parser events. It descends no deeper than DEEPEST, so recursion is safe."""
+    """Makes values of parser events. It descends no deeper than MAX_DEPTH, so recursion is safe."""
 
     def __init__(self, events: Iterator[yaml.Event], most_nodes: int) -> None:
         self._events = events
@@ -133,12 +133,12 @@ class _TreeReader:
             case yaml.MappingStartEvent():
                 self._check(event, path)
                 if depth > MAX_DEPTH:
-                    self._stop(event, path, _TOO_DEEP)
+                    self._stop(event, path, TOO_DEEP)
                 return self._map(path, depth)
             case yaml.SequenceStartEvent():
                 self._check(event, path)
                 if depth > MAX_DEPTH:
-                    self._stop(event, (*path, 0), _TOO_DEEP)
+                    self._stop(event, (*path, 0), TOO_DEEP)
                 items: list[Value] = []
                 while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
                     items.append(self._value(event, (*path, len(items)), depth + 1))
@@ -218,7 +218,7 @@ class _TreeReader:
         raise _Stop
 
 
-_TOO_DEEP = f"the document is nested more than {MAX_DEPTH} deep"
+TOO_DEEP = f"the document is nested more than {MAX_DEPTH} deep"
 _NO_ALIASES = "anchors and aliases are refused; write the value out"
 
 

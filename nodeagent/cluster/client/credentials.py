@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.client.faults import CredentialsUnusable
-from nodeagent.documents.bounded_yaml import read_tree
+from nodeagent.documents.bounded_yaml import TOO_DEEP, read_tree
 from nodeagent.errors import DocumentError
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -158,7 +158,9 @@ def _read(path: Path) -> str:
 
 
 def _read_without_library(text: str, file: Kubeconfig) -> Endpoint | None:
-    """Read a usual kubeconfig; None if only the library can. Raises OSError for files of it."""
+    """Read a usual kubeconfig; None if only the library can. Raises OSError for files of it, and
+    DocumentError for one that is nested too deep.
+    """
     try:
         document: Any = read_tree(text.encode()).value
         name = file.context or document["current-context"]
@@ -167,7 +169,10 @@ def _read_without_library(text: str, file: Kubeconfig) -> Endpoint | None:
         user = _user(document, chosen)
         if not ("exec" in user or "auth-provider" in user):
             return _endpoint(cluster, user, file.path.parent)
-    except (DocumentError, LookupError, TypeError, AttributeError, ValueError):
+    except DocumentError as error:
+        if any(TOO_DEEP in one.message for one in error.problems):
+            raise  # the library would take seconds for it
+    except (LookupError, TypeError, AttributeError, ValueError):
         pass
     return None
 

@@ -163,6 +163,12 @@ def test_a_usual_kubeconfig_does_without_the_library(tmp_path: Path) -> None:
     assert read_without_library(kubeconfig(tmp_path / "a", token=TOKEN)) == "read"
 
 
+def test_a_kubeconfig_that_is_deep_is_refused_at_once(tmp_path: Path) -> None:
+    """The library would descend into it, for a second or more."""
+    (tmp_path / "deep").write_text('{"a":' * 1500 + "1" + "}" * 1500)
+    assert read_without_library(tmp_path / "deep") == "DocumentError"
+
+
 def read_without_library(path: Path) -> str:
     """In a process of its own: "read", or why not."""
     code = (
