@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import shlex
+from collections.abc import Iterator
 
 from nodeagent.documents.bounded_yaml import MAX_TEXT, Value, read_tree
-from nodeagent.documents.findings import refuse
+from nodeagent.documents.findings import DocumentPath, path_text, refuse
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.problems import Code
@@ -14,6 +17,9 @@ from nodeagent.text import quote
 MAX_PLAN = 64 * 1024  # bytes; what fits an annotation beside others
 _MIG_PARTED_KEY = "mig-configs"
 _SMALLEST_PLAN = "a plan is a map with the keys version and gpus"
+_KEYS = frozenset({"gpus", _MIG_PARTED_KEY})  # of a plan, of a mig-parted file
+# Compiled when a document has something like it, as `re` keeps what it compiled.
+_PLAN_TEXT = rf"""^[ \t{{"']*({"|".join(sorted(_KEYS))})["']?\s*:"""
 
 
 def read_document(text: str | bytes, *, configuration: str | None = None) -> PlanDocument:
@@ -32,12 +38,8 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
         raise refuse("the document is empty", remedy=_SMALLEST_PLAN)
     if not isinstance(tree.value, dict):
         raise refuse(f"the document is {quote(tree.value)}, not a map", remedy=_SMALLEST_PLAN)
-    if {"kind", "apiVersion"} <= tree.value.keys():
-        raise refuse(
-            f"the document is a Kubernetes object of kind {quote(tree.value['kind'])}, not a plan",
-            remedy="give the plan in it alone: `kubectl get configmap NAME -o "
-            "'jsonpath={.data.KEY}' > plan.yaml`",
-        )
+    if _KEYS.isdisjoint(tree.value):
+        _refuse_wrapped(tree.value)
     if _is_mig_parted(tree.value):
         from nodeagent.documents.mig_parted import read_configuration
 
@@ -75,3 +77,33 @@ def _too_large(encoded: bytes) -> DocumentError:
         f"the document has {len(encoded):,} bytes{more}; a plan has at most {MAX_PLAN:,} (64 KiB)",
         remedy="name GPUs with equal layouts in one entry",
     )
+
+
+def _refuse_wrapped(document: dict[str, Value]) -> None:
+    """Raise DocumentError for a plan in another document, or a Kubernetes object without one."""
+    place = next(_plans_in(document, ()), None)
+    kind = document.get("kind") if "apiVersion" in document else None
+    what = f"a Kubernetes object of kind {quote(kind)}" if kind else "Helm values or the like"
+    if place is not None:
+        where = path_text(place)
+        raise refuse(
+            f"the document is {what}, not a plan; there is one at {where}",
+            remedy=f"give that alone: `yq -r {shlex.quote(f'.{where}')} FILE > plan.yaml`",
+        )
+    if kind:
+        raise refuse(
+            f"the document is {what}, not a plan, and has none in it", remedy=_SMALLEST_PLAN
+        )
+
+
+def _plans_in(value: Value, path: DocumentPath) -> Iterator[DocumentPath]:
+    match value:
+        case str() if re.search(_PLAN_TEXT, value, re.MULTILINE):
+            yield path
+        case dict() if path and "version" in value and not _KEYS.isdisjoint(value):
+            yield path
+        case dict() | list():
+            for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from _plans_in(below, (*path, key))
+        case _:
+            return

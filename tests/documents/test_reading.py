@@ -118,11 +118,35 @@ def test_any_tree(tree: object, configuration: str | None) -> None:
 # --- what holds a plan, and is none ---------------------------------------------------------------
 
 
-def test_an_object_of_kubernetes_is_no_plan() -> None:
-    text = "{kind: ConfigMap, apiVersion: v1, data: {plan.yaml: 'version: v1'}}"
+INNER = "version: v1\\ngpus: [{devices: all, mig: {1g.10gb: 7}}]\\n"
+MAPPED = f'{{kind: ConfigMap, apiVersion: v1, data: {{"a.yaml": "{INNER}"}}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "remedy"),
+    [
+        (
+            MAPPED,
+            'kind "ConfigMap", not a plan; there is one at data["a.yaml"]',
+            "`yq -r '.data[\"a.yaml\"]' FILE > plan.yaml`",
+        ),
+        (
+            f"{{kind: List, apiVersion: v1, items: [{{kind: Secret}}, {MAPPED}]}}",
+            'kind "List", not a plan; there is one at items[1].data["a.yaml"]',
+            ".items[1]",
+        ),
+        (
+            "{image: {tag: 1}, plan: {version: v1, mig-configs: {}}}",
+            "Helm values or the like, not a plan; there is one at plan",
+            "`yq -r .plan FILE > plan.yaml`",
+        ),
+        ("{kind: Pod, apiVersion: v1}", 'kind "Pod", not a plan, and has none', "version and gpus"),
+    ],
+)
+def test_what_holds_a_plan_says_where_and_how_to_get_it(text: str, said: str, remedy: str) -> None:
     for configuration in (None, "all-1g.10gb"):
         with pytest.raises(DocumentError) as caught:
             read_document(text, configuration=configuration)
         (problem,) = caught.value.problems
-        assert problem.message.endswith('a Kubernetes object of kind "ConfigMap", not a plan')
-        assert "kubectl get configmap" in problem.remedy
+        assert said in problem.message
+        assert remedy in problem.remedy
