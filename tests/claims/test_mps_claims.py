@@ -322,6 +322,17 @@ async def test_gpus_of_one_container(machine: NodeRig, home: Home) -> None:
             await claims.prepare(*whole)
 
 
+async def test_two_gpus_beside_a_whole_one_that_comes(machine: NodeRig, home: Home) -> None:
+    """One of the two claims has what it wants, and the other nothing, also if they come at once."""
+    with simulated("l40s:2", state=machine.state):
+        async with agent(home, machine, share="memory") as (claims, rig, _):
+            whole, job = home.claim(0, (pool(rig, 1), "gpu")), share(home, rig, 1, 0, 1)
+            calls = claims.prepare(*whole), claims.prepare(*job)
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert {*map(type, outcomes)} == {tuple, ClaimHeldUp}
+            assert len(home.records()) == 1
+
+
 async def test_a_gpu_that_has_another_daemon(machine: NodeRig, home: Home) -> None:
     """It is not taken into one for several, and nothing is begun on the other GPU."""
     with simulated("l40s:2", state=machine.state) as node:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -102,8 +102,8 @@ class NodeClaims:
 
     def lock(self, uid: str) -> asyncio.Lock:
         """The lock of the claim, held during each change of it; by a GPU's UUID that of its shares,
-        held from the release of one until its record is gone; by "" that of what has MPS daemons,
-        held from the admission of one until its record is there.
+        held from the release of one until its record is gone; by "" that of all, held from the
+        admission of one until its record is there: some have several GPUs.
         """
         return self._locks.setdefault(uid, asyncio.Lock())
 
@@ -237,7 +237,7 @@ class NodeClaims:
 
     async def _goal(self, asked: ClaimRecord, gpu: Gpu) -> DesiredGpu:
         """Refuse what another claim has, and write ahead; the GPU's lock is held."""
-        async with self.lock("") if any(d.daemon for d in asked.devices) else nullcontext():
+        async with self.lock(""):
             record = self.store.get(asked.uid) or asked
             others = self.store.others(record)
             require_admission(record, gpu, others, self.store.unreadable)
