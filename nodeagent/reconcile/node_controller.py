@@ -294,7 +294,10 @@ class NodeController(NodeReader):
         """The fleet knows clients, and not to whom a device was given since it was planned."""
         daemon = self._daemon_of(step.device)
         whole = daemon is not None and len(daemon.runs.devices) > 1
+        here = {gpu.uuid for gpu in self.seen.gpus} if self.seen else {""}
         for uuid in daemon.runs.devices if daemon and whole else (step.gpu,):
+            if uuid != step.gpu and not here & {uuid, ""}:
+                continue  # it was taken out, and nothing can be on it
             gpu = await self.observe_gpu(uuid)
             if gpu.access is not Access.OK:
                 raise GpuInUse(

@@ -94,6 +94,21 @@ async def test_a_lost_gpu_leaves_it_to_the_others(
         assert status(agent.fleet, first).pid == pid
 
 
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_gpu_that_was_taken_out_does_not_keep_it(
+    rig: NodeRig, node: SimulatedNode, which: int
+) -> None:
+    """The other GPU is free for what the plan says of it."""
+    async with rig.agent() as agent:
+        await agent.made(TOGETHER)
+        gone = (await uuids(agent))[which]
+        index = next(gpu.index for gpu in (await agent.node.observe()).gpus if gpu.uuid == gone)
+    node.swap(index)
+    async with rig.agent() as agent:
+        await agent.made(document(f"{{devices: [{1 - index}], mig: disabled}}"))
+        assert rig.processes(CONTROL) == []
+
+
 async def test_clients_keep_it_and_the_next_agent_adopts_it(
     rig: NodeRig, node: SimulatedNode
 ) -> None:
