@@ -156,9 +156,10 @@ def _steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> tuple[Step, ...]:
         except PlanRefused as refused:
             warnings = _waiting_for_reset(desired, end, policy)
             raise PlanRefused(*refused.problems, *warnings) from refused
+    comes = desired.mps is not None and used.mps is None  # perhaps by another GPU's steps
+    if (steps or comes) and not desired.ends:  # a sick GPU is reset once nothing is on it
+        _require_health(gpu, steps, desired.path)
     if steps:
-        if not desired.ends:  # a sick GPU is reset once nothing is on it
-            _require_health(gpu, steps, desired.path)
         whole = [r for r in desired.reserved if r.placement is None]
         if whole:
             raise PlanRefused(

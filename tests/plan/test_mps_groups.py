@@ -162,6 +162,12 @@ def test_other_limits_are_set_while_it_runs() -> None:
         (running(group(A, SECOND, THIRD), SECOND, CLIENT), "train"),
         (replace(SECOND, access=Access.LOST, access_reason="XID 79"), "XID 79"),
         (replace(SECOND, health_limits=HealthLimits(whole=True, why="is hot")), "is hot"),
+        (
+            replace(
+                SECOND, compute_mode=EXCLUSIVE, health_limits=HealthLimits(whole=True, why="is hot")
+            ),
+            "is hot",
+        ),
         (None, "GPU-1 that gpus[0] names is gone"),
     ],
 )

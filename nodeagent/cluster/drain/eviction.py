@@ -1,8 +1,9 @@
 """Which pods have to go so that a plan with `whenInUse: evict` can be carried out. Pure.
 
 No pod is evicted in vain: while anything else is in the way as well (a process without a pod, a
-pod that comes back to this node at once, unknown users), no pod of that GPU is evicted. Of the
-pods on it only those go without whose end the planner still finds the plan blocked.
+pod that comes back to this node at once, unknown users), no pod of that GPU is evicted, nor of
+those that one MPS daemon is to serve with it. Of the pods on a GPU only those go without whose end
+the planner still finds the plan blocked.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
+
+_READY = (Verdict.IN_SYNC, Verdict.APPLICABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,16 @@ def evictions(
     wanted: dict[PodName, str] = {}
     terminating: set[PodName] = set()
     problems: list[Problem] = []
-    for gpu, desired_gpu in _to_evict(plan, desired):
-        chosen = _for_gpu(gpu, desired_gpu, policy, known)
+    found = [(gpu, _for_gpu(gpu, goal, policy, known)) for gpu, goal in _to_evict(plan, desired)]
+    ready = {gpu.before.uuid for gpu in plan.gpus if gpu.verdict in _READY}
+    ready |= {gpu.uuid for gpu, chosen in found if not isinstance(chosen, Problem)}
+    for gpu, chosen in found:
         if isinstance(chosen, Problem):
             problems.append(chosen)
             continue
+        daemon = desired.gpus[gpu.key].mps
+        if daemon and not ready.issuperset(daemon.devices):
+            continue  # another GPU, which says why, keeps the daemon from coming
         for name in chosen:
             pod = known.get(name)
             if pod is not None and pod.finished:

@@ -1,10 +1,19 @@
+from typing import Any
+
 import pytest
 
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
-from nodeagent.plan.observed import DeviceDaemon, Gpu, MigMode, ObservedNode
+from nodeagent.plan.observed import (
+    Access,
+    DeviceDaemon,
+    Gpu,
+    HealthLimits,
+    MigMode,
+    ObservedNode,
+)
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
@@ -158,3 +167,37 @@ def test_which_plans_ask_for_it() -> None:
     assert asks_for_eviction(made, desired)
     waiting = DesiredNode({gpu.key: replace(asked, when_in_use=WhenInUse.WAIT)})
     assert not asks_for_eviction(made, waiting)
+
+
+TWO = tuple(
+    replace(H100, mig=MigMode(current=False, pending=False), index=index, uuid=f"GPU-{index}")
+    for index in range(2)
+)
+GONE = HealthLimits(whole=True, why="is hot")
+
+
+@pytest.mark.parametrize(
+    ("changes", "going"),
+    [
+        ({"access": Access.LOST, "access_reason": "XID 79"}, []),
+        ({"health_limits": GONE}, []),
+        ({"usage": Usage((of("", 7),))}, []),
+        ({"usage": Usage((of("b", 7),))}, ["a", "b"]),
+        ({}, ["a"]),
+    ],
+)
+@pytest.mark.parametrize("busy", [0, 1])
+def test_no_pod_goes_for_a_daemon_that_another_gpu_keeps_from_coming(
+    changes: dict[str, Any], going: list[str], busy: int
+) -> None:
+    """Of one daemon for both; with nothing on the other GPU, or only what can be evicted."""
+    group = replace(MPS, devices=("GPU-0", "GPU-1"))
+    asked = replace(OFF, mps=group)
+    gpus = [replace(gpu, **changes) for gpu in TWO]
+    gpus[busy] = replace(TWO[busy], usage=Usage((of("a", 5),)))
+    desired = DesiredNode({"GPU-0": asked, "GPU-1": asked})
+    made = plan(desired, ObservedNode(tuple(gpus)))
+    found = evictions(made, desired, Policy(), (Pod("team", "a"), Pod("team", "b")))
+    assert sorted(names(found)) == going
+    made = plan(desired, ObservedNode((gpus[busy],)))  # the other is not there
+    assert names(evictions(made, desired, Policy(), (Pod("team", "a"),))) == []
