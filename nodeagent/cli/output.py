@@ -51,10 +51,13 @@ class Output:
         return min(shutil.get_terminal_size().columns, _MAX_WIDTH)
 
     @property
-    def height(self) -> int:
+    def room(self) -> tuple[int, int]:
+        """Columns and rows for text: those of the terminal, or all that a program or file takes."""
         import shutil
 
-        return shutil.get_terminal_size().lines
+        if self._stream is None or not self._stream.isatty():
+            return sys.maxsize, sys.maxsize
+        return self.width, shutil.get_terminal_size().lines
 
     def page(self, lines: Iterable[Line]) -> None:
         """Write lines for a person, at once; nothing when the format is for programs."""

@@ -19,7 +19,7 @@ def run_explain(options: Namespace, output: Output) -> ExitCode:
     entries = runbook().find(options.codes) if options.codes else runbook().entries
     if output.is_text:
         page = entries_page if options.codes else list_page
-        output.page(page(entries, output.width))
+        output.page(page(entries, output.room[0]))
     output.document({"entries": [_json(entry) for entry in entries]})
     return ExitCode.DONE
 

@@ -62,8 +62,7 @@ def run_status(options: Namespace, output: Output) -> ExitCode:
         output.document({"events": events})
         return ExitCode.DONE
     if output.is_text:
-        width, height = output.width, max(output.height, MIN_HEIGHT)
-        output.page(_page(address, status, options.one_gpu, width, height))
+        output.page(_page(address, status, options.one_gpu, output, MIN_HEIGHT))
     output.document(status)
     return ExitCode.DONE
 
@@ -86,18 +85,19 @@ def _ask(address: AgentAddress, gpu: str | None) -> Json:
 
 
 def _page(
-    address: AgentAddress, status: Json, gpu: str | None, width: int, height: int
+    address: AgentAddress, status: Json, gpu: str | None, output: Output, least: int = 0
 ) -> tuple[Line, ...]:
     """The status of all GPUs or of one, with the events of the last hour, where the agent still
-    answers.
+    answers; a terminal counts as `least` rows high, at least.
     """
     events: Sequence[Json] = ()
     with suppress(NodeagentError):
         events = _of_gpu(get_list(address, _LAST_HOUR), status, gpu)
     if gpu is None:
-        return status_page(status, width, height, events)
+        width, height = output.room
+        return status_page(status, width, max(height, least), events)
 
-    return gpu_page(status, width, events)
+    return gpu_page(status, output.width, events)
 
 
 def _of_gpu(events: Sequence[Json], status: Json, gpu: str | None) -> Sequence[Json]:
@@ -119,8 +119,7 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
             continue
         last = known
         if output.is_text:
-            width, height = output.width, max(output.height, MIN_HEIGHT)
-            page = failure or _page(address, status, gpu, width, height)
+            page = failure or _page(address, status, gpu, output, MIN_HEIGHT)
             output.page((*page, ()))
         elif output.format == "json":
             output.text(json.dumps(status, ensure_ascii=False) + "\n")
@@ -137,8 +136,8 @@ def _redraw(address: AgentAddress, gpu: str | None, output: Output) -> None:
     more = f"nodeagent status --gpu {gpu} shows all"
     with screen(sys.stdout) as show:
         for status, failure in _answers(address, gpu):
-            width, height = output.width, output.height
-            page = failure or _page(address, status, gpu, width, height)
+            width, height = output.room
+            page = failure or _page(address, status, gpu, output)
             if (page, width, height) != last:
                 last = page, width, height
                 fitting = at_most(page, height, width, keep=2, more=more)

@@ -16,7 +16,8 @@ from nodeagent.text import index_ranges
 _IN_USE, _IDLE, _HALF_MADE, _NOT_KNOWN, _FREE = "█", "·", "×", "?", " "
 _MEANINGS = {_IN_USE: "in use", _IDLE: "idle", _HALF_MADE: "half made", _NOT_KNOWN: "not known"}
 _UNHEALTHY = "!"
-_MIN_PITCH, _MAX_PITCH = 2, 9  # columns for a memory slice, its left border included
+# Columns for a memory slice, its left border included; a card without MIG is one of them.
+_MIN_PITCH, _MAX_PITCH, _WHOLE = 2, 9, 72
 _HEADER = ("UTIL", "MEM GiB", "TEMP", "POWER", "MPS", "CLAIMS")
 _NUMBERS = frozenset({"UTIL", "MEM GiB", "TEMP", "POWER", "CLAIMS"})
 _NONE = "-"
@@ -129,9 +130,12 @@ def _bar(gpu: Json, width: int) -> Line:
     slots = max(
         int(gpu.get("slots") or 0), 1, *(start + size for start, size in status_words.places(gpu))
     )
-    pitch = min(max((width - 1) // slots, _MIN_PITCH), _MAX_PITCH if slots > 1 else width)
+    parts = _parts(gpu, slots)
+    in_full = (-(-(max(map(len, part.labels)) + 2) // part.size) for part in parts)
+    most = max(_MAX_PITCH if slots > 1 else _WHOLE, *in_full)
+    pitch = min(max((width - 1) // slots, _MIN_PITCH), most)
     spans = [dim("│")]
-    for cell in with_gaps_filled(_parts(gpu, slots), slots):
+    for cell in with_gaps_filled(parts, slots):
         spans += [Span(_filled(cell.labels, cell.size * pitch - 1), cell.tone), dim("│")]
     return tuple(spans)
 

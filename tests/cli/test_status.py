@@ -90,7 +90,7 @@ def test_the_last_hour_is_explained(program: Program) -> None:
     title, ended = shown.out.splitlines()[-2:]
     assert title == "last hour: 2 events; nodeagent status --events shows all of them"
     assert ended.startswith("03:04:05Z  MpsEnded  it ended by itself and again")
-    assert (len(ended), ended[-1]) == (80, "…")
+    assert ended.endswith("again  (3 times since 03:01:00Z)")
     assert found.out.startswith("node gpu-node-0: 2 events in the last hour\n" + step)
     assert found.out.split()[-5:] == ["again", "(3", "times", "since", "03:01:00Z)"]
     whole = f"{step} (why: the plan asks for it here)\n"
@@ -205,6 +205,47 @@ def test_watch_prints_every_change_once(program: Program) -> None:
             assert process.stderr.read() == ""
 
 
+def test_a_pipe_gets_everything_and_a_terminal_what_fits(program: Program) -> None:
+    troubles = [{"severity": "warning", "text": f"Trouble {n} {'and ' * 40}on."} for n in range(60)]
+    devices = [
+        {"uuid": f"MIG-{n}", "profile": "1g.10gb+me", "start": n, "size": 1, "inUse": True}
+        | {"users": [{"pid": 100 + n, "command": f"train-{n}"}]}
+        for n in range(7)
+    ]
+    gpus = [{**STATUS["gpus"][0], "index": n, "instances": devices} for n in range(8)]
+    events = [{**EVENTS[1], "message": "again " * 60 + "at last"}]
+    with answering(json.dumps({**STATUS, "troubles": troubles, "gpus": gpus}).encode()) as (
+        where,
+        handler,
+    ):
+        handler.events = json.dumps(events).encode()
+        words = ("status", "--listen", where)
+        with program.process(*words, stdout=subprocess.PIPE, text=True) as process:
+            piped = process.communicate(timeout=stretched(30))[0].splitlines()
+        ours, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+        with program.process(*words, stdout=theirs, env=environment):
+            os.close(theirs)
+            shown = _all_of(ours).decode().splitlines()
+    assert [row for row in piped if row.startswith("! Trouble ") and row.endswith("on.")][59:]
+    assert sum("(train-" in row for row in piped) == 7  # alike on all GPUs
+    assert sum(row.count("│1g.10gb+me") for row in piped) == 56
+    assert piped[-1].endswith("at last (3 times since 03:01:00Z)")
+    assert not any("…" in row or "left out" in row for row in piped)
+    assert len(shown) <= 40
+    assert any(" more: nodeagent status -o json" in row for row in shown)
+
+
+def _all_of(terminal: int) -> bytes:
+    """What is written to the terminal until the last program there ends."""
+    shown = b""
+    with contextlib.suppress(OSError):  # so a terminal ends
+        while more := os.read(terminal, 4096):
+            shown += more
+    os.close(terminal)
+    return shown
+
+
 def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
     with answering(json.dumps(STATUS).encode()) as (where, _):
         ours, theirs = pty.openpty()
@@ -219,10 +260,7 @@ def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
             while b"End it" not in shown:
                 shown += os.read(ours, 4096)
             process.send_signal(signal.SIGINT)
-            with contextlib.suppress(OSError):  # so a terminal ends
-                while more := os.read(ours, 4096):
-                    shown += more
-        os.close(ours)
+            shown += _all_of(ours)
     assert process.returncode == 130
     assert b"\x1b[?1049h" in shown  # the other screen
     assert shown.index(b"Blocked") < shown.index(b"\x1b[?1049l")
