@@ -28,7 +28,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 
 def _canonical(requirement: str) -> str:
-    name = re.split(r"[<>=!~]", requirement)[0]
+    name = re.split(r"[<>=!~;]", requirement)[0]
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -331,7 +331,10 @@ def test_what_is_released(tmp_path: Path) -> None:
         shipped = {path.removeprefix(f"{name}/") for path in sources.getnames()}
     git = ["git", "ls-files"]
     listing = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    assert {path for path in listing.splitlines() if not path.startswith(".")} <= shipped
+    listed = {path for path in listing.splitlines() if not path.startswith(".")}
+    assert {path for path in listed if not (ROOT / path).is_symlink()} <= shipped
+    for link in (path for path in listed if (ROOT / path).is_symlink()):
+        assert any(path.startswith(f"{link}/") for path in shipped), link
 
     with tarfile.open(folder / f"{name}-image.tar.gz") as recipe:
         inside = recipe.getnames()
