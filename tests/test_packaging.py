@@ -311,7 +311,7 @@ def test_the_bill_of_materials(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_what_is_released(tmp_path: Path) -> None:
     """`make dist`: a wheel that says what it needs, sources that are whole, the image's recipe with
-    every file that it copies, each overlay as kubectl renders it, and the sums of them.
+    every file that it copies, each overlay as kubectl renders it, the chart, and the sums.
     """
     folder, name = tmp_path / "dist", f"nodeagent-{__version__}"
     command = [sys.executable, "-m", "tools.make_dist", str(folder)]
@@ -347,10 +347,10 @@ def test_what_is_released(tmp_path: Path) -> None:
             assert tuple(yaml.safe_load_all(text)) == overlay(one)
 
     sums = (folder / "SHA256SUMS").read_text(encoding="utf-8").split()
-    listed = dict(zip(sums[1::2], sums[::2], strict=True))
-    assert listed == {
+    summed = dict(zip(sums[1::2], sums[::2], strict=True))
+    assert summed == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.iterdir()
         if path.name != "SHA256SUMS"
     }
-    assert f"{name}-sbom.cdx.json" in listed
+    assert {f"{name}-sbom.cdx.json", f"{name}-chart.tgz"} <= summed.keys()

@@ -1,5 +1,5 @@
-"""Make what is released: wheel, sdist, the image's recipe with its files, rendered manifests, and
-the bill of materials.
+"""Make what is released: wheel, sdist, the image's recipe with its files, rendered manifests, the
+Helm chart, and the bill of materials.
 
     python -m tools.make_dist [FOLDER]
 
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from gzip import GzipFile
 from pathlib import Path
 
@@ -40,6 +40,7 @@ def main() -> int:
     build = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     write_recipe(folder / f"{NAME}-image.tar.gz")
+    write_chart(folder / f"{NAME}-chart.tgz")
     make_sbom.write(folder / f"{NAME}-sbom.cdx.json")
     kubectl = shutil.which("kubectl")
     if kubectl:
@@ -54,13 +55,28 @@ def main() -> int:
 
 def write_recipe(target: Path) -> None:
     """The Dockerfile and the files that it copies."""
+    _pack(target, ((path, str(path.relative_to(ROOT))) for path in _recipe()))
+
+
+def write_chart(target: Path) -> None:
+    """The chart as Helm packs it, with the files behind its links."""
+    charts = ROOT / "manifests/helm"
+    found = (
+        Path(folder, name)
+        for folder, _, names in os.walk(charts / "nodeagent", followlinks=True)
+        for name in names
+    )
+    _pack(target, ((path, str(path.relative_to(charts))) for path in found))
+
+
+def _pack(target: Path, files: Iterable[tuple[Path, str]]) -> None:
     with (
         target.open("wb") as raw,
         GzipFile(filename="", fileobj=raw, mode="wb", mtime=_EPOCH) as packed,
         tarfile.open(fileobj=packed, mode="w") as archive,
     ):
-        for path in sorted(_recipe()):
-            archive.add(path, str(path.relative_to(ROOT)), recursive=False, filter=_plain)
+        for path, name in sorted(files):
+            archive.add(path, name, recursive=False, filter=_plain)
 
 
 def render_manifests(kubectl: str, folder: Path) -> None:

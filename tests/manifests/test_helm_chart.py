@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nodeagent import __version__
 from tests.manifests.rendering import (
     MANIFESTS,
     OVERLAYS,
@@ -30,6 +31,7 @@ from tests.manifests.rendering import (
 )
 from tests.manifests.test_rendering import rights_follow_policies
 from tests.simulated_cluster import real_api_server
+from tools.make_dist import write_chart
 
 helm = pytest.importorskip("helm_python", reason="Helm's library is there for Linux of x86-64")
 rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -239,6 +241,14 @@ def test_the_notes_speak_of_what_was_installed() -> None:
         "simulated"
     ]
     assert [n for n, text in notes.items() if "annotate node NODE" not in text] == ["nos"]
+
+
+def test_the_packed_chart_is_the_same(tmp_path: Path) -> None:
+    """Links are files in it, and its version is the program's."""
+    write_chart(tmp_path / "chart.tgz")
+    with helm.Chart.load(tmp_path / "chart.tgz") as packed:
+        assert packed.version == packed.metadata["appVersion"] == __version__
+        assert _rendered(CLAIMS, chart=packed) == _rendered(CLAIMS)
 
 
 # --- at a real API server -----------------------------------------------------------------------
