@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 
 from nodeagent.plan.plan import NodePlan, Verdict
+from nodeagent.text import printable
 from nodeagent.views.text import user_words
 
 _START_OF_LINE, _CLEAR_TO_END = "\r", "\x1b[K"
@@ -37,6 +38,7 @@ class ProgressLine:
 
     def show(self, text: str) -> None:
         room = shutil.get_terminal_size().columns - 1
+        text = printable(text)  # programs name themselves
         shown = text if len(text) <= room else f"{text[: max(room - 3, 0)]}..."
         if self._stream is not None:
             with suppress(OSError, ValueError):  # the terminal is gone; the work goes on

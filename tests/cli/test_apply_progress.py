@@ -33,7 +33,7 @@ def test_a_line_is_rewritten_and_taken_away(h100: Program, monkeypatch: pytest.M
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
     h100.on("apply", "-f", h100.plan("{devices: [0], mig: {3g.40gb: 1, 1g.10gb: 4}}"))
-    h100.on("simulate", "occupy", "0:4", "--command", "train")
+    h100.on("simulate", "occupy", "0:4", "--command", "tr\x1b[2Jain\n")
     h100.on("simulate", "fault", "nvmlDeviceCreateGpuInstance*", "--latency", "0.6")
 
     def release() -> None:
@@ -50,7 +50,7 @@ def test_a_line_is_rewritten_and_taken_away(h100: Program, monkeypatch: pytest.M
     assert done.code == 0, done.out
     assert "\r" not in done.out
     shown = terminal.getvalue()
-    assert re.search(r"\rwaiting for the users of GPU 0 \(.*\(train\)\), at most \d+ s\x1b", shown)
+    assert re.search(r"\rwaiting for the users of GPU 0 \(.*\(tr\?\[2J.*, at most \d+ s\x1b", shown)
     assert "\rGPU 0 create 7g.80gb at 0\x1b[K" in shown
     assert shown.endswith("\r\x1b[K")
     assert "\n" not in shown
