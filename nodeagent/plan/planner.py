@@ -100,9 +100,13 @@ def _beside_members(own: GpuPlan, planned: Mapping[str, GpuPlan]) -> GpuPlan:
             found += _in_the_way_of(planned[device], goal.mps)
     if not found:
         return own
+    return GpuPlan(own.before, Verdict.BLOCKED, (), own.before, of_another(own, found), goal)
+
+
+def of_another(own: GpuPlan, found: Sequence[Problem]) -> tuple[Problem, ...]:
+    """What is wrong on a GPU that its daemon is to serve, too, as problems of this one."""
     said = "one MPS daemon is to serve it with others: "
-    problems = (replace(one, gpu=own.before.uuid, message=said + one.message) for one in found)
-    return GpuPlan(own.before, Verdict.BLOCKED, (), own.before, tuple(problems), goal)
+    return tuple(replace(one, gpu=own.before.uuid, message=said + one.message) for one in found)
 
 
 def _in_the_way_of(member: GpuPlan, wanted: WantedMps) -> Sequence[Problem]:

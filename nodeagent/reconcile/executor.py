@@ -13,8 +13,17 @@ from functools import partial
 
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu
-from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, Verdict
-from nodeagent.plan.planner import inaccessible, layout_of
+from nodeagent.plan.plan import (
+    GpuOutcome,
+    GpuPlan,
+    NodeOutcome,
+    NodePlan,
+    Policy,
+    StepReport,
+    StepResult,
+    Verdict,
+)
+from nodeagent.plan.planner import inaccessible, layout_of, of_another
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step
 from nodeagent.reconcile.step_problems import (
@@ -60,25 +69,33 @@ async def side_by_side(
     not in the outcome. One that gets a daemon for several comes when the others are ready for it.
     """
     slots = asyncio.Semaphore(parallel or max(1, len(plan.gpus)))
+    tasks: dict[str, asyncio.Task[GpuOutcome | None]] = {}
 
     async def of_gpu(gpu_plan: GpuPlan) -> GpuOutcome | None:
         if not gpu_plan.steps:
             return GpuOutcome(gpu_plan, (), gpu_plan.before)
+        if others := [tasks[u] for u in gpu_plan.joined[1:] if u in tasks]:
+            await asyncio.wait(others)
+            outcomes = (other.result() for other in others)
+            if found := [problem for one in outcomes if one for problem in one.problems]:
+                return _held_back(gpu_plan, found)
         async with slots:
             return await carry_out(gpu_plan)
 
-    done: dict[str, GpuOutcome | None] = {}
-
-    async def carry_out_one(gpu_plan: GpuPlan) -> None:
-        done[gpu_plan.before.key] = await of_gpu(gpu_plan)
-
-    for last in (False, True):
-        async with asyncio.TaskGroup() as group:
-            for one in plan.gpus:
-                if bool(one.joined) is last:
-                    group.create_task(carry_out_one(one), name=f"steps of {one.before.uuid}")
-    outcomes = tuple(outcome for one in plan.gpus if (outcome := done[one.before.key]))
+    async with asyncio.TaskGroup() as group:
+        for one in plan.gpus:
+            tasks[one.before.key] = group.create_task(
+                of_gpu(one), name=f"steps of {one.before.uuid}"
+            )
+    outcomes = tuple(outcome for task in tasks.values() if (outcome := task.result()))
     return NodeOutcome(replace(plan, gpus=tuple(gpu.plan for gpu in outcomes)), outcomes)
+
+
+def _held_back(plan: GpuPlan, found: Sequence[Problem]) -> GpuOutcome:
+    """Nothing is taken away for a daemon that cannot come."""
+    why = "not started: it failed on another GPU"
+    reports = (StepReport(step, StepResult.SKIPPED, message=why) for step in plan.steps)
+    return GpuOutcome(plan, tuple(reports), plan.before, of_another(plan, found))
 
 
 async def execute_gpu(plan: GpuPlan, terms: Execution) -> GpuOutcome:

@@ -94,13 +94,16 @@ class WorkQueue:
     def choose(self, evaluation: PlanEvaluation, now: float) -> tuple[GpuPlan, ...]:
         self._chosen_at = now
         wanted = evaluation.desired.gpus
-        return tuple(
+        todo = {gpu_plan.before.key: gpu_plan for gpu_plan in evaluation.gpus if gpu_plan.steps}
+        due = [
             gpu_plan
-            for gpu_plan in evaluation.gpus
-            if gpu_plan.steps
-            and not self._is_left_drifted(gpu_plan)
-            and self._may_try(gpu_plan.before, wanted[gpu_plan.before.uuid], now)
-        )
+            for key, gpu_plan in todo.items()
+            if not self._is_left_drifted(gpu_plan)
+            and self._may_try(gpu_plan.before, wanted[key], now)
+        ]
+        # A daemon for several GPUs comes when something is done on all, or nothing has to be.
+        waiting = todo.keys() - {gpu_plan.before.key for gpu_plan in due}
+        return tuple(gpu_plan for gpu_plan in due if waiting.isdisjoint(gpu_plan.joined))
 
     def _may_try(self, gpu: Gpu, desired: DesiredGpu, now: float) -> bool:
         """Whether nothing failed, the situation has changed since, or the retry is due."""

@@ -11,7 +11,7 @@ import pytest
 from nodeagent.mps.processes import CONTROL
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu
-from nodeagent.plan.plan import Policy, Verdict
+from nodeagent.plan.plan import Policy, StepResult, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import SetMigMode
 from nodeagent.reconcile.executor import execute
@@ -197,3 +197,22 @@ async def test_a_claim_that_got_another_gpu_since_makes_it_wait(
     assert [gpu.problems for gpu in outcome.gpus] == [(), ()]
     assert status(agent.fleet, first).is_ready
     assert all(gpu.mps for gpu in owners.observed.gpus)
+
+
+async def test_nothing_is_taken_away_for_one_that_fails_on_another_gpu(
+    rig: NodeRig, node: SimulatedNode, agent: Agent
+) -> None:
+    """Nor when the first one's turn comes again while the other still waits for its own."""
+    first, _ = await uuids(agent)
+    index = next(gpu.index for gpu in (await agent.node.observe()).gpus if gpu.uuid == first)
+    await agent.made(document(f"{{devices: [{index}], mps: {{clients: {{}}}}}}"))
+    pid = status(agent.fleet, first).pid
+    node.inject("nvmlDeviceSetComputeMode", error="UNKNOWN", gpu=1 - index, times=None)
+    outcome = await agent.reach(TOGETHER, parallel=2)
+    assert status(agent.fleet, first).pid == pid
+    own = next(gpu for gpu in outcome.gpus if gpu.plan.before.uuid == first)
+    assert {report.result for report in own.steps} == {StepResult.SKIPPED}
+    assert own.problems[0].message.startswith("one MPS daemon is to serve it with others: ")
+    node.clear_faults()
+    await agent.made(TOGETHER)
+    assert status(agent.fleet, first).pid != pid

@@ -17,6 +17,7 @@ from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.reconcile.work_queue import WorkQueue
 from nodeagent.structs import replace
 from tests.plan.cards import card, wanted, with_instances
+from tests.plan.daemons import A, whole, without_mig
 
 EMPTY = card("h100-80gb")
 GPU = with_instances(EMPTY, [("3g.40gb", 0)])
@@ -168,3 +169,16 @@ def test_a_gpu_that_does_not_answer_has_not_drifted() -> None:
     observe(queue, ON)
     assert observe(queue, LOST) == ()
     assert observe(queue, OFF) == (OFF,)
+
+
+def test_a_daemon_waits_for_the_retry_on_another_of_its_gpus() -> None:
+    first, second = (without_mig(replace(EMPTY, uuid=f"GPU-{index}")) for index in range(2))
+    goal = whole(replace(A, devices=("GPU-0", "GPU-1")))
+    node = DesiredNode({"GPU-0": goal, "GPU-1": goal})
+    evaluation = PlanEvaluation(plan(node, ObservedNode((first, second))), desired=node)
+    one, other = evaluation.gpus
+    queue = make()
+    failed = StepReport(other.steps[0], StepResult.FAILED)
+    queue.learn(GpuOutcome(other, (failed,), second, (PROBLEM,)), other, evaluation, 0.0)
+    assert queue.choose(evaluation, 5.0) == ()
+    assert queue.choose(evaluation, 10.0) == (one, other)
