@@ -16,7 +16,7 @@ from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import as_accepted, kept_claims, writing
 from nodeagent.cli.output import Output
-from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, with_unready
+from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, run_plan, with_unready
 from nodeagent.cli.progress import ProgressLine, blocker_words, wait_for_blockers
 from nodeagent.cli.shared_node import changing_node
 from nodeagent.errors import DocumentError
@@ -52,6 +52,8 @@ _RETRY_INTERVAL = 2.0  # seconds after a first refusal by the driver; each furth
 
 def run_apply(options: Namespace, output: Output) -> ExitCode:
     """Apply the document; the exit code reports the final state."""
+    if options.dry_run:
+        return run_plan(options, output)
     settings = command_settings(options)
     document = read_or_report(options, output)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from nodeagent import __version__
 from nodeagent.cli.declarations import (
@@ -45,7 +46,7 @@ _PARALLEL = option(
     help="how many GPUs are changed side by side (default: all)",
 )
 _SETTINGS = path("--settings", "the agent's settings")
-_PLAN = path("--plan", "the plan file to follow")
+_PLAN = option("-f", "--plan", metavar="FILE", type=Path, help="the plan file to follow")
 _PLAN_NAME = _configuration("the only one")
 _LISTEN = option("--listen", metavar="ADDRESS", help="the API's address (default: 127.0.0.1:9470)")
 _RUN_DIR = path(
@@ -79,6 +80,7 @@ _RECONCILING = (
 _SHELL = choice("shell", ("bash", "zsh", "fish"), "for which shell")
 _ARCHIVE = path("archive", "the archive to write (tar.gz); it must not exist")
 _WAIT = duration("--wait", "how long to wait for users of what has to go (default: 0)", default=0.0)
+_DRY_RUN = flag("--dry-run", "only show them, as plan does")
 _FORMAT = choice(
     "--format",
     ("plan", "mig-parted"),
@@ -89,12 +91,14 @@ _FORMAT = choice(
 _SUBJECT = choice(
     "subject", ("plan", "settings"), "of what (default: plan)", nargs="?", default="plan"
 )
+_ONE_GPU = option("--gpu", dest="one_gpu", metavar="GPU", help="one in full: an index or a UUID")
 _CODES = option(
     "codes",
     nargs="*",
     metavar="CODE",
     help="such as InUse, ecc, Blocked or XID 79; case does not matter (default: list all)",
 )
+_WORDS = option("words", nargs="*", metavar="COMMAND", help="such as status, or mps restart")
 
 
 def _simulations() -> Mapping[str, Command]:
@@ -114,7 +118,7 @@ COMMANDS = {
     ),
     "apply": Command(
         "take these steps once, without an agent",
-        (*_DOCUMENT, _RESET, _PARALLEL, _WAIT, _SETTINGS, *_DIRECTORIES),
+        (*_DOCUMENT, _DRY_RUN, _RESET, _PARALLEL, _WAIT, _SETTINGS, *_DIRECTORIES),
     ),
     "assert": Command("is the node as the document says?", (*_DOCUMENT, _SETTINGS, *_DIRECTORIES)),
     "export": Command(
@@ -125,13 +129,19 @@ COMMANDS = {
         "the running agent's picture of the node",
         (
             flag("--watch", "follow the changes"),
-            option("--gpu", dest="one_gpu", metavar="GPU", help="one in full: an index or a UUID"),
+            _ONE_GPU,
             flag(
                 "--events", "the events of the last hour, with their reasons; of all GPUs or of one"
             ),
+            flag("--problems", "every problem, the worst first, each with its remedy"),
+            flag("--exit-code", "end with 0 (well), 1 (degraded), 2 (broken) or 3 (no agent)"),
             *(_SETTINGS, _LISTEN, _RUN_DIR),
         ),
     ),
+    "events": Command(
+        "the events of the last hour, with their reasons", (_ONE_GPU, _SETTINGS, _LISTEN, _RUN_DIR)
+    ),
+    "logs": Command("the agent's log, as systemd keeps it", (flag("--follow", "and what comes"),)),
     "mps": Command(
         "the MPS daemons of the running agent: show, restart, drain them",
         subcommands=lambda: MPS_COMMANDS,
@@ -153,6 +163,8 @@ COMMANDS = {
         (_ARCHIVE, _SETTINGS, _LISTEN, *_DIRECTORIES),
     ),
     "completion": Command("print a shell script that completes this command line", (_SHELL,)),
+    "help": Command("the options of the program, or of a command", (_WORDS,)),
+    "version": Command("the version of the program"),
     "demo": Command("a guided tour on a simulated node, in seconds"),
     "simulate": Command(
         "boards that can be simulated; processes, MPS clients, faults, reboots of a node",

@@ -27,12 +27,16 @@ _MODULES = {
     "bundle": "bundle.command",
     "claims": "status",
     "completion": "reference",
+    "events": "status",
     "explain": "reference",
     "export": "observe",
+    "help": "reference",
+    "logs": "status",
     "mps": "status",
     "profiles": "observe",
     "schema": "reference",
     "simulate": "simulate.command",
+    "version": "reference",
 }
 
 

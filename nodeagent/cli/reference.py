@@ -1,17 +1,21 @@
-"""`nodeagent explain`, `schema` and `completion`: what the program says of its own words."""
+"""`nodeagent explain`, `schema`, `completion`, `help` and `version`: the program's own words."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
 
+from nodeagent import __version__
+from nodeagent.cli.commands import COMMANDS
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output, formatted
 from nodeagent.cli.parser import Parser, build_parser
 from nodeagent.documents.plan import plan_schema
+from nodeagent.errors import UsageError
 from nodeagent.runbook import Entry, runbook
 from nodeagent.settings.sources import settings_schema
 from nodeagent.terminal.explain_page import entries_page, list_page
+from nodeagent.text import quote
 
 
 def run_explain(options: Namespace, output: Output) -> ExitCode:
@@ -42,6 +46,25 @@ def run_schema(options: Namespace, output: Output) -> ExitCode:
     return ExitCode.DONE
 
 
+def run_help(options: Namespace, output: Output) -> ExitCode:
+    """Print the help of the program, or of the command that the words name."""
+    parser = build_parser()
+    for word in options.words:
+        if word not in parser.subcommands:
+            raise UsageError(f"there is no command {quote(word)}", remedy=f"see {parser.prog} help")
+        parser = parser.subcommands[word]
+    parser.fill()
+    output.text(parser.format_help())
+    return ExitCode.DONE
+
+
+def run_version(_: Namespace, output: Output) -> ExitCode:
+    """Print the version."""
+    output.sentence(f"nodeagent {__version__}")
+    output.document({"version": __version__})
+    return ExitCode.DONE
+
+
 def run_completion(options: Namespace, output: Output) -> ExitCode:
     """Print the script by which a shell completes the command line, whatever the format.
 
@@ -64,6 +87,7 @@ def _describe_values(parser: Parser) -> None:
 
     values: dict[str, Sequence[str]] = {
         "simulate": board_names(),
+        "words": tuple(COMMANDS),
         # In one word each, as `explain` takes them, too.
         "codes": [entry.code.replace("'", "").replace(" ", "-") for entry in runbook().entries],
     }

@@ -1,8 +1,9 @@
-"""`nodeagent status`, `claims` and `mps`: what the running agent says and decided."""
+"""`nodeagent status`, `events`, `logs`, `claims` and `mps`: what the running agent says."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from argparse import Namespace
@@ -29,13 +30,18 @@ from nodeagent.terminal.events_page import events_page
 from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.mps_page import clients_page, daemons_page
 from nodeagent.terminal.page import Json, Line, Span, Tone, at_most, line, screen, wrapped
-from nodeagent.terminal.status_page import status_page
+from nodeagent.terminal.status_page import problems_page, status_page
 from nodeagent.text import listed, quote
 
 _STATUS = "/v1/status"
 _LAST_HOUR = "/v1/events?within=3600"
 _WATCH_INTERVAL = 1.0  # seconds between two requests while watching
 _SAMPLED = frozenset({"utilization", "temperature", "power", "memory"})  # of a GPU
+
+_PROBLEMS = ("node", "observedAt", "headline", "troubles")  # of the status
+# With --exit-code, by the worst that needs a hand; these mean something else than elsewhere.
+_CODES = {"error": ExitCode(2), "warning": ExitCode(1)}
+_NO_AGENT = ExitCode(3)
 
 _NO_CLAIMS = "This agent serves no claims: dra.mode is off, or the node is in no cluster."
 _CLAIMS = ("node", "observedAt", "claims", "lessOffered")  # of the status
@@ -49,22 +55,58 @@ _IN_USE = frozenset({409, 504})
 
 def run_status(options: Namespace, output: Output) -> ExitCode:
     """Show it once, or follow it until Ctrl-C."""
-    if options.watch and options.events:
-        raise UsageError("--events shows past events, --watch new ones", remedy="give one")
+    if options.watch + options.events + options.problems > 1:
+        message = "--watch, --events and --problems show different things"
+        raise UsageError(message, remedy="give one")
+    if options.watch and options.exit_code:
+        raise UsageError("--watch does not end by itself", remedy="leave out --exit-code")
+    if options.events:
+        return run_events(options, output)
     address = agent_address(options)
     if options.watch:
         _watch(address, options.one_gpu, output)
         return ExitCode.DONE
+    try:
+        status = _ask(address, options.one_gpu)
+    except NodeagentError as error:
+        if not options.exit_code or isinstance(error, UsageError):
+            raise
+        complain(error)
+        return _NO_AGENT
+    if options.problems:
+        output.page(problems_page(status))
+        output.document({key: status[key] for key in _PROBLEMS if key in status})
+    else:
+        if output.is_text:
+            output.page(_page(address, status, options.one_gpu, output, MIN_HEIGHT))
+        output.document(status)
+    severities = {trouble["severity"] for trouble in status.get("troubles", ())}
+    code = next((code for worst, code in _CODES.items() if worst in severities), ExitCode.DONE)
+    return code if options.exit_code else ExitCode.DONE
+
+
+def run_events(options: Namespace, output: Output) -> ExitCode:
+    """Show the events of the last hour."""
+    address = agent_address(options)
     status = _ask(address, options.one_gpu)
-    if options.events:
-        events = _of_gpu(get_list(address, _LAST_HOUR), status, options.one_gpu)
-        output.page(events_page(status, events))
-        output.document({"events": events})
-        return ExitCode.DONE
-    if output.is_text:
-        output.page(_page(address, status, options.one_gpu, output, MIN_HEIGHT))
-    output.document(status)
+    events = _of_gpu(get_list(address, _LAST_HOUR), status, options.one_gpu)
+    output.page(events_page(status, events))
+    output.document({"events": events})
     return ExitCode.DONE
+
+
+def run_logs(options: Namespace, _: Output) -> ExitCode:
+    """Become journalctl, which has the log of an agent that systemd starts."""
+    words = ["journalctl", "--unit", "nodeagent"]
+    words += ["--follow"] if options.follow else []
+    words += ["--output=json"] if options.output != "text" else []  # JSON is YAML, too
+    try:
+        os.execvp(words[0], words)  # noqa: S606 - no shell is wanted
+    except OSError:
+        raise NodeagentError(
+            "there is no journal here: the agent logs to where it was started",
+            remedy="in a cluster: kubectl -n nodeagent logs POD",
+        ) from None
 
 
 def _ask(address: AgentAddress, gpu: str | None) -> Json:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nodeagent.terminal.page import Json, Line, Span, Tone, cut, dim, line, quantity
 
 _MAX_EVENTS = 6  # events below the other rows of a page
-_ALL = "nodeagent status --events shows all of them"
+_ALL = "nodeagent events shows all of them"
 
 
 def events_page(status: Json, events: Sequence[Json]) -> tuple[Line, ...]:

@@ -79,6 +79,12 @@ def status_page(
     return _joined(top, hand, table, rest, last)
 
 
+def problems_page(status: Json) -> tuple[Line, ...]:
+    """All that needs a hand, the worst first; where that is nothing, the headline says so."""
+    troubles = [row for one in status.get("troubles", ()) for row in trouble_lines(one)]
+    return (*(troubles or headline_lines(status)), *_explained(status))
+
+
 def _joined(*parts: Sequence[Line]) -> tuple[Line, ...]:
     return tuple(row for part in parts if part for row in (BLANK, *part))[1:]
 
@@ -181,7 +187,7 @@ def _first_that_fit(found: Sequence[Json], room: int, width: int) -> list[Line]:
     lines: list[Line] = []
     for number, trouble in enumerate(found):
         left = len(found) - number
-        note = line(dim(f"and {left} more: nodeagent status -o json has all problems"))
+        note = line(dim(f"and {left} more: nodeagent status --problems shows all"))
         needed = row_count((*lines, *trouble_lines(trouble)), width) + (
             row_count((note,), width) if left > 1 else 0
         )

@@ -164,3 +164,11 @@ def test_gpus_that_never_answered_are_distinguished(h100: Program) -> None:
     shown = h100.on("apply", "-f", plan).out
     assert "GPU 0 " in shown
     assert "GPU 1 " in shown
+
+
+def test_a_dry_run_is_a_plan(h100: Program) -> None:
+    document = h100.plan("{devices: [0], mig: {3g.40gb: 1}}")
+    before = h100.on("export").out
+    for words in (("-f", document), ("-f", document, "-o", "json"), ("-f", h100.file("x", "bad"))):
+        assert h100.on("apply", "--dry-run", *words) == h100.on("plan", *words)
+    assert h100.on("export").out == before

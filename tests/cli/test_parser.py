@@ -111,6 +111,10 @@ def test_mig_parted_option_names_are_understood() -> None:
     assert (options.file, options.configuration) == ("f", "c")
 
 
+def test_run_takes_its_plan_as_the_others_do() -> None:
+    assert parse(["run", "-f", "x"]).plan == parse(["run", "--plan", "x"]).plan == Path("x")
+
+
 def test_an_abbreviated_option_is_refused() -> None:
     """So that a new option never changes what an old script means."""
     with pytest.raises(UsageError):

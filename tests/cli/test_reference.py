@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nodeagent import __version__
 from nodeagent.cli.parser import build_parser
 from nodeagent.runbook import runbook
 from tests.cli.conftest import Program
+from tests.machine_load import stretched
 from tools.make_man_pages import pages
 
 
@@ -40,6 +43,32 @@ def test_an_entry_for_programs(program: Program) -> None:
     assert yaml.safe_load(program("explain", "79", "-o", "yaml").out) == found
     everything = json.loads(program("explain", "-o", "json").out)["entries"]
     assert len(everything) == len(runbook().entries)
+
+
+def test_help_and_version_are_commands(program: Program) -> None:
+    for words in ((), ("mps",), ("mps", "restart")):
+        assert program("help", *words).out == program(*words, "--help").out != ""
+    wrong = program("help", "stauts")
+    assert (wrong.code, wrong.err) == (
+        2,
+        'nodeagent: there is no command "stauts"\n  see nodeagent help\n',
+    )
+    assert program("version").out == program("--version").out
+    assert program("version", "-o", "json").json == {"version": __version__}
+
+
+def test_logs_are_those_of_the_unit(program: Program) -> None:
+    journal = program.file('#!/bin/sh\necho "$@"\n', "journalctl")
+    journal.chmod(0o755)
+    for path, code, out in (
+        (program.directory, 0, "--unit nodeagent --follow --output=json\n"),
+        ("/nowhere", 1, ""),
+    ):
+        environment = {**os.environ, "PATH": str(path)}
+        words = ("logs", "--follow", "-o", "json")
+        with program.process(*words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.communicate(timeout=stretched(30))[0] == out
+        assert process.returncode == code
 
 
 def test_an_unknown_code(program: Program) -> None:

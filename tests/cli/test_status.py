@@ -77,7 +77,7 @@ def test_the_last_hour_is_explained(program: Program) -> None:
         handler.events = json.dumps(EVENTS).encode()
         words = ("status", "--listen", where)
         shown = program(*words)
-        found = program(*words, "--events")
+        found = program("events", "--listen", where)
         one = program(*words, "--events", "--gpu", "0")
         full = program(*words, "--gpu", "0").out
         assert program(*words, "--events", "-o", "json").json == {"events": EVENTS}
@@ -88,7 +88,7 @@ def test_the_last_hour_is_explained(program: Program) -> None:
     step = "03:00:00Z  StepDone  GPU 0: step done: create 3g.40gb at 4"
     assert (shown.code, shown.err) == (0, "")
     title, ended = shown.out.splitlines()[-2:]
-    assert title == "last hour: 2 events; nodeagent status --events shows all of them"
+    assert title == "last hour: 2 events; nodeagent events shows all of them"
     assert ended.startswith("03:04:05Z  MpsEnded  it ended by itself and again")
     assert ended.endswith("again  (3 times since 03:01:00Z)")
     assert found.out.startswith("node gpu-node-0: 2 events in the last hour\n" + step)
@@ -96,6 +96,39 @@ def test_the_last_hour_is_explained(program: Program) -> None:
     whole = f"{step} (why: the plan asks for it here)\n"
     assert one.out == f"node gpu-node-0: 1 event in the last hour\n{whole}"
     assert full.endswith(f"\nlast hour\n{whole}")
+
+
+@pytest.mark.parametrize(
+    ("severities", "code"), [([], 0), (["warning"], 1), (["warning", "error"], 2)]
+)
+def test_problems_are_all_shown_and_the_code_says_how_the_node_is(
+    severities: list[str], code: int, program: Program
+) -> None:
+    troubles = [
+        {"severity": severity, "text": f"Trouble {n}.", "remedy": f"Mend {n}.", "code": "InUse"}
+        for severity in severities
+        for n in range(60)
+    ]
+    headline = {"severity": "ok", "text": "All is well."}
+    answer = {**STATUS, "troubles": troubles, "headline": headline}
+    with answering(json.dumps(answer).encode()) as (where, _):
+        words = ("status", "--problems", "--listen", where)
+        shown = program(*words, "--exit-code")
+        assert program(*words).code == 0
+        assert program(*words, "-o", "json").json["troubles"] == troubles
+        assert program(*words, "--watch").code == 2
+    assert (shown.code, shown.err) == (code, "")
+    assert shown.out.count("! Trouble ") == shown.out.count("  Mend ") == len(troubles)
+    last = "more: nodeagent explain InUse" if troubles else headline["text"]
+    assert shown.out.splitlines()[-1] == last
+
+
+def test_no_agent_is_code_3_for_who_asks_for_it(program: Program) -> None:
+    nobody = ("status", "--listen", "127.0.0.1:1")
+    assert (program(*nobody).code, program(*nobody, "--exit-code").code) == (1, 3)
+    with answering(b"<html>") as (where, _):
+        other = program("status", "--listen", where, "--exit-code")
+    assert (other.code, len(other.err.splitlines())) == (3, 1)
 
 
 def test_a_gpu_that_is_not_there_is_code_2(program: Program) -> None:
@@ -233,7 +266,7 @@ def test_a_pipe_gets_everything_and_a_terminal_what_fits(program: Program) -> No
     assert piped[-1].endswith("at last (3 times since 03:01:00Z)")
     assert not any("…" in row or "left out" in row for row in piped)
     assert len(shown) <= 40
-    assert any(" more: nodeagent status -o json" in row for row in shown)
+    assert any(" more: nodeagent status --problems" in row for row in shown)
 
 
 def _all_of(terminal: int) -> bytes:

@@ -191,7 +191,7 @@ async def test_eight_gpus_with_56_slices_fit_on_a_screen(tmp_path: Path) -> None
     rows = _fitting(blocked, 100, 40)
     assert "train-0-" in rows[0] + rows[1]  # the worst comes first
     assert any(row.startswith("! gpus[0].mig") for row in rows)
-    assert any(" more: nodeagent status -o json" in row for row in rows)
+    assert any(" more: nodeagent status --problems" in row for row in rows)
     assert any(row.startswith("GPU 0  used by") for row in rows)
     assert any(row.startswith("last hour: 500 events; ") for row in rows)
     assert any(row.startswith("  7! │") and "?" in row for row in _fitting(lost, 100, 40))
