@@ -130,7 +130,8 @@ function drawClaims(status) {
   const deviceWords = (device) => {
     const share = device.share && "share (" + claimShareWords(device.share) + ")";
     const together = device.daemon ? " (MPS of " + device.daemon.length + " GPUs)" : "";
-    const what = (device.profile ? placeWords(device) : share || device.device) + together;
+    const parts = [device.profile && placeWords(device), share].filter(Boolean);
+    const what = (parts.join(", ") || device.device) + together;
     return [what + " of " + (names.get(device.gpu) || device.gpu) + " ", gpuMark(gpuOf(device))];
   };
   const rows = (status.claims || []).map((claim) => [
