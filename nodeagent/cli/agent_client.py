@@ -54,11 +54,15 @@ class AgentRefused(NodeagentError):
 
 
 def agent_address(options: Namespace) -> AgentAddress:
-    """The agent's address by the settings; --listen excludes the socket."""
+    """The agent's address by the settings; --listen excludes the socket, and --run-dir the TCP
+    address, where another agent may be.
+    """
     settings = command_settings(options)
     listen = settings.api.listen
-    socket = None if getattr(options, "listen", None) else settings.run.dir / _SOCKET
-    return AgentAddress(socket, Address(listen.host or "127.0.0.1", listen.port))
+    if getattr(options, "listen", None):
+        return AgentAddress(None, Address(listen.host or "127.0.0.1", listen.port))
+    port = 0 if options.run_dir else listen.port
+    return AgentAddress(settings.run.dir / _SOCKET, Address(listen.host or "127.0.0.1", port))
 
 
 class _NoHttp(Exception):
@@ -94,7 +98,8 @@ def get_text(address: AgentAddress, path: str, most: int) -> bytes:
 
 def _asked(address: AgentAddress, path: str, most: int = _MAX_ANSWER) -> _Response:
     refusals: list[OSError] = []
-    for where in (address.socket, address.tcp) if address.socket else (address.tcp,):
+    tcp = address.tcp if address.tcp.port or not address.socket else None
+    for where in (one for one in (address.socket, tcp) if one is not None):
         try:
             with _connected(where) as connection:
                 return _exchange(connection, f"GET {path}", most=most)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from io import TextIOWrapper
@@ -99,15 +100,41 @@ class Output:
 
 
 def formatted(data: Mapping[str, object], output_format: str) -> str:
-    """The data as `json` or `yaml`, keys in their own order."""
-    if output_format == "json":
-        import json
+    """The data as `json` or `yaml`, keys in their own order.
 
-        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    What a terminal might act on is escaped, as pages have none of it. YAML is without anchors,
+    which the readers of documents refuse.
+    """
+    if output_format == "json":
+        return json_text(data, indent=2) + "\n"
     import yaml
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True))
+    def dumped(base: type, *, escaped: bool) -> str:
+        plain = type("Dumper", (base,), {"ignore_aliases": lambda *_: True})
+        return yaml.dump(data, Dumper=plain, sort_keys=False, allow_unicode=not escaped)
+
+    with contextlib.suppress(UnicodeEncodeError):  # what is no character at all
+        if _is_printable(text := dumped(yaml.CSafeDumper, escaped=False)):
+            return text
+    return dumped(yaml.SafeDumper, escaped=True)
+
+
+def json_text(data: Mapping[str, object], indent: int | None = None) -> str:
+    """The data as JSON; what a terminal might act on is escaped."""
+    import json
+
+    text = json.dumps(data, indent=indent, ensure_ascii=False)
+    return text if _is_printable(text) else "".join(map(_escaped, text))
+
+
+def _is_printable(text: str) -> bool:
+    return all(row.isprintable() for row in text.split("\n"))
+
+
+def _escaped(character: str) -> str:
+    if _is_printable(character):
+        return character
+    return re.sub("....", r"\\u\g<0>", character.encode("utf-16-be", "surrogatepass").hex())
 
 
 def complain(error: NodeagentError | str, remedy: str = "") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -23,7 +22,7 @@ from nodeagent.cli.agent_client import (
     post,
 )
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.output import MIN_HEIGHT, Output, complain
+from nodeagent.cli.output import MIN_HEIGHT, Output, complain, json_text
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.events_page import events_page
@@ -164,7 +163,7 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
             page = failure or _page(address, status, gpu, output, MIN_HEIGHT)
             output.page((*page, ()))
         elif output.format == "json":
-            output.text(json.dumps(status, ensure_ascii=False) + "\n")
+            output.text(json_text(status) + "\n")
         else:
             output.text("---\n")
             output.document(status)

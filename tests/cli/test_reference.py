@@ -45,6 +45,13 @@ def test_an_entry_for_programs(program: Program) -> None:
     assert len(everything) == len(runbook().entries)
 
 
+@pytest.mark.parametrize("subject", ["plan", "settings"])
+def test_schemas_in_yaml_have_no_anchors(subject: str, program: Program) -> None:
+    shown = program("schema", subject, "-o", "yaml").out
+    assert yaml.safe_load(shown) == program("schema", subject).json
+    assert not any(getattr(event, "anchor", None) for event in yaml.parse(shown))
+
+
 def test_help_and_version_are_commands(program: Program) -> None:
     for words in ((), ("mps",), ("mps", "restart")):
         assert program("help", *words).out == program(*words, "--help").out != ""

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +157,39 @@ def test_json_is_passed_through(program: Program) -> None:
     with answering(json.dumps(answer).encode()) as (where, _):
         assert program("status", "--listen", where, "-o", "json").json == answer
         assert yaml.safe_load(program("status", "--listen", where, "-o", "yaml").out) == answer
+
+
+def test_nothing_that_a_terminal_acts_on_gets_through(program: Program) -> None:
+    """Names come from other users' programs; what is no character at all stays itself, too."""
+    bad = ["\x9b2J", "\x7f", "a\u202eb", "\u2028", "\U000e0001", "\udc80"]
+    answer = {**STATUS, "bad": bad, "good": "ä€"}
+    with answering(json.dumps(answer).encode()) as (where, _):
+        words = ("status", "--listen", where, "-o")
+        shown = [program(*words, name).out for name in ("json", "yaml")]
+        watch = (*words, "json", "--watch")
+        with program.process(*watch, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            followed = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+    for text in (*shown, followed):
+        assert all(row.isprintable() for row in text.split("\n"))
+    assert json.loads(shown[0]) == json.loads(followed) == answer
+    assert yaml.load(shown[1], Loader=yaml.SafeLoader) == answer
+    assert "ä€" in shown[0]
+
+
+def test_a_run_directory_is_asked_alone(program: Program, short: Path) -> None:
+    with answering(json.dumps(STATUS).encode()) as (where, handler):
+        settings = program.file(f"api: {{listen: '{where}'}}", "s.yaml")
+        words = ("--settings", settings, "--run-dir", short)
+        for name in ("status", "claims", "events"):
+            failed = program(name, *words)
+            assert (failed.code, failed.out) == (1, "")
+            assert f"no agent answers at {short}/agent.sock (No such" in failed.err
+        assert handler.paths == []
+        with answering(json.dumps(STATUS).encode(), path=short / "agent.sock"):
+            assert program("status", *words).code == 0
+        assert handler.paths == []
 
 
 def test_settings_say_where_the_agent_is(program: Program) -> None:
