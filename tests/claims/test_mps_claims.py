@@ -365,6 +365,18 @@ async def test_claims_for_one_gpu_and_two_at_once(machine: NodeRig, home: Home) 
                 assert parts.fleet.statuses() == ()
 
 
+async def test_a_daemon_of_two_gpus_without_a_record(machine: NodeRig, home: Home) -> None:
+    """It ends, and both GPUs are as they were."""
+    with simulated("l40s:2", state=machine.state) as node:
+        async with agent(home, machine, share="memory") as (claims, rig, _):
+            await claims.prepare(*share(home, rig, 0, 0, 1))
+        (home.records_dir / home.records()[0]).unlink()
+        async with agent(home, machine, share="memory") as (claims, rig, parts):
+            await parts.fleet.poll()
+            await _amiss(claims, home, rig)
+            assert (parts.fleet.statuses(), modes(node)) == ((), [DEFAULT] * 2)
+
+
 @pytest.mark.parametrize("mended", [True, False])
 async def test_a_release_beside_a_record_that_cannot_be_read(
     machine: NodeRig, home: Home, *, mended: bool

@@ -316,7 +316,10 @@ class NodeClaims:
 
         async def goal(gpu: Gpu) -> DesiredGpu:
             over = "claims that are over"
-            return DesiredGpu(None, over, ends=True) if self._is_left(gpu) else unchanged(gpu, over)
+            # It may have ended on another GPU, and here only the compute mode is to come back.
+            ended = gpu.mps is None and not any(gpu.uuid in one.gpus for one in self.store.records)
+            left = ended or self._is_left(gpu)
+            return DesiredGpu(None, over, ends=True) if left else unchanged(gpu, over)
 
         for gpu in filter(self._is_left, observed.gpus):
             await self._owners.settle(Part(gpu.uuid, goal))
