@@ -115,7 +115,7 @@ def _beside(state: NodeState) -> Iterator[Trouble]:
             yield _of_claim(claim, problem)
     for problem in state.less_offered:
         text = f"Less is offered to claims: {_end(problem.message)}"
-        yield _of_problem(WARNING, problem, text)
+        yield _of_problem(INFO, problem, text)
 
 
 def _notes(state: NodeState, remedies: HealthRemedies) -> Iterator[Trouble]:

@@ -156,6 +156,8 @@ def test_troubles_are_all_that_needs_a_hand_each_said_once() -> None:
         assert len({trouble.text for trouble in listed}) == len(listed)
     only = node({"claims": (claim,), "less_offered": (less,)})
     assert of(only).severity is OK
+    both = troubles(only, HealthRemedies("gpu-node-0", True, only.observed))
+    assert [one.severity for one in both] == [WARNING, INFO]
 
 
 def test_a_node_for_claims_needs_no_plan() -> None:
