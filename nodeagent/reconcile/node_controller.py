@@ -276,7 +276,7 @@ class NodeController(NodeReader):
         GPU, and each may have changed since.
         """
         exclusive = ComputeMode.EXCLUSIVE_PROCESS
-        for uuid in step.wanted.devices:
+        for uuid in step.wanted.devices if not step.runs else ():
             gpu = await self.observe_gpu(uuid)
             others = outside_mps(as_used(gpu).usage)
             why, remedy = "", silent_remedy(gpu)

@@ -365,6 +365,30 @@ async def test_claims_for_one_gpu_and_two_at_once(machine: NodeRig, home: Home) 
                 assert parts.fleet.statuses() == ()
 
 
+async def test_a_claim_goes_beside_a_lost_gpu_of_its_daemon(machine: NodeRig, home: Home) -> None:
+    """It has nothing there, and another claim keeps the daemon. The last one brings both back."""
+    with simulated("l40s:2", state=machine.state) as node:
+        first, last = sorted(node.cards, key=lambda card: card.identity.uuid)
+        async with agent(home, machine, share="memory") as (claims, rig, parts):
+            for name in (
+                share(home, rig, 0, 0, 1),
+                share(home, rig, 1, first.index),
+                share(home, rig, 2, last.index),
+            ):
+                await claims.prepare(*name)
+            [before] = parts.fleet.statuses()
+            node.lose(last.index)
+            await claims.release(UIDS[1])
+            [after] = parts.fleet.statuses()
+            assert (after.pid, {*(after.shares or {})}) == (before.pid, {UIDS[0], UIDS[2]})
+            with pytest.raises(NodeagentError, match="does not answer"):
+                await claims.release(UIDS[2])
+            with node.changes():
+                last.state.failure = 0
+            await asyncio.gather(*map(claims.release, (UIDS[0], UIDS[2])))
+            assert (parts.fleet.statuses(), modes(node)) == ((), [DEFAULT] * 2)
+
+
 async def test_a_daemon_of_two_gpus_without_a_record(machine: NodeRig, home: Home) -> None:
     """It ends, and both GPUs are as they were."""
     with simulated("l40s:2", state=machine.state) as node:

@@ -251,16 +251,23 @@ class NodeClaims:
         await self.store.keep(record)
         # An administrator only looks at what it has: nothing of that goes.
         own = [device for device in record.devices if not device.result.admin_access]
-        uuids = sorted({uuid for device in own for uuid in (device.gpu, *device.daemon)})
+
+        def gpus() -> list[str]:
+            """Where others keep its daemon, that is changed by its primary alone."""
+            theirs = (one for other in self.store.others(record) for one in other.devices)
+            kept = {uuid for one in theirs for uuid in one.daemon[1:]}
+            own_gpus = {device.gpu for device in own}
+            return sorted(own_gpus | {u for device in own for u in device.daemon} - kept)
+
         # All GPUs are asked first, so that a refusal leaves the claim untouched: a pod may have it.
-        for uuid in uuids if len(uuids) > 1 else ():
+        for uuid in gpus() if len(record.gpus) > 1 else ():
             await self._release_on_gpu(record, uuid, only_plan=True)
         async with AsyncExitStack() as held:
             # Of two that are released at once each would keep the daemon for the other's share.
             for uuid in sorted({u for d in own if d.shared for u in (d.gpu, *d.daemon)}):
                 await held.enter_async_context(self.lock(uuid))
             try:
-                for uuid in uuids:
+                for uuid in gpus():
                     await self._release_on_gpu(record, uuid)
                     # Whatever comes in its place now is not its, and has its ids as a rule.
                     record = clear_ids(record, uuid)
