@@ -43,8 +43,9 @@ rules can be used. Their values come from NVML; there is no DCGM. The agent's ow
 
 A file in dcgm-exporter's format says it: a line has a field, a type (`gauge`, `counter` or `label`)
 and a help. A line that begins with `#` is a comment. A field of type `label` becomes a label of
-every metric. Files written for dcgm-exporter can be used as they are; so can DCGM 4.6's new names
-and those of dcgm-exporter 1. A line that cannot be used is named, and the others count.
+every metric. Files written for dcgm-exporter can be used as they are; so can DCGM 4.6's new names,
+those of dcgm-exporter 1 and `DCGM_FI_DEV_CLOCK_THROTTLE_REASONS`. A line that cannot be used is
+named, and the others count.
 
 The file is `metrics.counters` ([settings](settings.md)). A change in it counts at once, without a
 hole in the series; one that cannot be used at all leaves the fields of before. What does not count
@@ -133,6 +134,10 @@ does. `nodeagent_mig_slots_unusable_ratio` is about memory slices that no profil
 `modelName`, counters without `_total`.
 
 ## The agent's own
+
+Counters of steps, refused clients, failed claims (not by the codes of a planner's problem) and
+memory slices out of use are 0 before the first event; so is `nodeagent_mig_creatable` where nothing
+more fits.
 
 | metric | type | labels | meaning |
 |---|---|---|---|

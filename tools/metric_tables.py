@@ -171,6 +171,7 @@ EARLIER_NAMES = {f"DCGM_FI_DEV_{new}": f"dcgm_{old}" for old, new in EARLIER.ite
         "PCIE_RX_BYTES",
     )
 }
+EARLIER_NAMES["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"] = "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
 # What is exported in the place of what dcgm-exporter makes out of several readings.
 COMPOSED = {
     "DCGM_EXP_XID_ERRORS_COUNT": "nodeagent_gpu_xid_total counts them",

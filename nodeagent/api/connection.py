@@ -237,6 +237,7 @@ class Serving:
         self.slots = ConnectionSlots(limits.connections, limits.connections_of_peer)
         self._name = name
         self._refusals = refusals
+        refusals.begin(name)
         self._servers: list[asyncio.Server] = []
         self.runner = web.AppRunner(
             app,

@@ -99,6 +99,10 @@ class Refusals:
         self.counts: Counter[tuple[str, str]] = Counter()
         self._lines = RateLimit(_LOG_INTERVAL)
 
+    def begin(self, listener: str) -> None:
+        """Count from 0, which no `increase()` would see otherwise."""
+        self.counts.update({(listener, reason.value): 0 for reason in Reason})
+
     def add(self, listener: str, reason: Reason, *, peer: str, error: str = "") -> None:
         """Count one. `error` says more in words of ours."""
         self.counts[listener, reason.value] += 1

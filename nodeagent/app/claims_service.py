@@ -21,7 +21,7 @@ from nodeagent.claims.names import NVIDIA_DRIVER
 from nodeagent.claims.offering.planned import FILE_NAME, PlannedPlaces, planned_places_file
 from nodeagent.claims.records import driver_in_force
 from nodeagent.claims.reporting.device_reports import DeviceHealth, device_health
-from nodeagent.claims.serving.attempts import ClaimUnread, Operation, Patience
+from nodeagent.claims.serving.attempts import REASONS, ClaimUnread, Operation, Patience
 from nodeagent.claims.serving.cdi import ClaimFiles
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.claims.serving.daemons import ClaimDaemons
@@ -59,6 +59,8 @@ class ClaimsService:
 
     `places` remembers where the plan's instances were.
     """
+
+    failure_reasons = REASONS
 
     def __init__(
         self,

@@ -140,6 +140,8 @@ class Agent:
         self._metrics = MetricsService(
             settings, self._sampling, current=self._current, owners=owners_of(simulation)
         )
+        if self._claims:
+            self._metrics.exporter.work.add_reasons(self._claims.failure_reasons)
         self._sampling.samples.subscribe(self._health.take_samples)
         self._sampling.events.subscribe(self._health.take_events)
         self._sampling.listening.subscribe(self._health.take_listener)

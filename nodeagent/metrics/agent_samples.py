@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 
 from nodeagent.metrics.agent_metrics import AgentSample, Durations, agent_families
 from nodeagent.metrics.exposition import Family
 from nodeagent.metrics.sources import Number
 from nodeagent.plan import steps
-from nodeagent.plan.observed import Placement
+from nodeagent.plan.layouts import Card
+from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, StepReport, StepResult
 from nodeagent.structs import Struct, field
-from nodeagent.views.plan_report import step_kind
+from nodeagent.views.plan_report import STEP_KINDS, step_kind
 
 # Seconds. A slice takes tens of milliseconds, and the kubelet's call ends after 45.
 _CLAIM_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 300.0)
@@ -25,10 +27,17 @@ def _durations() -> dict[str, Durations]:
     }
 
 
-class Work(Struct):
-    """What the agent has done since it was started, counted and timed."""
+def _counts_at_start() -> dict[tuple[str, tuple[str, ...]], Number]:
+    labels = product(sorted(set(STEP_KINDS.values())), (StepResult.DONE, StepResult.FAILED))
+    return {("nodeagent_steps_total", (kind, result.value)): 0 for kind, result in labels}
 
-    _counts: dict[tuple[str, tuple[str, ...]], Number] = field(default_factory=dict)
+
+class Work(Struct):
+    """What the agent has done since it was started, counted and timed; 0 before the first time,
+    which no `increase()` would see otherwise.
+    """
+
+    _counts: dict[tuple[str, tuple[str, ...]], Number] = field(default_factory=_counts_at_start)
     _durations: dict[str, Durations] = field(default_factory=_durations)
 
     def add_round(self, outcome: NodeOutcome | None, seconds: float) -> None:
@@ -50,6 +59,18 @@ class Work(Struct):
             self._count("nodeagent_claim_failures_total", operation, reason)
         else:
             self._durations[operation].add(seconds)
+
+    def add_reasons(self, reasons: Iterable[str]) -> None:
+        """Count claims that fail for these reasons from 0."""
+        for operation, reason in product(("prepare", "release"), reasons):
+            self._count("nodeagent_claim_failures_total", operation, reason, by=0)
+
+    def add_gpus(self, gpus: Iterable[Gpu]) -> None:
+        """Count from 0 for memory slices of GPUs in MIG mode."""
+        for gpu in gpus:
+            for slot in range(Card.of(gpu).slots if gpu.in_mig_mode else 0):
+                where = (str(gpu.index), gpu.uuid, str(slot))
+                self._count("nodeagent_mig_slot_out_of_use_seconds_total", *where, by=0)
 
     def _count(self, metric: str, *labels: str, by: Number = 1) -> None:
         self._counts[metric, labels] = self._counts.get((metric, labels), 0) + by

@@ -53,7 +53,7 @@ class Field(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fi
     """A numeric field.
 
     `id` is DCGM's number; families are written in its order. `renamed` is the name since DCGM 4.6,
-    `earlier` that of dcgm-exporter 1 where it had one. `kind` is what the value really is,
+    `earlier` an older one where there is one. `kind` is what the value really is,
     `printed_kind` what dcgm-exporter's own file calls it. `real`: written with six decimals, else
     as a whole number. `whole` is where the value of a GPU, link or node comes from, `part` that of
     a GPU instance (None: not there). `min_architecture` is the oldest that answers, empty: any.
@@ -108,7 +108,7 @@ class Catalogue(Struct, frozen=True, dict=True):
 
     @cached_property
     def by_name(self) -> Mapping[str, Field | TextField]:
-        """The rows by every name that a selection can use: old, renamed, of dcgm-exporter 1."""
+        """The rows by every name that a selection can use: old, renamed, older."""
         rows: tuple[Field | TextField, ...] = (*self.fields, *self.texts)
         found = {row.renamed: row for row in reversed(rows)}
         found |= {row.earlier: row for row in self.fields if row.earlier}

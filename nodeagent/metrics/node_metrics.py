@@ -45,10 +45,10 @@ def _layout(gpu: Gpu) -> Iterator[AgentSample]:
         yield AgentSample("nodeagent_mig_instances", count, (*labels, profile))
     room = creatable(gpu)
     free = free_slots(gpu)
-    for profile, count in room.items():
-        yield AgentSample("nodeagent_mig_creatable", count, (*labels, profile))
-    yield AgentSample("nodeagent_mig_slots_free", len(free), labels)
     card, taken = Card.of(gpu), ~sum(1 << slot for slot in free)
+    for profile in card.profiles:
+        yield AgentSample("nodeagent_mig_creatable", room.get(profile, 0), (*labels, profile))
+    yield AgentSample("nodeagent_mig_slots_free", len(free), labels)
     masks = (mask for name in room for mask in card.profiles[name].masks.values())
     usable = [mask for mask in masks if not mask & taken]  # that some creatable profile could take
     largest = max((mask.bit_count() for mask in usable), default=0)

@@ -189,6 +189,7 @@ class Exporter:
         known = (state.observed, state.mps, state.claims, state.phase, state.digest)
         if self._rendered_state is None or known != self._rendered_state:
             self._of_state = agent_families(node_samples(state))
+            self.work.add_gpus(state.observed.gpus)
             self._rendered_state = known
         return self._of_state
 

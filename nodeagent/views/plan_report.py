@@ -125,7 +125,7 @@ def _places(gpu: Gpu) -> list[shapes.Place]:
     ]
 
 
-_KINDS: Mapping[type[steps.Step], str] = {
+STEP_KINDS: Mapping[type[steps.Step], str] = {
     steps.SetMigMode: "setMigMode",
     steps.ResetGpu: "resetGpu",
     steps.DestroyGpuInstance: "destroyInstance",
@@ -141,7 +141,7 @@ _KINDS: Mapping[type[steps.Step], str] = {
 
 def step_kind(step: steps.Step) -> str:
     """The `kind` of a step."""
-    return _KINDS[type(step)]
+    return STEP_KINDS[type(step)]
 
 
 def _step(step: steps.Step) -> shapes.Step:

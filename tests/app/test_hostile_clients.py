@@ -64,6 +64,7 @@ def test_garbage_fills_no_log(tmp_path: Path) -> None:
         for name in ("api", "metrics"):
             line = f'nodeagent_http_refused_total{{listener="{name}",reason="malformed"}} {wanted}'
             assert line in text
+        assert 'nodeagent_http_refused_total{listener="api",reason="host"} 0' in text
         assert process.end() == 0
         said = process.said()
     refusals = [line for line in logged(said) if line["message"] == "a client was refused"]

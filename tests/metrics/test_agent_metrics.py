@@ -27,6 +27,7 @@ from nodeagent.plan.steps import (
     Step,
     StopMps,
 )
+from nodeagent.structs import replace
 from tests.plan.cards import card
 
 
@@ -59,6 +60,20 @@ def test_steps_are_counted_by_kind_and_result() -> None:
     assert 'nodeagent_steps_total{kind="setMigMode",result="failed"} 2' in lines
     assert 'nodeagent_steps_total{kind="resetGpu",result="done"} 2' in lines
     assert "nodeagent_reconcile_duration_seconds_count 3" in lines
+
+
+def test_counters_begin_with_0_so_that_an_increase_sees_the_first_event() -> None:
+    work = Work()
+    work.add_gpus([card("a100-40gb"), replace(card("h100-80gb"), mig=None)])
+    work.add_reasons(["InUse"])
+    lines = render(work.families()).decode().splitlines()
+    for line in (
+        'nodeagent_steps_total{kind="destroyInstance",result="failed"} 0',
+        'nodeagent_claim_failures_total{operation="release",reason="InUse"} 0',
+    ):
+        assert line in lines
+    slots = [line for line in lines if line.startswith("nodeagent_mig_slot_out_of_use")]
+    assert [line.partition("slot=")[2] for line in slots] == [f'"{n}"}} 0' for n in range(8)]
 
 
 def test_durations_are_a_histogram_that_the_parser_takes() -> None:

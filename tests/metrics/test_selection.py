@@ -74,6 +74,14 @@ def test_a_bad_line_is_named_and_the_rest_goes_on(line: str, reported: str) -> N
     assert [m.name for m in selection.metrics] == ["DCGM_FI_DEV_GPU_TEMP"]
 
 
+def test_a_name_of_earlier_versions_stays_as_the_file_has_it() -> None:
+    (wanted,) = read_selection("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS,gauge,x").metrics
+    assert (wanted.name, wanted.field.name) == (
+        "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS",
+        "DCGM_FI_DEV_CLOCKS_EVENT_REASONS",
+    )
+
+
 def test_a_file_that_selects_nothing_is_refused() -> None:
     with pytest.raises(NoCounters, match=r"line 2: there is no field 'A'.*and 1 more") as refused:
         read_selection("# all wrong\nA,gauge,x\nB,gauge,x\nC,gauge,x\nD,gauge,x\n")

@@ -180,6 +180,7 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (ClaimRefused, Code.CLAIM_REFUSED.value),
     (NodeagentError, OTHER),
 )
+REASONS: Final = (*dict.fromkeys(word for _, word in _REASONS), INTERNAL)
 
 
 def _reason_of(error: Exception) -> str:
