@@ -16,7 +16,7 @@ import structlog
 from google.protobuf.message import Message
 
 from nodeagent.claims.model import ClaimedDevice
-from nodeagent.claims.names import DRIVER
+from nodeagent.claims.names import DRIVER, NVIDIA_DRIVER
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.generated import (
     dra_health_pb2,
@@ -72,7 +72,8 @@ async def dra_driver(
     registration = RegistrationService(endpoint, on_registration, name=name)
     try:
         async with serve(endpoint, services, own_directory=True):
-            await asyncio.to_thread(remove_dead, registry, f"{name}-*reg.sock")
+            for own in (DRIVER, NVIDIA_DRIVER):  # an earlier agent's, maybe under its other name
+                await asyncio.to_thread(remove_dead, registry, f"{own}-????????-reg.sock")
             async with serve(socket, [registration.handler()]):
                 yield registration
     finally:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from asyncinotify import Inotify, Mask
 
+from nodeagent.claims.names import NVIDIA_DRIVER
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, HealthFeed
 from nodeagent.cluster.kubelet.plugin.driver import Registration, RegistrationService, dra_driver
@@ -131,14 +132,17 @@ async def test_an_agent_that_restarts(root: Path, claims: Claims) -> None:
     """
     async with DraKubelet(root) as kubelet:
         (root / "plugins" / DRIVER).mkdir()
-        dead = root / "plugins_registry" / f"{DRIVER}-0badcafe-reg.sock"
-        for path in (root / "plugins" / DRIVER / "dra.sock", dead):
+        registry = root / "plugins_registry"
+        dead = [registry / f"{name}-0badcafe-reg.sock" for name in (DRIVER, NVIDIA_DRIVER)]
+        theirs = registry / f"{NVIDIA_DRIVER}-reg.sock"
+        for path in (root / "plugins" / DRIVER / "dra.sock", *dead, theirs):
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(path))
         await until(lambda: kubelet.plugins.failures)
         async with driver(root, claims):
             await until(lambda: kubelet.plugins.get(DRIVER))
-            assert [path == dead for path in dead.parent.iterdir()] == [False]
+            left = {*registry.iterdir()}
+            assert (len(left), theirs in left, left & {*dead}) == (2, True, set())
             await _prepare_in_the_end(kubelet)
         with pytest.raises(PodFailed):
             await kubelet.release("pod")
