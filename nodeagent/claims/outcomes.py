@@ -16,8 +16,6 @@ from nodeagent.plan.users import Usage, as_used
 from nodeagent.structs import replace
 from nodeagent.views.mps import unready_daemons
 
-_MAX_NAMED = 8  # processes in one command; the rest are named when these are gone
-
 
 class NotAdmitted(NodeagentError):
     """The planner or a step refused what a claim needs; `code` is the problem's."""
@@ -119,9 +117,7 @@ def usage_without(usage: Usage, pods: Collection[tuple[str, str]]) -> Usage:
 
 def _may_be_anothers(usage: Usage) -> str:
     """The remedy for users of a share: which claim's they are may not be known yet."""
-    files = " ".join(
-        f"/proc/{user.pid}/cgroup" for user in usage.processes[:_MAX_NAMED] if user.pid
-    )
+    files = " ".join(f"/proc/{user.pid}/cgroup" for user in usage.processes if user.pid)
     shows = f" (`cat {files}` shows its pod)" if files else ""
     return (
         f"end it if it is this claim's{shows}, or wait for its end: before the agent has the "

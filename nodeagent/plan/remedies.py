@@ -10,8 +10,6 @@ from nodeagent.plan.users import Usage
 # For users that the driver counts and does not name.
 SHOW_USERS = "`fuser -v /dev/nvidia*` shows what uses it"
 
-_MAX_NAMED = 8  # pods, or processes, in one command; the rest are named when these are gone
-
 
 def end_commands(users: Iterable[tuple[int, str, str]]) -> str:
     """`` `kubectl delete pod -n ml train-0` and `kill 4711` ``; "" where nobody is known by name.
@@ -26,11 +24,10 @@ def end_commands(users: Iterable[tuple[int, str, str]]) -> str:
         elif pid:
             pids[pid] = None
     commands = [
-        f"kubectl delete pod -n {namespace} {' '.join(list(names)[:_MAX_NAMED])}"
-        for namespace, names in pods.items()
+        f"kubectl delete pod -n {namespace} {' '.join(names)}" for namespace, names in pods.items()
     ]
     if pids:
-        commands.append(f"kill {' '.join(map(str, list(pids)[:_MAX_NAMED]))}")
+        commands.append(f"kill {' '.join(map(str, pids))}")
     return " and ".join(f"`{command}`" for command in commands)
 
 

@@ -68,6 +68,8 @@ def status_page(
         end = (*rows, line(dim(_NOT_SHOWN)))
         fits = (n for n in range(len(top), 0, -1) if row_count((*top[:n], *end), width) <= height)
         return at_most((*top[: next(fits, 1)], *end), height, width, keep=2, more=_IN_FULL)
+    if spare(top, more, table) < 0:
+        more = ()
     # However much needs a hand, a third of the room says who has the GPUs, and a few rows what
     # happened.
     room = spare(top, more, table)
@@ -112,9 +114,11 @@ def _message(status: Json, said: Iterable[Line]) -> str:
     """The phase's message, where it is not `said` already."""
     message = str(status.get("message") or "")
     text = "\n".join("".join(span.text for span in spans) for spans in said)
-    known = message.partition(" (and ")[0][1:]  # its first letter may be a capital there
+    first = message.partition(" (and ")[0]
+    lost = {p["message"] for p in status.get("problems", ()) if p.get("code") == "GpuLost"}
     no_more = not message or message.lower() == str(status.get("phase", "")).lower()
-    return "" if no_more or known in text else f": {message}"
+    known = first in lost or first[1:] in text  # its first letter may be a capital there
+    return "" if no_more or known else f": {message}"
 
 
 def _phase_tone(status: Json) -> Tone:

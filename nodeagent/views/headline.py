@@ -35,6 +35,7 @@ from nodeagent.views.shapes import HeadlineSeverity as Severity
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 _PASSING = WAITING | SHOWN_ONLY
+_GONE = {BY_CAUSE[cause].reason for cause in GONE} | {Code.GPU_LOST.value}
 
 
 def headline(state: NodeState, *, in_cluster: bool) -> Headline:
@@ -46,14 +47,19 @@ def headline(state: NodeState, *, in_cluster: bool) -> Headline:
 
 
 def troubles(state: NodeState, remedies: HealthRemedies) -> list[Trouble]:
-    """All that needs a hand, each said once. The first is the headline, if that warns of anything;
-    the last ones never are: they leave the node as it should be.
+    """All that needs a hand, each said once: that a GPU is gone by who knows most of it. The first
+    is the headline, if that warns of anything; the last ones never are: they leave the node as it
+    should be.
     """
     found: list[Trouble] = []
     ranked = chain(_errors(state, remedies), _warnings(state, remedies), _beside(state))
     for trouble in ranked:
         said = trouble.text[1:].rstrip(".")  # within another sentence its first letter is small
-        if not any(said in other.text and other.gpu == trouble.gpu for other in found):
+        gone = trouble.code in _GONE
+        if not any(
+            other.gpu == trouble.gpu and (said in other.text or (gone and other.code in _GONE))
+            for other in found
+        ):
             found.append(trouble)
     return found
 
@@ -64,8 +70,7 @@ def troubles(state: NodeState, remedies: HealthRemedies) -> list[Trouble]:
 def _errors(state: NodeState, remedies: HealthRemedies) -> Iterator[Trouble]:
     # GPUs that fell off the bus, are lost, or are not listed any more.
     unhealthy = [_of_finding(ERROR, f, state, remedies) for f in _findings(state, Health.UNHEALTHY)]
-    gone = {BY_CAUSE[cause].reason for cause in GONE}
-    yield from (found for found in unhealthy if found.code in gone)
+    yield from (found for found in unhealthy if found.code in _GONE)
     yield from _silent(ERROR, Access.LOST, state, remedies)
     yield from _problems(ERROR, state, {Code.GPU_LOST})
     if state.driver_error:

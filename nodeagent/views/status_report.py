@@ -10,7 +10,7 @@ from msgspec import structs
 from nodeagent.health.findings import Finding, Moment, in_order, worst
 from nodeagent.health.reporting import of_gpu
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import BY_CAUSE, Check, words_of
+from nodeagent.health.table import BY_CAUSE, GONE, Check, words_of
 from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.users import Usage, User
@@ -218,7 +218,9 @@ def _health(gpu: Gpu, health: HealthState | None, remedies: HealthRemedies) -> s
     """What the checks found; and that the driver does not answer, where they know not yet."""
     found = of_gpu(health, gpu.uuid) if health and gpu.uuid else ()
     report = health_shape(found, remedies, gpu.index)
-    if gpu.access is Access.OK or any(f.check == Check.GPU_ACCESS for f in found):
+    if gpu.access is Access.OK or any(
+        f.check == Check.GPU_ACCESS or f.cause in GONE for f in found
+    ):
         return report
     row = BY_CAUSE["gpuLost" if gpu.access is Access.LOST else "gpuUnknown"]
     silence = status_shapes.HealthFinding(

@@ -160,6 +160,20 @@ def test_troubles_are_all_that_needs_a_hand_each_said_once() -> None:
     assert [one.severity for one in both] == [WARNING, INFO]
 
 
+def test_a_gpu_that_is_gone_is_one_trouble() -> None:
+    """By the finding that knows why, not once more by the driver's silence and by the plan."""
+    lost = replace(OBSERVED.gpus[0], access=Access.LOST)
+    vanished = Problem(code=Code.GPU_LOST, message="GPU 0 does not answer", gpu=FIRST)
+    values = {"observed": ObservedNode((lost, OBSERVED.gpus[1])), "problems": (vanished,)}
+    for known, code in (({"health": health(xid=79)}, "FallenOffBus"), ({}, "GpuLost")):
+        state = node({**values, **known})
+        found = troubles(state, HealthRemedies("gpu-node-0", True, state.observed))
+        assert [one.code for one in found if one.gpu == FIRST] == [code]
+    other = node({**values, "problems": (replace(vanished, gpu=SECOND),)})
+    found = troubles(other, HealthRemedies("gpu-node-0", True, other.observed))
+    assert {one.gpu for one in found} == {FIRST, SECOND}
+
+
 def test_a_node_for_claims_needs_no_plan() -> None:
     found = of(node({"phase": Phase.NO_PLAN, "digest": "", "note": "none", "claims": ()}))
     assert (found.severity, found.code) == (OK, "NoPlan")

@@ -205,6 +205,13 @@ def _mig(gpu: int, start: int) -> str:
     return f"MIG-{gpu:08d}-1111-2222-3333-{start:012d}"
 
 
+def test_no_command_is_cut() -> None:
+    kill = f"`kill {' '.join(map(str, range(1000, 1100)))}`"
+    problem = Problem(code=Code.IN_USE, message="in use", remedy=f"run `ps`, then {kill}")
+    remedy = content_of(replace(IN_SYNC, problems=(problem,)))["problems"][0]["remedy"]
+    assert remedy == "run `ps`, then … (whole: `nodeagent status --problems` on the node)"
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 64), st.integers(0, 100), st.text(max_size=30), st.integers(0, 300))
 def test_it_always_fits(gpus: int, problems: int, text: str, times: int) -> None:
