@@ -353,4 +353,4 @@ def test_what_is_released(tmp_path: Path) -> None:
         for path in folder.iterdir()
         if path.name != "SHA256SUMS"
     }
-    assert {f"{name}-sbom.cdx.json", f"{name}-chart.tgz"} <= summed.keys()
+    assert {f"{name}-sbom.cdx.json", f"{name}-chart.tgz", "kubectl-nodeagent"} <= summed.keys()

@@ -1,5 +1,5 @@
 """Make what is released: wheel, sdist, the image's recipe with its files, rendered manifests, the
-Helm chart, and the bill of materials.
+Helm chart, the kubectl plugin, and the bill of materials.
 
     python -m tools.make_dist [FOLDER]
 
@@ -41,6 +41,7 @@ def main() -> int:
     subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     write_recipe(folder / f"{NAME}-image.tar.gz")
     write_chart(folder / f"{NAME}-chart.tgz")
+    shutil.copy(ROOT / "nodeagent/kubectl.py", folder / "kubectl-nodeagent")
     make_sbom.write(folder / f"{NAME}-sbom.cdx.json")
     kubectl = shutil.which("kubectl")
     if kubectl:

@@ -1,0 +1,228 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeagent import kubectl as plugin
+from tests.machine_load import stretched
+from tests.simulated_cluster.real_api_server import RealApiServer, why_not
+
+PLUGIN = Path(plugin.__file__)
+DIGEST = "sha256:" + "7" * 64
+STATUS: dict[str, Any] = {
+    "headline": {"severity": "warning", "text": "Something is in use.", "code": "InUse"},
+    "phase": "Blocked",
+    "observedAt": "2026-01-02T03:04:05.000Z",
+    "digest": DIGEST,
+    "gpus": [
+        {"uuid": "GPU-0", "mode": "enabled", "instances": [
+            {"uuid": "MIG-0", "profile": "1g.10gb", "start": 0, "used": False},
+            {"uuid": "MIG-1", "profile": "3g.40gb", "start": 4, "used": True},
+            {"uuid": "MIG-2", "profile": "1g.10gb", "start": 1},
+            {"profile": "1g.10gb", "start": 2, "used": False},
+        ]},
+        {"uuid": "GPU-1", "mode": "disabled", "used": True, "instances": []},
+    ],
+    "mps": [
+        {"device": "GPU-1", "state": "Ready", "clients": 2},
+        {"device": "MIG-0", "state": "Failed"},
+    ],
+    "problems": [],
+}  # fmt: skip
+LAYOUT = {"version": "v1", "gpus": [{"slots": {"total": 8, "free": [2, 3]}}, {"uuid": "GPU-1"}]}
+READY = [{"type": "Ready", "status": "True"}]
+
+
+def node(name: str, status: Any = None, conditions: Any = READY, **more: str) -> dict[str, Any]:
+    text = status if isinstance(status, str | None) else json.dumps(status)
+    annotations = more | ({} if text is None else {"nodeagent.io/status": text})
+    metadata = {"name": name, "annotations": annotations}
+    return {"kind": "Node", "apiVersion": "v1", "metadata": metadata} | {
+        "status": {"conditions": conditions}
+    }
+
+
+def layout(content: Any = LAYOUT) -> dict[str, str]:
+    return {"nodeagent.io/layout": json.dumps(content)}
+
+
+# Stands for kubectl: writes its arguments and its input down, and answers from files, by the words
+# of its command line without options.
+STAND_IN = """#!/bin/sh
+cd "$(dirname "$0")" || exit
+echo "$*" >> asked
+for word; do case $word in exec) cat > stdin;; esac; done
+for word; do
+  case $word in -*) ;; *) name=$name$word; [ ! -f "$name.json" ] || answer=$name;; esac
+done
+[ "$answer" ] || { echo "E1129 a line of klog" >&2; echo "error: no context" >&2; exit 1; }
+cat "$answer.json"; [ -f "$answer.err" ] && cat "$answer.err" >&2
+[ ! -f "$answer.code" ] || exit "$(cat "$answer.code")"
+"""
+
+Ran = subprocess.CompletedProcess[str]
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run the plugin as a file of its own, with what kubectl answers to the words in the names."""
+    stand_in = tmp_path / "kubectl"
+    stand_in.write_text(STAND_IN)
+    stand_in.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def run(*words: str, **answers: Any) -> Ran:
+        for name, answer in answers.items():
+            (tmp_path / f"{name}.json").write_text(
+                answer if isinstance(answer, str) else json.dumps(answer)
+            )
+        return _ran(words, environment)
+
+    return run
+
+
+def _ran(words: tuple[str, ...], environment: dict[str, str]) -> Ran:
+    command = [sys.executable, "-I", "-S", str(PLUGIN), *words]  # no package but Python's own
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_fleet_in_a_pipe(run: Run) -> None:
+    """Nothing is cut; a damaged annotation, a silent node and a new agent each have their words."""
+    long = "One text that is far wider than any terminal has columns. " * 8
+    well = STATUS | {"headline": {"severity": "ok", "text": "All is well."}, "phase": "InSync"}
+    bad = STATUS | {
+        "headline": {"severity": "error", "text": f"{long}\x1b[2J\u202e"},
+        "more": {"gpus": 3},
+    }
+    starting = [*READY, {"type": "GPUHealthy", "status": "Unknown", "message": "not read yet"}]
+    late = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
+    damaged = {"7-none": "{}", "8-cut": '{"phase"', "9-list": STATUS | {"gpus": [1]}}
+    items = [
+        node("6-new", conditions=starting),
+        node("2-bad", bad, **layout({"gpus": 5})),
+        node("1-used", STATUS, **layout()),
+        node("3-well", well | {"mps": []}),
+        node("4-late", well, late),
+        node("5-none"),
+        *(node(name, text) for name, text in damaged.items()),
+    ]
+    shown = run(getnodes={"items": items})
+    assert (shown.returncode, shown.stderr) == (0, "")
+    header, *rows, counted = shown.stdout.splitlines()
+    assert header.split("  ")[0] == "NODE"
+    cells = [[c.strip() for c in row.split("  ") if c.strip()] for row in rows]
+    assert [row[:7] for row in cells[:4]] == [
+        ["1-used", "Blocked", "2", "2", "1", "2", "1/2"],
+        ["2-bad", "Blocked", "2+", "2+", "1+", "?", "1/2"],
+        ["3-well", "InSync", "2", "2", "1", "-", "-"],
+        ["4-late", "InSync", "2", "2", "1", "-", "1/2"],
+    ]
+    assert rows[0].endswith("  warning: Something is in use.")
+    assert rows[1].endswith(f"  error: {long}\\x1b[2J\\u202e")
+    assert rows[2].endswith("d  -")
+    assert "  the node is not Ready (NodeStatusUnknown), last known: -" in rows[3]
+    assert rows[4].endswith("  not read yet")
+    for row, name in zip(rows[5:], damaged, strict=True):
+        assert row.startswith(name)
+        assert row.endswith("annotation nodeagent.io/status is not what an agent writes")
+    assert counted == (
+        "8 nodes with an agent: 3 damaged, 1 error, 1 not Ready, 1 ok, 1 unknown, 1 warning; "
+        "1 without one are left out"
+    )
+
+
+def test_what_kubectl_says_is_handed_on_with_a_remedy(run: Run, tmp_path: Path) -> None:
+    failed = run("--context", "other")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    first, second = failed.stderr.splitlines()
+    assert first == "nodeagent: kubectl get nodes failed: no context"
+    assert "kubectl config get-contexts" in second
+    assert (tmp_path / "asked").read_text() == "--context=other get nodes -o json\n"
+    assert "did not answer in JSON" in run(getnodes="<html>").stderr
+    (tmp_path / "kubectl").unlink()
+    missing = _ran((), {"PATH": str(tmp_path)})
+    assert missing.returncode == 1
+    assert "nodeagent: kubectl cannot be started: No such file or directory\n" in missing.stderr
+    assert run("--nonsense").returncode == 2
+
+
+AGENTS = "-A -l app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
+
+
+def pod(name: str, phase: str = "Running") -> dict[str, Any]:
+    return {"metadata": {"namespace": "gpus", "name": name}, "status": {"phase": phase}}
+
+
+def test_a_page_of_the_agent_beside_it(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "exec.code").write_text("3")
+    (tmp_path / "exec.err").write_text("one\x1b[1m word\ncommand terminated with exit code 3\n")
+    pods = {"items": [pod("old", "Failed"), pod("agent-x")]}
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("version: v1\n")
+    shown = run("plan", "n1", "-f", str(plan), "-o", "json", getpods=pods, exec="the page\n")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (3, "the page\n", "one\\x1b[1m word\n")
+    assert (tmp_path / "stdin").read_text() == "version: v1\n"
+    run("status", "n1", "--problems")
+    assert (tmp_path / "stdin").read_text() == ""
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        f"get pods {AGENTS} --field-selector spec.nodeName=n1 -o json",
+        "exec -i -n gpus -c nodeagent agent-x -- nodeagent plan -f - -o json",
+        f"get pods {AGENTS} --field-selector spec.nodeName=n1 -o json",
+        "exec -n gpus -c nodeagent agent-x -- nodeagent status --problems",
+    ]
+
+
+def test_an_agent_that_is_not_there(run: Run) -> None:
+    none = run("status", "n1", getpods={"items": []})
+    assert none.returncode == 1
+    assert none.stderr.startswith("nodeagent: the agent's pod on node n1 is not there\n  see ")
+    pending = run("status", "n1", getpods={"items": [pod("agent-x", "Pending")]})
+    assert "the agent's pod on node n1 does not run\n" in pending.stderr
+    unread = run("plan", "n1", "-f", "/nowhere/plan.yaml")
+    assert unread.returncode == 2
+    assert "/nowhere/plan.yaml cannot be read: No such file" in unread.stderr
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_two_hundred_nodes_of_a_real_server(real_server: RealApiServer, tmp_path: Path) -> None:
+    """From one list, in under two seconds of this machine's time."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin")
+    config = tmp_path / "config"
+    cluster = {"server": real_server.url, "insecure-skip-tls-verify": True}
+    config.write_text(json.dumps({
+        "kind": "Config", "apiVersion": "v1", "current-context": "one",
+        "clusters": [{"name": "one", "cluster": cluster}],
+        "users": [{"name": "one", "user": {"token": real_server.token}}],
+        "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
+    }))  # fmt: skip
+    environment = os.environ | {"PATH": f"{assets}:{os.environ['PATH']}", "KUBECONFIG": str(config)}
+    eight = STATUS | {"gpus": [{**STATUS["gpus"][0], "uuid": f"GPU-{n}"} for n in range(8)]}
+    items = [node(f"fleet-{number:03}", eight, **layout()) for number in range(200)]
+    nodes = json.dumps({"kind": "List", "apiVersion": "v1", "items": items})
+
+    def kubectl(*words: str) -> None:
+        command = ["kubectl", *words, "-f", "-"]
+        subprocess.run(
+            command, env=environment, input=nodes, text=True, check=True, capture_output=True
+        )
+
+    kubectl("create")
+    try:
+        begun = time.monotonic()
+        shown = _ran((), environment)
+        took = time.monotonic() - begun
+        named = _ran(("--kubeconfig", str(config)), environment | {"KUBECONFIG": "/nowhere"})
+    finally:
+        kubectl("delete", "--wait=false")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.count("\nfleet-") == 200
+    assert "200 nodes with an agent: 200 warning; " in shown.stdout
+    assert named.stdout == shown.stdout
+    assert took < stretched(2)
