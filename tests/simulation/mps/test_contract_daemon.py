@@ -33,7 +33,9 @@ def test_the_files_and_their_modes(every: Programs) -> None:
 def test_quit_takes_pid_file_and_fifo_away(compared: Programs) -> None:
     with Rig(compared) as rig:
         rig.start()
+        daemon = rig.daemon()
         rig.run(stdin="quit")
+        until(lambda: gone(daemon))  # which may end after the answer
         assert set(rig.modes()) == {"control", "control_privileged", "control_lock"}
         assert rig.run(stdin="get_server_list") == NOT_THERE
         rig.start()
