@@ -12,9 +12,10 @@ from nodeagent.mps.commands import get_memory_limit
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.requests import NotReady
-from nodeagent.mps.shares import client_environment
+from nodeagent.mps.shares import SLOT_VARIABLE, client_environment
 from nodeagent.plan.shares import Share, Sharing, WantedMps
 from nodeagent.structs import replace
+from nodeagent.views.shapes import MpsMemory
 from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, ready, status, until, wanted
 from tests.mps.plans import facts, spec_of
 
@@ -121,3 +122,20 @@ def test_a_client_is_judged_on_each_device() -> None:
     two = [facts(pid, environment=environment, memory_used=90 << 20) for pid in (1, 2)]
     _, newest = assess(two, plan, GPU)
     assert [kind for kind, _ in newest.wrongs] == [OffenceKind.TOGETHER]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("device", BOTH)
+def test_a_client_of_one_of_the_devices(device: str, *, named: bool) -> None:
+    """Its limits count there alone, also where it is known by them; memory counts on all."""
+    one = Share("one", None, None, None, by_device=((device, 700, None),))
+    plan = group(one, Share("all", None, 500, 50.0))
+    environment = client_environment(spec_of(plan, GPU), one.slots[0])
+    if not named:
+        del environment[SLOT_VARIABLE]
+    client = facts(environment=environment)
+    [judged] = on_all([assess([client], plan, d) for d in BOTH])
+    assert (judged.wrongs, judged.state.memory) == ([], MpsMemory(used=None, limit=700 << 20))
+    used = {d: (90 << 20 if d != device else None) for d in BOTH}
+    [judged] = on_all([assess([replace(client, memory_used=used[d])], plan, d) for d in BOTH])
+    assert [kind for kind, _ in judged.wrongs] == [OffenceKind.MEMORY] or not named

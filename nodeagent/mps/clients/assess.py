@@ -76,6 +76,8 @@ ENDED_FOR = frozenset(
     }
 )
 
+_NO_SHARE = frozenset({OffenceKind.NO_SHARE, OffenceKind.UNCLEAR_SHARE})
+
 
 @dataclass(frozen=True, slots=True)
 class Offence:
@@ -130,6 +132,12 @@ class Judged:
         return self.facts.seen, self.facts.start_time, self.facts.pid
 
     @property
+    def is_given(self) -> bool:
+        """Whether its share is known and has something of the device."""
+        given = [device for device, *_ in self.share.by_device] if self.share else []
+        return self.share is not None and (self.device in given or not given)
+
+    @property
     def most(self) -> ClientLimits:
         """What its share allows on the device."""
         return _most(self.share, self.device)
@@ -155,13 +163,14 @@ def assess(facts: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tupl
 
 def on_all(judged: Sequence[Sequence[Judged]]) -> tuple[Judged, ...]:
     """The same clients as they were judged on each of the daemon's devices: as on that of which
-    they use most, with all that is wrong.
+    they use most, with all that is wrong. A share that is known by its limits on one is its share.
     """
     found = []
     for one in zip(*judged, strict=True):
-        most = max(one, key=lambda client: client.facts.memory_used or 0)
+        most = max(one, key=lambda client: (client.facts.memory_used or 0, client.is_given))
+        no_share = _NO_SHARE if any(client.share for client in one) else frozenset()
         wrongs = dict(wrong for client in (*one, most) for wrong in client.wrongs)
-        most.wrongs = list(wrongs.items())
+        most.wrongs = [wrong for wrong in wrongs.items() if wrong[0] not in no_share]
         found.append(most)
     return tuple(found)
 
@@ -182,7 +191,8 @@ def _judged(facts: ClientFacts, wanted: WantedMps, device: str) -> Judged:
                 f"names the slot {_shown(named)}, which this device does not have",
             )
         _find_share_by_limits(client, sharing.shares, own != (None, None))
-    _compare_limits(client)
+    if client.is_given:  # its limit elsewhere may be that of a device which it has
+        _compare_limits(client)
     _compare_memory(client)
     return client
 
