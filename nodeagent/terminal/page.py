@@ -225,7 +225,9 @@ def with_counts(names: Iterable[str]) -> str:
 
 
 def gibibytes(size: int) -> str:
-    """Bytes as a person reads them: `39.5 GiB`."""
+    """Bytes as a person reads them: `39.5 GiB`, `72 MiB`."""
+    if 0 < size < 2**30:
+        return f"{round(size / 2**20, 1):g} MiB"
     return f"{size / 2**30:.4g} GiB"
 
 

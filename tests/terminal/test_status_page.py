@@ -220,3 +220,13 @@ def test_what_python_runs_tells_its_processes_apart() -> None:
     page = plain_text(status_page({"phase": "NoPlan", "gpus": [gpu]}, 80, 40))
     assert "  0  │no MIG on this card: train.py ██" in page
     assert "\nGPU 0  GPU: pid 4711 (python3 train.py) of user 1000\n" in page
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(75497472, "72 MiB"), (1 << 30, "1 GiB"), (42756737434, "39.82 GiB")]
+)
+def test_memory_is_written_for_people(size: int, words: str) -> None:
+    user = {"pid": 1, "command": "x", "memory": {"used": size}}
+    gpu = {"index": 0, "uuid": "GPU-0", "free": {}, "users": [user]}
+    page = plain_text(status_page({"gpus": [gpu]}, 100, 40))
+    assert f"pid 1 (x), {words} used" in page
