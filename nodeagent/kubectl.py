@@ -8,19 +8,23 @@ standard library and nothing of this package. What it says of a node is what the
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # the agent's own exit codes
+DONE, FAILED, USAGE, BLOCKED, INTERRUPTED = 0, 1, 2, 3, 130  # the agent's own exit codes
 
 _STATUS, _LAYOUT = "nodeagent.io/status", "nodeagent.io/layout"
+_PLAN = "nodeagent.io/plan"
 _CONDITIONS = ("GPUHealthy", "GPUPartitionsReady")
 _AGENTS = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
 _ALL_AGENTS = f"kubectl get pods -A -o wide -l {_AGENTS}"
@@ -86,7 +90,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.set_defaults(command=_exec_plan)
     plan.add_argument("-f", "--file", required=True, help="the plan; - is standard input")
-    for command in (status, plan):
+    wait = commands.add_parser(
+        "wait", parents=[cluster], help="until the node is as a plan says: 0, else 1, 2 or 3"
+    )
+    wait.set_defaults(command=_wait)
+    of_node = (
+        "the plan's, or its first digits; default: that of the Node's annotation nodeagent.io/plan"
+    )
+    wait.add_argument("--digest", metavar="D", type=_digest, help=of_node)
+    wait.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=300.0, help="default: 300"
+    )
+    for command in (status, plan, wait):
         command.add_argument("node", metavar="NODE")
     return parser
 
@@ -160,6 +175,59 @@ def _in_pod(options: argparse.Namespace, *words: str, stdin: Any = subprocess.DE
     ended = "command terminated with exit code"  # kubectl's own word; the code is handed on
     sys.stderr.writelines(f"{_escaped(line)}\n" for line in said if not line.startswith(ended))
     return done.returncode
+
+
+# --- waiting for a plan ---------------------------------------------------------------------------
+
+
+def _digest(text: str) -> str:
+    digits = text.removeprefix("sha256:").lower()
+    if not re.fullmatch("[0-9a-f]{12,64}", digits):
+        raise argparse.ArgumentTypeError(f"{_escaped(text)} is not 12 to 64 hexadecimal digits")
+    return f"sha256:{digits}"
+
+
+def _wait(options: argparse.Namespace) -> int:
+    """Ask once a second until the plan is in force, refused, or the time is over."""
+    end = time.monotonic() + options.timeout
+    while True:
+        node = _asked(options, "get", "node", options.node)
+        annotations = node["metadata"].get("annotations") or {}
+        wanted = options.digest
+        if wanted is None:
+            if _PLAN not in annotations:
+                message = f"node {options.node} has no annotation {_PLAN}"
+                raise PluginError(message, "name the plan with --digest", USAGE)
+            wanted = f"sha256:{hashlib.sha256(annotations[_PLAN].encode()).hexdigest()}"
+        phase, digest, refused, said = _progress(annotations.get(_STATUS))
+        if refused["digest"].startswith(wanted):
+            message = f"plan {wanted} is refused: {refused['path']}: {refused['message']}"
+            raise PluginError(message, f"see kubectl nodeagent status {options.node}", USAGE)
+        if digest.startswith(wanted) and phase == "InSync":
+            print(_escaped(f"node {options.node} is as plan {digest} says"))  # noqa: T201
+            return DONE
+        if time.monotonic() >= end:
+            state = f"{phase}: {said}" if digest.startswith(wanted) else f"at {digest or 'no plan'}"
+            raise PluginError(
+                f"node {options.node} is not as plan {wanted} says: {state}",
+                f"see kubectl nodeagent status {options.node}",
+                BLOCKED if digest.startswith(wanted) and phase == "Blocked" else FAILED,
+            )
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+
+
+def _progress(text: str | None) -> tuple[str, str, dict[str, str], str]:
+    """Phase, digest in force, the refused plan, and what the agent says, as far as known."""
+    nothing = {"digest": "", "path": "", "message": ""}
+    try:
+        status = _a(dict, json.loads(text or "{}"))
+        refused = nothing | _a(dict, status.get("rejected", {}))
+        said = _a(dict, status.get("headline", {})).get("text")
+    except (ValueError, TypeError, RecursionError):
+        return "unknown", "", nothing, f"annotation {_STATUS} is damaged"
+    words = (status.get("phase"), status.get("digest", ""), status.get("message") or said)
+    phase, digest, message = map(str, words)
+    return phase, digest, {key: str(value) for key, value in refused.items()}, message
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -190,6 +190,53 @@ def test_an_agent_that_is_not_there(run: Run) -> None:
     assert "/nowhere/plan.yaml cannot be read: No such file" in unread.stderr
 
 
+def asked_once(status: Any, plan: str = "version: v1") -> dict[str, Any]:
+    return node("n1", status, **{"nodeagent.io/plan": plan})
+
+
+def test_waiting_for_a_plan(run: Run, tmp_path: Path) -> None:
+    """It ends as the agent's own commands do: done, failed, refused, blocked."""
+    wait = ("wait", "n1", "--timeout", "0")
+    done = STATUS | {"phase": "InSync"}
+    other = "sha256:" + "8" * 64
+    refused = {"digest": other, "path": "gpus[0].mig", "message": "there is no 8g.40gb\x1b"}
+
+    def ended(status: Any, *words: str) -> tuple[int, str, str]:
+        shown = run(*wait, *words, getnoden1=asked_once(status))
+        return shown.returncode, shown.stdout, shown.stderr.split("\n")[0]
+
+    first = f"nodeagent: node n1 is not as plan {DIGEST} says: "
+    assert ended(done, "--digest", DIGEST) == (0, f"node n1 is as plan {DIGEST} says\n", "")
+    assert ended(done, "--digest", "7" * 12)[0] == 0
+    blocked = ended(STATUS, "--digest", DIGEST)
+    assert blocked == (3, "", f"{first}Blocked: Something is in use.")
+    failed = ended(STATUS | {"phase": "Failed", "message": "it broke"}, "--digest", DIGEST)
+    assert failed == (1, "", f"{first}Failed: it broke")
+    assert ended(STATUS | {"digest": other}, "--digest", DIGEST) == (1, "", f"{first}at {other}")
+    assert ended(done | {"rejected": refused}, "--digest", other) == (
+        2,
+        "",
+        f"nodeagent: plan {other} is refused: gpus[0].mig: there is no 8g.40gb\\x1b",
+    )
+    for damaged in ("[", "[]", None, {"headline": 1}, {"rejected": 1}):
+        assert ended(damaged, "--digest", DIGEST) == (1, "", f"{first}at no plan")
+    assert ended(done, "--digest", "777")[0] == 2
+    mine = "sha256:793111870e8d"  # of the annotation's own text
+    assert mine in ended(done)[2]
+    assert "has no annotation nodeagent.io/plan" in run(*wait, getnoden1=node("n1", done)).stderr
+
+
+def test_waiting_ends_when_the_agent_is_done(run: Run, tmp_path: Path) -> None:
+    """kubectl answers anew each time: here the second answer is another."""
+    later = tmp_path / "later.json"
+    later.write_text(json.dumps(asked_once(STATUS | {"phase": "InSync"})))
+    stand_in = tmp_path / "kubectl"
+    script = stand_in.read_text() + "if [ -f later.json ]; then mv later.json getnoden1.json; fi\n"
+    stand_in.write_text(script)
+    shown = run("wait", "n1", "--digest", DIGEST, getnoden1=asked_once(STATUS))
+    assert (shown.returncode, later.exists()) == (0, False)
+
+
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_two_hundred_nodes_of_a_real_server(real_server: RealApiServer, tmp_path: Path) -> None:
     """From one list, in under two seconds of this machine's time."""
