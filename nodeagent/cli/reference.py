@@ -6,10 +6,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from nodeagent import __version__
+from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.commands import COMMANDS
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output, formatted
 from nodeagent.cli.parser import Parser, build_parser
+from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.documents.plan import plan_schema
 from nodeagent.errors import UsageError
 from nodeagent.runbook import Entry, runbook
@@ -22,10 +24,21 @@ def run_explain(options: Namespace, output: Output) -> ExitCode:
     """Print the entries of the codes; without any, a line for each entry there is."""
     entries = runbook().find(options.codes) if options.codes else runbook().entries
     if output.is_text:
-        page = entries_page if options.codes else list_page
-        output.page(page(entries, output.room[0]))
+        width, _ = output.room
+        if options.codes:
+            output.page(entries_page(entries, width, in_cluster=_is_in_cluster(options)))
+        else:
+            output.page(list_page(entries, width))
     output.document({"entries": [_json(entry) for entry in entries]})
     return ExitCode.DONE
+
+
+def _is_in_cluster(options: Namespace) -> bool:
+    """Whether the node is in a cluster; bad settings, which may be what is asked about, say no."""
+    try:
+        return is_in_cluster(command_settings(options).kubernetes)
+    except UsageError:
+        return False
 
 
 def _json(entry: Entry) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -27,8 +28,10 @@ _LABEL = 6  # columns of `look`, `mend` and `see`
 _MIN_WIDTH = 20  # columns for sentences, however narrow the terminal is
 
 
-def entries_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
-    """Print each entry in full. Commands are not wrapped, so that they can be pasted."""
+def entries_page(entries: Sequence[Entry], width: int, *, in_cluster: bool) -> tuple[Line, ...]:
+    """Print each entry in full, the commands for where one is first. They are not wrapped, so that
+    they can be pasted.
+    """
     lines: list[Line] = []
     for entry in entries:
         if lines:
@@ -37,10 +40,31 @@ def entries_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
         room = max(width - len(_MARGIN), _MIN_WIDTH)
         sentences = textwrap.wrap(entry.means, room, break_on_hyphens=False)
         lines += [line(f"{_MARGIN}{row}") for row in sentences]
-        lines += _part("look", entry.look)
-        lines += _part("mend", entry.mend)
+        lines += _part("look", _here_first(entry.look, in_cluster))
+        lines += _part("mend", _here_first(entry.mend, in_cluster))
         lines += _part("see", [", ".join(entry.see)] if entry.see else [])
     return tuple(lines)
+
+
+_ELSEWHERE = re.compile(r"(?:^# |; |  # )(without|in) a cluster(?:: (.+))?$")
+_COMMAND = re.compile(r"(kubectl|systemctl|journalctl|kill) ")
+
+
+def _here_first(rows: Sequence[str], in_cluster: bool) -> list[str]:
+    """The rows in their order: those for a node like this, then those of the other kind."""
+    here, there = [], []
+    for row in rows:
+        found = _ELSEWHERE.search(row)
+        rest, other = (row[: found.start()], found[2]) if found else (row, None)
+        if found and (found[1] == "in") is in_cluster:
+            what = other or rest
+            here.append(what if _COMMAND.match(what) else f"# {what}")
+            there += [rest] if other and rest else []
+        elif found and not (rest and other):
+            there.append(row)
+        else:
+            (here if in_cluster or not row.startswith("kubectl") else there).append(row)
+    return here + there
 
 
 def _part(label: str, rows: Sequence[str]) -> Iterator[Line]:

@@ -22,8 +22,36 @@ def test_an_entry_on_a_terminal(program: Program) -> None:
     title, *lines = shown.out.splitlines()
     assert title == "InUse  problem"
     assert all(line.startswith("  ") for line in lines)
-    assert "        kill PID  # for a process outside any pod" in lines
+    assert "  mend  kill PID  # for a process outside any pod" in lines
     assert lines[-1] == "  see   Blocked, NodeagentPlanBlocked"
+
+
+@pytest.mark.parametrize(
+    ("kubeconfig", "code", "commands"),
+    [
+        ("", "ecc", ["systemctl stop", "nvidia-smi --gpu-reset", "systemctl start", "# with MPS"]),
+        ("", "NodeagentDown", ["systemctl restart nodeagent", "kubectl -n nodeagent delete"]),
+        ("", "Drift", ["systemctl restart nodeagent  # applies"]),
+        ("", "GpuLost", ["# end the GPUs' users", "systemctl reboot", "kubectl drain"]),
+        ("x", "ecc", ["kubectl drain", "nvidia-smi --gpu-reset", "kubectl label", "# with MPS"]),
+        ("x", "NodeagentDown", ["kubectl -n nodeagent delete"]),
+        ("x", "Drift", ["kubectl -n nodeagent delete", "systemctl restart nodeagent  # applies"]),
+    ],
+)
+def test_commands_for_where_one_is_come_first(
+    kubeconfig: str,
+    code: str,
+    commands: list[str],
+    program: Program,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if kubeconfig:
+        monkeypatch.setenv("NODEAGENT_KUBERNETES_KUBECONFIG", kubeconfig)
+    mend = program("explain", code).out.split("\n  mend  ")[1].splitlines()
+    for row, command in zip(mend, commands, strict=False):
+        assert row.strip().startswith(command), mend
+    monkeypatch.setenv("NODEAGENT_DRIFT", "what")  # settings that are refused are explained, too
+    assert program("explain", code).code == 0
 
 
 def test_all_entries_in_a_table(program: Program) -> None:
