@@ -225,7 +225,7 @@ def written(content: Json) -> str:
         f' "fields": [\n{lines(content["fields"])}\n ],\n'
         f' "texts": [\n{lines(content["texts"])}\n ],\n'
         f' "unavailable": [\n{lines(content["unavailable"])}\n ],\n'
-        f' "composed": {json.dumps(content["composed"], indent=2)}\n}}\n'
+        f' "composed": [\n{lines(content["composed"])}\n ]\n}}\n'
     )
 
 

@@ -107,9 +107,10 @@ reports no process' share of the time.
 - PCIe throughput is the growth of byte counters: the call that DCGM uses blocks for 20 ms.
 - `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate. dcgm-exporter calls it a counter, and so does the
   shipped file.
-- Its `DCGM_EXP_*`, which it makes out of several readings, are not exported: a line with one is
-  named. `nodeagent_gpu_xid_total`, `nodeagent_gpu_health` and `DCGM_FI_DEV_CLOCKS_EVENT_REASONS`
-  show the same without a window.
+- Three of its `DCGM_EXP_*`, which it makes out of several readings, exist where the file of
+  counters names them: `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`, always of the
+  last five minutes and absent without an event, and `DCGM_EXP_GPU_HEALTH_STATUS` (0, 10 or 20),
+  whose `health_watch` is a check of [health.md](health.md), without `health_error_code`.
 
 ## Claims
 

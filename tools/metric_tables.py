@@ -172,13 +172,44 @@ EARLIER_NAMES = {f"DCGM_FI_DEV_{new}": f"dcgm_{old}" for old, new in EARLIER.ite
     )
 }
 EARLIER_NAMES["DCGM_FI_DEV_CLOCKS_EVENT_REASONS"] = "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"
-# What is exported in the place of what dcgm-exporter makes out of several readings.
-COMPOSED = {
-    "DCGM_EXP_XID_ERRORS_COUNT": "nodeagent_gpu_xid_total counts them",
-    "DCGM_EXP_CLOCK_EVENTS_COUNT": "DCGM_FI_DEV_CLOCKS_EVENT_REASONS has them",
-    "DCGM_EXP_GPU_HEALTH_STATUS": "nodeagent_gpu_health has it",
-    "DCGM_EXP_P2P_STATUS": "",
-}
+# What dcgm-exporter itself makes of several readings: number, name, level, happening, help.
+COMPOSED: list[Json] = [
+    {
+        "id": number,
+        "name": name,
+        "renamed": name,
+        "kind": "gauge",
+        "help": meaning,
+        "level": level,
+        "withMig": "stays",
+        "tier": "event",
+        "whole": {"from": "event", "happening": happening},
+        **({"part": {"from": "event", "happening": happening}} if level != "gpu" else {}),
+    }
+    for number, name, level, happening, meaning in (
+        (
+            9001,
+            "DCGM_EXP_XID_ERRORS_COUNT",
+            "gpuInstance",
+            "xids",
+            "XIDs in the last five minutes, by number",
+        ),
+        (
+            9002,
+            "DCGM_EXP_CLOCK_EVENTS_COUNT",
+            "gpu",
+            "clocks",
+            "Readings in the last five minutes in which something held the clocks down, by what",
+        ),
+        (
+            9003,
+            "DCGM_EXP_GPU_HEALTH_STATUS",
+            "gpu",
+            "health",
+            "Health by check: 0 well, 10 degraded, 20 unhealthy",
+        ),
+    )
+]
 # Texts: the structure's attribute or the call's argument.
 TEXT_SOURCES: dict[int, Json] = {
     56: {"arguments": ["NVML_INFOROM_OEM"]},

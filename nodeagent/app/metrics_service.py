@@ -174,6 +174,11 @@ class MetricsService:
             found.slices,
             [sample.whole for sample in found.latest],
         )
+        wanted = [row for row in self._selection.fields if row in catalogue().composed]
+        if health and wanted:
+            wholes, now = self._sampling.sampler.whole_subjects, asyncio.get_running_loop().time()
+            values = self._event_values.composed(wanted, found, health, wholes, now)
+            found.samples["composed"] = values
         found.readers = (*found.readers, self._sampling.events_reader)
         self.exporter.take(found)
 

@@ -97,19 +97,19 @@ class TextField(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknow
 
 class Catalogue(Struct, frozen=True, dict=True):
     """All rows in the order of their ids. `unavailable`: DCGM's fields that NVML cannot give.
-    `composed`: what dcgm-exporter itself makes of many readings, with what is exported instead.
+    `composed`: what dcgm-exporter itself makes of many readings.
     """
 
     fields: tuple[Field, ...]
     texts: tuple[TextField, ...]
     unavailable: frozenset[str]
-    composed: Mapping[str, str]
+    composed: tuple[Field, ...]
     provenance: str
 
     @cached_property
     def by_name(self) -> Mapping[str, Field | TextField]:
         """The rows by every name that a selection can use: old, renamed, older."""
-        rows: tuple[Field | TextField, ...] = (*self.fields, *self.texts)
+        rows: tuple[Field | TextField, ...] = (*self.fields, *self.composed, *self.texts)
         found = {row.renamed: row for row in reversed(rows)}
         found |= {row.earlier: row for row in self.fields if row.earlier}
         # Where DCGM gave a name to another field, the old meaning is what is asked for.

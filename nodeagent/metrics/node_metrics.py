@@ -166,7 +166,7 @@ _CHECKS = {name: n for n, name in enumerate(dict.fromkeys(row.check.value for ro
 
 def health_samples(state: HealthState) -> Iterator[AgentSample]:
     """Samples of each GPU's checks, of findings and of XIDs."""
-    yield from _checks(state)
+    yield from check_samples(state)
     for finding in state.findings:
         place = finding.place
         labels = (
@@ -191,7 +191,8 @@ def health_samples(state: HealthState) -> Iterator[AgentSample]:
         yield AgentSample("nodeagent_gpu_xid_last_timestamp_seconds", count.last.wall, labels)
 
 
-def _checks(state: HealthState) -> Iterator[AgentSample]:
+def check_samples(state: HealthState) -> Iterator[AgentSample]:
+    """A figure for each check of each GPU."""
     status: dict[tuple[str, str], list[Severity]] = {
         (uuid, check): [] for uuid, past in state.gpus.items() for check in past.checked
     }

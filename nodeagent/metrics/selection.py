@@ -12,9 +12,11 @@ from functools import lru_cache
 
 from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import Field, TextField, catalogue
+from nodeagent.metrics.sources import EventCount, Happening
 from nodeagent.structs import Struct
 from nodeagent.text import did_you_mean
 
+CLOCK_EVENT_REASONS = 112
 MAX_LINES = 5000  # dcgm-exporter has fewer than 1,000 fields
 _MAX_SUGGESTIONS = 10  # each compares a name with all fields, 2 to 8 ms
 _MAX_QUOTED = 60  # characters of a value in a finding
@@ -66,6 +68,8 @@ class Selection(Struct, frozen=True):
     def fields(self) -> tuple[Field, ...]:
         wanted = [m.field for m in self.metrics]
         wanted += [label.field for label in self.labels if isinstance(label.field, Field)]
+        if any(f.whole == EventCount(happening=Happening.CLOCKS) for f in wanted):
+            wanted += [f for f in catalogue().fields if f.id == CLOCK_EVENT_REASONS]
         return tuple({f.id: f for f in wanted}.values())
 
     @property
@@ -162,9 +166,6 @@ def _unknown(line: int, name: str, *, suggest: bool) -> LineFault:
     known = catalogue()
     if name in known.unavailable:
         return LineFault(line, f"{name} is not available from NVML")
-    if name in known.composed:
-        found = f"{name} is computed by dcgm-exporter itself and not exported here"
-        return LineFault(line, found, remedy=known.composed[name])
     short = suggest and len(name) <= _MAX_QUOTED
     return LineFault(
         line,

@@ -139,10 +139,14 @@ class Happening(StrEnum):
     XID = "xid"  # the last XID; the event carries GPU instance and compute instance
     NVLINK_XID = "nvlinkXid"  # the last XID 74
     BINDING = "binding"  # the last driver bind (2) or unbind (1) of a GPU
+    # What dcgm-exporter itself makes of several readings
+    XIDS = "xids"  # how many there were in the last five minutes
+    CLOCKS = "clocks"  # how many readings of them said what holds the clocks down
+    HEALTH = "health"  # of each check: 0 well, 10 degraded, 20 unhealthy
 
 
 class EventCount(_Source, frozen=True, tag_field="from", tag="event"):
-    """The last event of a kind from NVML's event sets; nothing before the first."""
+    """What came of events and not of one reading; nothing before the first."""
 
     happening: Happening
 

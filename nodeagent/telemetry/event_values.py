@@ -13,25 +13,40 @@ The XIDs are those that health counts, so that both name the same ones, whicheve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 
 from nodeagent.gpu.event_listener import Binding, Event
-from nodeagent.health.state import XidCount
+from nodeagent.health.state import HealthState, XidCount
 from nodeagent.health.xids import default_table
 from nodeagent.metrics import sources
-from nodeagent.metrics.catalogue import catalogue
+from nodeagent.metrics.catalogue import Field, catalogue
+from nodeagent.metrics.node_metrics import check_samples
 from nodeagent.metrics.samples import Node, SampleSet, Slice, Subject, Value
+from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
 from nodeagent.metrics.sources import Happening
+from nodeagent.telemetry.samples import SampleBatch
 
 _NVLINK_XID = 74
 _NO_ERROR = (("err_code", "0"), ("err_msg", "No Error"))
 
 
+_Counted = tuple[Happening, Subject, int]  # what of whom, and how often
+_WINDOW = 300.0  # seconds, as dcgm-exporter has it
+_WINDOW_LABEL = ("window_size_in_ms", "300000")
+_CLOCK_EVENTS = (  # by the number of their bit
+    *("gpu_idle", "clocks_setting", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal"),
+    *("hw_thermal", "hw_power_brake", "display_clocks"),
+)
+
+
 class EventValues:
-    """The last of each kind."""
+    """The last of each kind, and counts of the last five minutes."""
 
     def __init__(self) -> None:
         self._binding: tuple[Value, ...] = ()
+        self._seen: dict[tuple[str, int | None, int], int] | None = None  # XIDs
+        self._recent: deque[tuple[float, Happening, Subject, int]] = deque()
 
     def update(self, events: Iterable[Event]) -> None:
         """Take over new events."""
@@ -83,6 +98,58 @@ class EventValues:
                 if isinstance(row.whole, sources.EventCount) and values[row.whole.happening]
             }
         )
+
+    def composed(
+        self,
+        fields: Iterable[Field],
+        found: SampleBatch,
+        health: HealthState,
+        wholes: Mapping[str, Subject],
+        now: float,
+    ) -> SampleSet:
+        """What dcgm-exporter makes of several readings. XIDs before the first call do not count."""
+        self._recent += ((now, *event) for event in self._new_xids(found, health, wholes))
+        self._recent += ((now, *event) for event in _clock_events(found))
+        while self._recent and self._recent[0][0] < now - _WINDOW:
+            self._recent.popleft()
+        values: dict[Happening, Counter[Subject]] = defaultdict(Counter)
+        for _, happening, subject, count in self._recent:
+            values[happening][subject] += count
+        for check in check_samples(health):
+            name, _, gpu = check.labels
+            if gpu in wholes:
+                subject = Subject(wholes[gpu].entity, (("health_watch", name),))
+                values[Happening.HEALTH][subject] = round(20 * (1 - check.value))
+        return SampleSet(
+            {
+                row.id: tuple(values[row.whole.happening].items())
+                for row in fields
+                if isinstance(row.whole, sources.EventCount) and row.whole.happening in values
+            }
+        )
+
+    def _new_xids(
+        self, found: SampleBatch, health: HealthState, wholes: Mapping[str, Subject]
+    ) -> Iterator[_Counted]:
+        subjects: dict[tuple[str, int | None], Subject] = {(w, None): wholes[w] for w in wholes}
+        for uuid, parts in found.slices.items():
+            subjects |= {(uuid, p.entity.id): p for p in parts if isinstance(p.entity, Slice)}
+        seen = {(count.gpu, count.instance, count.xid): count.count for count in health.xids}
+        before, self._seen = seen if self._seen is None else self._seen, seen
+        for (gpu, instance, xid), count in seen.items():
+            new = count - before.get((gpu, instance, xid), 0)
+            if new > 0 and (hit := subjects.get((gpu, instance))):
+                subject = Subject(hit.entity, (_WINDOW_LABEL, ("xid", str(xid))))
+                yield Happening.XIDS, subject, new
+
+
+def _clock_events(found: SampleBatch) -> Iterator[_Counted]:
+    for sample in found.samples.values():
+        for whole, bits in sample.values.get(CLOCK_EVENT_REASONS, ()):
+            for number, name in enumerate(_CLOCK_EVENTS):
+                if int(bits) >> number & 1:
+                    subject = Subject(whole.entity, (("clock_event", name), _WINDOW_LABEL))
+                    yield Happening.CLOCKS, subject, 1
 
 
 def _named(subject: Subject, xid: int) -> Value:

@@ -7,8 +7,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from nodeagent.health.findings import Moment
+from nodeagent.health.state import GpuHistory, HealthState, XidCount
 from nodeagent.plan.problems import Code as ProblemCode
 from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.structs import replace
 from tests.acceptance.metrics_rig import SOON, Watched, parsed, reported, running
 from tests.cluster.client.rig import until
 from tests.machine_load import stretched
@@ -123,3 +126,28 @@ async def test_names_and_labels_as_they_are_set() -> None:
     async with watching(metrics_host_label="none") as (watched, _):
         await _exported(watched, "DCGM_FI_DEV_POWER_USAGE{")
         assert "ostname=" not in watched.text()
+
+
+async def test_what_dcgm_exporter_makes_of_readings_is_there_where_it_is_selected(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "counters.csv"
+    names = ("XID_ERRORS_COUNT", "CLOCK_EVENTS_COUNT", "GPU_HEALTH_STATUS")
+    path.write_text("".join(f"DCGM_EXP_{name}, gauge, x\n" for name in names))
+    async with watching(metrics_counters=str(path)) as (watched, node):
+        uuid = node.cards[0].identity.uuid
+        window = {"window_size_in_ms": "300000"}
+
+        def found(name: str, **labels: str) -> list[float]:
+            return reported(parsed(watched.text()), f"DCGM_EXP_{name}", UUID=uuid, **labels)
+
+        for count in (7, 9):  # those from before the agent's start do not count
+            health = HealthState(
+                gpus={uuid: GpuHistory(0, checked=frozenset({"pcie"}))},
+                xids=(XidCount(uuid, 31, None, count, Moment(1.0, 1.0)),),
+            )
+            watched.state = replace(watched.state, health=health)
+            await watched.sampled(2)
+        await until(lambda: found("XID_ERRORS_COUNT", xid="31", **window) == [2])
+        await until(lambda: found("CLOCK_EVENTS_COUNT", clock_event="gpu_idle", **window) > [1])
+        assert found("GPU_HEALTH_STATUS", health_watch="pcie") == [0]

@@ -61,8 +61,7 @@ def test_names_are_written_as_the_file_has_them() -> None:
         ("DCGM_FI_DEV_SM_CLOCK,gauge,a, b", "put a help with commas into quotation marks"),
         ('DCGM_FI_DEV_SM_CLOCK,gauge,"a" b', "it is no line of CSV"),
         ("DCGM_FI_DEV_SERIAL,gauge,x", "its type can only be label"),
-        ("DCGM_EXP_XID_ERRORS_COUNT,gauge,x", "nodeagent_gpu_xid_total counts them"),
-        ("DCGM_EXP_P2P_STATUS,gauge,x", "not exported here"),
+        ("DCGM_EXP_P2P_STATUS,gauge,x", "no field 'DCGM_EXP_P2P_STATUS'"),
         ("DCGM_FI_DEV_GPU_TEMP,gauge,again", "DCGM_FI_DEV_GPU_TEMP is selected twice"),
     ],
 )
