@@ -44,6 +44,7 @@ from nodeagent.structs import replace
 _DEFAULT_POLICY = Policy()
 _Place = TypeVar("_Place", Gpu, ComputeInstance)
 
+_BROKEN = frozenset({Code.GPU_LOST, Code.GPU_UNKNOWN, Code.GPU_UNHEALTHY})
 # What no waiting changes; any other refusal is one of the moment.
 _UNSATISFIABLE = frozenset({Code.NOT_MIG_CAPABLE, Code.UNKNOWN_PROFILE, Code.DOES_NOT_FIT})
 
@@ -124,6 +125,8 @@ def once_free(blocked: GpuPlan, policy: Policy = _DEFAULT_POLICY) -> GpuPlan | N
     """
     goal, gpu = blocked.goal, blocked.before
     if blocked.verdict is not Verdict.BLOCKED or goal is None or gpu.access is not Access.OK:
+        return None
+    if not _BROKEN.isdisjoint(problem.code for problem in blocked.problems):  # or another GPU is
         return None
     free = frozenset(device.uuid for device in gpu.devices())
     found = plan_gpu(goal, _freed(gpu, free), policy)

@@ -93,7 +93,7 @@ async def side_by_side(
 
 def _held_back(plan: GpuPlan, found: Sequence[Problem]) -> GpuOutcome:
     """Nothing is taken away for a daemon that cannot come."""
-    why = "not started: it failed on another GPU"
+    why = "not started: a step failed on another GPU of the daemon"
     reports = (StepReport(step, StepResult.SKIPPED, message=why) for step in plan.steps)
     return GpuOutcome(plan, tuple(reports), plan.before, of_another(plan, found))
 

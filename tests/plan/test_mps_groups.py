@@ -16,7 +16,7 @@ from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import DesiredNode, MigDisabled, Reserved
 from nodeagent.plan.observed import Access, Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy, Verdict
-from nodeagent.plan.planner import layout_of, plan, plan_gpu
+from nodeagent.plan.planner import layout_of, once_free, plan, plan_gpu
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import WantedMps
@@ -183,6 +183,7 @@ def test_one_that_is_not_ready_keeps_all_as_they_are(other: Gpu | None, why: str
     assert problem.message.startswith("one MPS daemon is to serve it with others: ")
     assert why in problem.message
     assert found.steps == ()
+    assert (once_free(found.gpus[0]) is None) is (problem.code is not Code.IN_USE)
 
 
 def test_a_claim_on_one_of_them_keeps_it_from_all() -> None:
