@@ -12,56 +12,43 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 DONE, FAILED, USAGE, BLOCKED, INTERRUPTED = 0, 1, 2, 3, 130  # the agent's own exit codes
 
-_STATUS, _LAYOUT = "nodeagent.io/status", "nodeagent.io/layout"
-_PLAN = "nodeagent.io/plan"
+_STATUS, _LAYOUT, _PLAN = (f"nodeagent.io/{key}" for key in ("status", "layout", "plan"))
 _CONDITIONS = ("GPUHealthy", "GPUPartitionsReady")
 _AGENTS = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
-_ALL_AGENTS = f"kubectl get pods -A -o wide -l {_AGENTS}"
 _HEADER = ("NODE", "PHASE", "GPUS", "MIG USED", "IDLE", "FREE", "MPS READY", "AGE", "WORST")
+_DAMAGE = (ValueError, TypeError, OverflowError, RecursionError)  # of what an annotation holds
 
 _Kind = TypeVar("_Kind")
-_Kubectl = Callable[..., Any]  # arguments of kubectl to its answer as JSON
 
 
 class PluginError(Exception):
-    """What ends the plugin: what was found, what mends it, and the exit code."""
-
-    def __init__(self, message: str, remedy: str, code: int = FAILED) -> None:
-        super().__init__(message)
-        self.message, self.remedy, self.code = message, remedy, code
-
-
-class FleetTable(NamedTuple):
-    """One row for each node with an agent, how many nodes are of each severity, and the others."""
-
-    rows: list[tuple[str, ...]]
-    severities: Counter[str]
-    without: int
+    """What ends the plugin: what was found, what mends it, and the exit code if not FAILED."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the plugin; gives its exit code."""
-    options, others = _parser().parse_known_args(arguments)
-    if others and options.command not in {_exec_status, _exec_plan}:
-        _complain(f"unknown argument {others[0]}", "see kubectl nodeagent --help")
-        return USAGE
-    options.others = others
+    parser = _parser()
+    options, others = parser.parse_known_args(arguments)
+    options.others = others  # of the agent's command
+    if others and options.command is not _in_pod:
+        parser.error(f"unknown argument: {others[0]!r}")
     try:
         return int(options.command(options))
     except PluginError as error:
-        _complain(error.message, error.remedy)
-        return error.code
+        found, remedy, code = (*error.args, FAILED)[:3]
+        print(f"nodeagent: {_escaped(found)}\n  {_escaped(remedy)}", file=sys.stderr)
+        return int(code)
     except BrokenPipeError:  # as of head; what is left goes nowhere, at the interpreter's end too
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
@@ -74,49 +61,32 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("--context", "--kubeconfig"):
         cluster.add_argument(name, default=argparse.SUPPRESS, help="as of kubectl")
     words = "without a command: a table of the nodes with an agent, from their annotations"
-    parser = argparse.ArgumentParser(
-        "kubectl nodeagent", description=words, parents=[cluster], allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser("kubectl nodeagent", description=words, parents=[cluster])
     parser.set_defaults(command=_table)
     commands = parser.add_subparsers(metavar="COMMAND")
-    own = "; further options are those of nodeagent {}"
 
-    status = commands.add_parser(
-        "status", parents=[cluster], help="what the node's agent shows" + own.format("status")
-    )
-    status.set_defaults(command=_exec_status)
-    plan = commands.add_parser(
-        "plan", parents=[cluster], help="what a plan would change there" + own.format("plan")
-    )
-    plan.set_defaults(command=_exec_plan)
+    def command(name: str, words: str, run: object) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, parents=[cluster], help=words, allow_abbrev=False)
+        added.set_defaults(command=run, page=name, file=None)
+        added.add_argument("node", metavar="POD" if run is _why else "NODE")
+        return added
+
+    why = command("why", "what keeps a pod: its claims, its Events, its node", _why)
+    why.add_argument("-n", "--namespace", help="of the pod")
+    command("status", "the agent's page; options of nodeagent status may follow", _in_pod)
+    plan = command("plan", "what a plan would change there; options may follow", _in_pod)
     plan.add_argument("-f", "--file", required=True, help="the plan; - is standard input")
-    wait = commands.add_parser(
-        "wait", parents=[cluster], help="until the node is as a plan says: 0, else 1, 2 or 3"
-    )
-    wait.set_defaults(command=_wait)
-    of_node = (
-        "the plan's, or its first digits; default: that of the Node's annotation nodeagent.io/plan"
-    )
-    wait.add_argument("--digest", metavar="D", type=_digest, help=of_node)
-    wait.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=300.0, help="default: 300"
-    )
-    for command in (status, plan, wait):
-        command.add_argument("node", metavar="NODE")
+    wait = command("wait", "until the node is as its plan says", _wait)
+    wait.add_argument("--digest", metavar="D", help=f"default: of the Node's annotation {_PLAN}")
+    wait.add_argument("--timeout", type=float, default=300.0, help="seconds; default: 300")
     return parser
 
 
-# --- kubectl --------------------------------------------------------------------------------------
-
-
-def _kubectl(options: argparse.Namespace, *words: str) -> list[str]:
+def _run(options: argparse.Namespace, *words: str, **io: Any) -> subprocess.CompletedProcess[bytes]:
     chosen = (f"--{n}={getattr(options, n)}" for n in ("context", "kubeconfig") if n in options)
-    return ["kubectl", *chosen, *words]
-
-
-def _run(command: list[str], **streams: Any) -> subprocess.CompletedProcess[bytes]:
+    command = ["kubectl", *chosen, *words]
     try:
-        return subprocess.run(command, check=False, stderr=subprocess.PIPE, **streams)
+        return subprocess.run(command, check=False, stderr=subprocess.PIPE, **io)
     except OSError as error:
         message = f"kubectl cannot be started: {error.strerror}"
         remedy = "have it in PATH: https://kubernetes.io/docs/tasks/tools/"
@@ -125,193 +95,184 @@ def _run(command: list[str], **streams: Any) -> subprocess.CompletedProcess[byte
 
 def _asked(options: argparse.Namespace, *words: str) -> Any:
     """What kubectl answers in JSON; raises PluginError."""
-    done = _run(_kubectl(options, *words, "-o", "json"), stdout=subprocess.PIPE)
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").split("\n")
-        last = next((line for line in reversed(said) if line.strip()), "it says nothing")
-        words_said = last.removeprefix("error: ")
-        raise PluginError(
-            f"kubectl {words[0]} {words[1]} failed: {words_said}",
-            "see that kubectl get nodes works, and with which context: kubectl config get-contexts",
-        )
+    done = _run(options, *words, "-o", "json", stdout=subprocess.PIPE)
+    said = done.stderr.decode(errors="replace").strip().split("\n")[-1].removeprefix("error: ")
     try:
-        return json.loads(done.stdout)
+        if done.returncode == 0:
+            return json.loads(done.stdout)
     except (ValueError, RecursionError):
-        message = f"kubectl {words[0]} {words[1]} did not answer in JSON"
-        raise PluginError(message, "see which kubectl that is: kubectl version") from None
+        said = "its answer is no JSON"
+    remedy = "see that kubectl get nodes works; contexts: kubectl config get-contexts"
+    raise PluginError(f"kubectl {words[0]} {words[1]} failed: {said}", remedy)
 
 
-# --- in the agent's pod ---------------------------------------------------------------------------
-
-
-def _exec_status(options: argparse.Namespace) -> int:
-    return _in_pod(options, "status", *options.others)
-
-
-def _exec_plan(options: argparse.Namespace) -> int:
-    if options.file == "-":
-        return _in_pod(options, "plan", "-f", "-", *options.others, stdin=sys.stdin)
+def _in_pod(options: argparse.Namespace) -> int:
+    """Run the agent's command beside it; its exit code. Raises PluginError."""
+    file = ("-f", "-") if options.file else ()
     try:
-        with open(options.file, "rb") as file:  # noqa: PTH123 - pathlib takes time to import
-            return _in_pod(options, "plan", "-f", "-", *options.others, stdin=file)
+        stdin = 0 if options.file == "-" else os.open(options.file or os.devnull, os.O_RDONLY)
     except OSError as error:
         message = f"{options.file} cannot be read: {error.strerror}"
         raise PluginError(message, "name a readable file with -f", USAGE) from None
-
-
-def _in_pod(options: argparse.Namespace, *words: str, stdin: Any = subprocess.DEVNULL) -> int:
-    """Run the agent's command beside it; its exit code. Raises PluginError."""
-    where = f"spec.nodeName={options.node}"
+    where, node = f"spec.nodeName={options.node}", options.node
     pods = _asked(options, "get", "pods", "-A", "-l", _AGENTS, "--field-selector", where)["items"]
     running = [pod["metadata"] for pod in pods if pod["status"].get("phase") == "Running"]
     if not running:
         state = "does not run" if pods else "is not there"
-        raise PluginError(f"the agent's pod on node {options.node} {state}", f"see {_ALL_AGENTS}")
-    pod = running[-1]
-    keep_open = [] if stdin == subprocess.DEVNULL else ["-i"]
-    inside = ["-n", pod["namespace"], "-c", "nodeagent", pod["name"], "--", "nodeagent", *words]
-    done = _run(_kubectl(options, "exec", *keep_open, *inside), stdin=stdin)
-    said = done.stderr.decode(errors="replace").splitlines()
-    ended = "command terminated with exit code"  # kubectl's own word; the code is handed on
-    sys.stderr.writelines(f"{_escaped(line)}\n" for line in said if not line.startswith(ended))
+        remedy = f"see kubectl get pods -A -o wide -l {_AGENTS}"
+        raise PluginError(f"the agent's pod on node {node} {state}", remedy)
+    pod = ("-n", running[-1]["namespace"], "-c", "nodeagent", running[-1]["name"])
+    command = ("--", "nodeagent", options.page, *file, *options.others)
+    done = _run(options, "exec", *(file and ("-i",)), *pod, *command, stdin=stdin)
+    for line in done.stderr.decode(errors="replace").splitlines():
+        if not line.startswith("command terminated with exit code"):  # which is handed on
+            print(_escaped(line), file=sys.stderr)
     return done.returncode
-
-
-# --- waiting for a plan ---------------------------------------------------------------------------
-
-
-def _digest(text: str) -> str:
-    digits = text.removeprefix("sha256:").lower()
-    if not re.fullmatch("[0-9a-f]{12,64}", digits):
-        raise argparse.ArgumentTypeError(f"{_escaped(text)} is not 12 to 64 hexadecimal digits")
-    return f"sha256:{digits}"
 
 
 def _wait(options: argparse.Namespace) -> int:
     """Ask once a second until the plan is in force, refused, or the time is over."""
     end = time.monotonic() + options.timeout
+    see = f"see kubectl nodeagent status {options.node}"
     while True:
-        node = _asked(options, "get", "node", options.node)
-        annotations = node["metadata"].get("annotations") or {}
-        wanted = options.digest
-        if wanted is None:
-            if _PLAN not in annotations:
-                message = f"node {options.node} has no annotation {_PLAN}"
-                raise PluginError(message, "name the plan with --digest", USAGE)
-            wanted = f"sha256:{hashlib.sha256(annotations[_PLAN].encode()).hexdigest()}"
-        phase, digest, refused, said = _progress(annotations.get(_STATUS))
-        if refused["digest"].startswith(wanted):
-            message = f"plan {wanted} is refused: {refused['path']}: {refused['message']}"
-            raise PluginError(message, f"see kubectl nodeagent status {options.node}", USAGE)
-        if digest.startswith(wanted) and phase == "InSync":
-            print(_escaped(f"node {options.node} is as plan {digest} says"))  # noqa: T201
+        node = _asked(options, "get", "node", options.node)["metadata"]
+        plan = _wanted(options, node.get("annotations", {}))
+        status, refused, said = {}, {}, "the status annotation is damaged"
+        with suppress(*_DAMAGE):
+            status = _a(dict, json.loads(node.get("annotations", {}).get(_STATUS, "{}")))
+            refused = _a(dict, status.get("rejected", {}))
+            said = str(status.get("message") or _headline(status)[1])
+        phase, digest = status.get("phase"), str(status.get("digest", ""))
+        if str(refused.get("digest")).startswith(plan):
+            why = f"{refused.get('path')}: {refused.get('message')}"
+            raise PluginError(f"plan {plan} is refused: {why}", see, USAGE)
+        ours = digest.startswith(plan)
+        if ours and phase == "InSync":
+            print(_escaped(f"node {options.node} is as plan {digest} says"))
             return DONE
-        if time.monotonic() >= end:
-            state = f"{phase}: {said}" if digest.startswith(wanted) else f"at {digest or 'no plan'}"
-            raise PluginError(
-                f"node {options.node} is not as plan {wanted} says: {state}",
-                f"see kubectl nodeagent status {options.node}",
-                BLOCKED if digest.startswith(wanted) and phase == "Blocked" else FAILED,
-            )
-        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+        if (left := end - time.monotonic()) <= 0:
+            state = f"{phase}: {said}" if ours else f"at {digest or 'no plan'}"
+            code = BLOCKED if ours and phase == "Blocked" else FAILED
+            raise PluginError(f"node {options.node} is not as plan {plan} says: {state}", see, code)
+        time.sleep(min(1.0, left))
 
 
-def _progress(text: str | None) -> tuple[str, str, dict[str, str], str]:
-    """Phase, digest in force, the refused plan, and what the agent says, as far as known."""
-    nothing = {"digest": "", "path": "", "message": ""}
-    try:
-        status = _a(dict, json.loads(text or "{}"))
-        refused = nothing | _a(dict, status.get("rejected", {}))
-        said = _a(dict, status.get("headline", {})).get("text")
-    except (ValueError, TypeError, RecursionError):
-        return "unknown", "", nothing, f"annotation {_STATUS} is damaged"
-    words = (status.get("phase"), status.get("digest", ""), status.get("message") or said)
-    phase, digest, message = map(str, words)
-    return phase, digest, {key: str(value) for key, value in refused.items()}, message
+def _wanted(options: argparse.Namespace, annotations: Mapping[str, str]) -> str:
+    plan = annotations.get(_PLAN)
+    digest = options.digest or (plan and hashlib.sha256(plan.encode()).hexdigest()) or ""
+    digits = digest.removeprefix("sha256:").lower()
+    if not re.fullmatch("[0-9a-f]{12,64}", digits):
+        found = f"{digest} is no digest" if digest else f"node {options.node} has no {_PLAN}"
+        remedy = "name the plan with --digest: its SHA-256, or the first 12 digits or more"
+        raise PluginError(found, remedy, USAGE)
+    return f"sha256:{digits}"
 
 
-# --- the table ------------------------------------------------------------------------------------
-
-
-def _table(options: argparse.Namespace) -> int:
-    nodes = _asked(options, "get", "nodes")["items"]
-    fleet = fleet_of(nodes, datetime.now(UTC))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in _aligned([_HEADER, *fleet.rows] if fleet.rows else []):
-        print(line if width is None or len(line) <= width else line[: width - 1] + "…")  # noqa: T201
-    counted = ", ".join(f"{count} {word}" for word, count in sorted(fleet.severities.items()))
-    known = f"{len(fleet.rows)} nodes with an agent" + (f": {counted}" if counted else "")
-    print(f"{known}; {fleet.without} without one are left out", flush=True)  # noqa: T201
+def _why(options: argparse.Namespace) -> int:
+    """What the cluster and the agent say of a pod, its claims and its node."""
+    there = [f"--namespace={options.namespace}"] if options.namespace else []
+    pod = _asked(options, "get", "pod", options.node, *there)
+    spec, status = pod["spec"], pod["status"]
+    there = [f"--namespace={pod['metadata']['namespace']}"]
+    node = spec.get("nodeName")
+    lines = [
+        f"pod {pod['metadata']['name']}: {status['phase']}" + (f" on node {node}" if node else "")
+    ]
+    lines += _untrue(status)
+    extended = status.get("extendedResourceClaimStatus", {})
+    uses = [*spec.get("resourceClaims", ()), *status.get("resourceClaimStatuses", ()), extended]
+    uids = {pod["metadata"]["uid"]}
+    for name in sorted({use["resourceClaimName"] for use in uses if use.get("resourceClaimName")}):
+        claim = _asked(options, "get", "resourceclaim", name, *there)
+        uids.add(claim["metadata"]["uid"])
+        allocated = claim.get("status", {}).get("allocation")
+        results = allocated["devices"].get("results", ()) if allocated else ()
+        devices = ", ".join(f"{one['pool']}/{one['device']}" for one in results)
+        lines.append(f"claim {name}: {devices or 'no device is allocated'}")
+        for device in claim.get("status", {}).get("devices", ()):
+            lines += (f"  {device['device']}: {line.strip()}" for line in _untrue(device))
+    for event in _asked(options, "get", "events", *there)["items"]:
+        if event["involvedObject"].get("uid") in uids and event.get("type") == "Warning":
+            about = event["involvedObject"]["kind"].lower()
+            lines.append(f"{about} {event.get('reason')}: {event.get('message')}")
+    if node:
+        annotations = _asked(options, "get", "node", node)["metadata"].get("annotations", {})
+        with suppress(*_DAMAGE):
+            said = _headline(_a(dict, json.loads(annotations.get(_STATUS, "{}"))))[1]
+            lines.append(f"node {node}: {said}")
+    print("\n".join(map(_escaped, lines)))
     return DONE
 
 
-def fleet_of(nodes: Iterable[Mapping[str, Any]], now: datetime) -> FleetTable:
-    """The nodes by name, from their annotations and conditions alone."""
-    fleet = FleetTable([], Counter(), 0)
+def _untrue(status: Mapping[str, Any]) -> list[str]:
+    bad = [one for one in status.get("conditions", ()) if one["status"] != "True"]
+    return [f"  not {one['type']}: {one.get('reason')}: {one.get('message')}" for one in bad]
+
+
+def _table(options: argparse.Namespace) -> int:
+    """One row for each node with an agent, by name, then how many there are of each severity."""
+    rows: list[tuple[str, ...]] = [_HEADER]
+    severities, without, now = Counter[str](), 0, datetime.now(UTC)
+    nodes = _asked(options, "get", "nodes")["items"]
     for node in sorted(nodes, key=lambda one: str(one["metadata"]["name"])):
-        annotations = node["metadata"].get("annotations") or {}
-        conditions = {one["type"]: one for one in node.get("status", {}).get("conditions") or ()}
+        annotations = node["metadata"].get("annotations", {})
+        conditions = {one["type"]: one for one in node.get("status", {}).get("conditions", ())}
         if _STATUS not in annotations and not any(name in conditions for name in _CONDITIONS):
-            fleet = fleet._replace(without=fleet.without + 1)
+            without += 1
             continue
         try:
-            phase, gpus, used, idle, mps, age, severity, worst = _of_status(
-                annotations.get(_STATUS), conditions, now
-            )
-        except (ValueError, TypeError, RecursionError, OverflowError):
-            phase = gpus = used = idle = mps = age = "?"
-            severity, worst = "damaged", f"annotation {_STATUS} is not what an agent writes"
-        ready = conditions.get("Ready") or {}
+            *cells, severity, worst = _cells(annotations, conditions, now)
+        except _DAMAGE:
+            cells, severity = ["?"] * 7, "damaged"
+            worst = f"{_STATUS} or {_LAYOUT} is not what an agent writes"
+        ready = conditions.get("Ready", {})
         if ready.get("status") != "True":
             worst = f"the node is not Ready ({ready.get('reason', 'unknown')}), last known: {worst}"
             severity = "not Ready"
-        free = _free(annotations.get(_LAYOUT))
-        name = node["metadata"]["name"]
-        row = (name, phase, gpus, used, idle, free, mps, age, worst)
-        fleet.rows.append(tuple(map(_escaped, row)))
-        fleet.severities[_escaped(severity)] += 1
-    return fleet
+        rows.append(tuple(map(_escaped, (node["metadata"]["name"], *cells, worst))))
+        severities[_escaped(severity)] += 1
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(most) for cell, most in zip(row, widths, strict=True)).rstrip())
+    counted = ", ".join(f"{count} {word}" for word, count in sorted(severities.items()))
+    print(f"{len(rows) - 1} nodes with an agent ({counted}), {without} without", flush=True)
+    return DONE
 
 
-def _of_status(
-    text: str | None, conditions: Mapping[str, Any], now: datetime
-) -> tuple[str, str, str, str, str, str, str, str]:
-    """The cells that the status annotation has; raises ValueError or TypeError if it is damaged."""
-    if text is None:  # before the agent's first look at the GPUs
+def _cells(annotations: Any, conditions: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
+    """The cells that the annotations have; raises an error of _DAMAGE if it is damaged."""
+    if _STATUS not in annotations:  # before the agent's first look at the GPUs
         known = [conditions[name] for name in _CONDITIONS if name in conditions]
         bad = next((one for one in known if one.get("status") != "True"), known[-1])
-        return "?", "?", "?", "?", "?", "?", "unknown", str(bad.get("message", ""))
-    status = _a(dict, json.loads(text))
+        return *("?" * 7), "unknown", str(bad.get("message", ""))
+    status = _a(dict, json.loads(annotations[_STATUS]))
     cut = _a(dict, status.get("more", {}))
-    gpus = _objects(status.get("gpus"))
+    more, more_daemons = ("+" if name in cut else "" for name in ("gpus", "mps"))
+    gpus, daemons = _objects(status.get("gpus")), _objects(status.get("mps"))
     devices = [one for gpu in gpus for one in _objects(gpu.get("instances", [])) if "uuid" in one]
     used = sum(one.get("used") is not False for one in devices)  # not knowing counts as used
-    daemons = _objects(status.get("mps"))
     ready = sum(daemon.get("state") == "Ready" for daemon in daemons)
-    headline = _a(dict, status.get("headline", {}))
-    severity = str(headline.get("severity", "unknown"))
+    layout = _a(dict, json.loads(annotations.get(_LAYOUT, "{}")))
+    slots = [_a(dict, gpu.get("slots", {})) for gpu in _objects(layout.get("gpus", []))]
+    free = sum(len(_a(list, one.get("free", []))) for one in slots)
+    passed = now - datetime.fromisoformat(_a(str, status.get("observedAt"))).astimezone(UTC)
     return (
         _a(str, status.get("phase")),
-        _count(len(gpus), "gpus" in cut),
-        _count(used, "gpus" in cut),
-        _count(len(devices) - used, "gpus" in cut),
-        (f"{ready}/" + _count(len(daemons), "mps" in cut)) if daemons or "mps" in cut else "-",
-        _age(now - datetime.fromisoformat(_a(str, status.get("observedAt"))).astimezone(UTC)),
-        severity,
-        "-" if severity == "ok" else f"{severity}: {headline.get('text', '')}",
+        f"{len(gpus)}{more}",
+        f"{used}{more}",
+        f"{len(devices) - used}{more}",
+        f"{free}{'+' if 'more' in layout else ''}" if layout else "-",
+        f"{ready}/{len(daemons)}{more_daemons}" if daemons or more_daemons else "-",
+        _age(int(passed.total_seconds())),
+        *_headline(status),
     )
 
 
-def _free(text: str | None) -> str:
-    """How many memory slices are free, from the layout annotation."""
-    if text is None:
-        return "-"
-    try:
-        layout = _a(dict, json.loads(text))
-        slots = (_a(dict, gpu.get("slots", {})) for gpu in _objects(layout.get("gpus")))
-        return _count(sum(len(_a(list, one.get("free", []))) for one in slots), "more" in layout)
-    except (ValueError, TypeError, RecursionError):
-        return "?"
+def _headline(status: Mapping[str, Any]) -> tuple[str, str]:
+    """How bad the node is, and what is worst about it; raises an error of _DAMAGE."""
+    headline = _a(dict, status.get("headline", {}))
+    severity = str(headline.get("severity", "unknown"))
+    return severity, "-" if severity == "ok" else f"{severity}: {headline.get('text', '')}"
 
 
 def _a(kind: type[_Kind], value: object) -> _Kind:
@@ -324,34 +285,15 @@ def _objects(value: object) -> list[dict[str, Any]]:
     return [_a(dict, one) for one in _a(list, value)]
 
 
-def _count(number: int, at_least: bool) -> str:
-    return f"{number}+" if at_least else str(number)
-
-
-def _age(passed: Any) -> str:
-    seconds = max(0, int(passed.total_seconds()))
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+def _age(seconds: int) -> str:
+    units = (("d", 86400), ("h", 3600), ("m", 60))
+    unit, size = next((one for one in units if seconds >= 2 * one[1]), ("s", 1))
+    return f"{max(0, seconds) // size}{unit}"
 
 
 def _escaped(text: str) -> str:
     """What a terminal might act on is written as an escape."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
-    )
-
-
-def _complain(message: str, remedy: str) -> None:
-    print(f"nodeagent: {_escaped(message)}\n  {_escaped(remedy)}", file=sys.stderr)  # noqa: T201
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 if __name__ == "__main__":

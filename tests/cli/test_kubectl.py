@@ -106,12 +106,13 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
     damaged = {"7-none": "{}", "8-cut": '{"phase"', "9-list": STATUS | {"gpus": [1]}}
     items = [
         node("6-new", conditions=starting),
-        node("2-bad", bad, **layout({"gpus": 5})),
+        node("2-bad", bad, **layout(LAYOUT | {"more": 1})),
         node("1-used", STATUS, **layout()),
         node("3-well", well | {"mps": []}),
         node("4-late", well, late),
         node("5-none"),
         *(node(name, text) for name, text in damaged.items()),
+        node("9-map", well, **layout({"gpus": 5})),
     ]
     shown = run(getnodes={"items": items})
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -120,7 +121,7 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
     cells = [[c.strip() for c in row.split("  ") if c.strip()] for row in rows]
     assert [row[:7] for row in cells[:4]] == [
         ["1-used", "Blocked", "2", "2", "1", "2", "1/2"],
-        ["2-bad", "Blocked", "2+", "2+", "1+", "?", "1/2"],
+        ["2-bad", "Blocked", "2+", "2+", "1+", "2+", "1/2"],
         ["3-well", "InSync", "2", "2", "1", "-", "-"],
         ["4-late", "InSync", "2", "2", "1", "-", "1/2"],
     ]
@@ -129,12 +130,14 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
     assert rows[2].endswith("d  -")
     assert "  the node is not Ready (NodeStatusUnknown), last known: -" in rows[3]
     assert rows[4].endswith("  not read yet")
-    for row, name in zip(rows[5:], damaged, strict=True):
+    for row, name in zip(rows[5:], [*damaged, "9-map"], strict=True):
         assert row.startswith(name)
-        assert row.endswith("annotation nodeagent.io/status is not what an agent writes")
+        assert row.endswith(
+            "nodeagent.io/status or nodeagent.io/layout is not what an agent writes"
+        )
     assert counted == (
-        "8 nodes with an agent: 3 damaged, 1 error, 1 not Ready, 1 ok, 1 unknown, 1 warning; "
-        "1 without one are left out"
+        "9 nodes with an agent (4 damaged, 1 error, 1 not Ready, 1 ok, 1 unknown, 1 warning), "
+        "1 without"
     )
 
 
@@ -145,7 +148,7 @@ def test_what_kubectl_says_is_handed_on_with_a_remedy(run: Run, tmp_path: Path) 
     assert first == "nodeagent: kubectl get nodes failed: no context"
     assert "kubectl config get-contexts" in second
     assert (tmp_path / "asked").read_text() == "--context=other get nodes -o json\n"
-    assert "did not answer in JSON" in run(getnodes="<html>").stderr
+    assert "kubectl get nodes failed: its answer is no JSON" in run(getnodes="<html>").stderr
     (tmp_path / "kubectl").unlink()
     missing = _ran((), {"PATH": str(tmp_path)})
     assert missing.returncode == 1
@@ -209,7 +212,7 @@ def test_waiting_for_a_plan(run: Run, tmp_path: Path) -> None:
     assert ended(done, "--digest", DIGEST) == (0, f"node n1 is as plan {DIGEST} says\n", "")
     assert ended(done, "--digest", "7" * 12)[0] == 0
     blocked = ended(STATUS, "--digest", DIGEST)
-    assert blocked == (3, "", f"{first}Blocked: Something is in use.")
+    assert blocked == (3, "", f"{first}Blocked: warning: Something is in use.")
     failed = ended(STATUS | {"phase": "Failed", "message": "it broke"}, "--digest", DIGEST)
     assert failed == (1, "", f"{first}Failed: it broke")
     assert ended(STATUS | {"digest": other}, "--digest", DIGEST) == (1, "", f"{first}at {other}")
@@ -223,7 +226,7 @@ def test_waiting_for_a_plan(run: Run, tmp_path: Path) -> None:
     assert ended(done, "--digest", "777")[0] == 2
     mine = "sha256:793111870e8d"  # of the annotation's own text
     assert mine in ended(done)[2]
-    assert "has no annotation nodeagent.io/plan" in run(*wait, getnoden1=node("n1", done)).stderr
+    assert "node n1 has no nodeagent.io/plan" in run(*wait, getnoden1=node("n1", done)).stderr
 
 
 def test_waiting_ends_when_the_agent_is_done(run: Run, tmp_path: Path) -> None:
@@ -235,6 +238,67 @@ def test_waiting_ends_when_the_agent_is_done(run: Run, tmp_path: Path) -> None:
     stand_in.write_text(script)
     shown = run("wait", "n1", "--digest", DIGEST, getnoden1=asked_once(STATUS))
     assert (shown.returncode, later.exists()) == (0, False)
+
+
+def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
+    """Its own state, that of its claims and their devices, what the agent said of both, and the
+    node; nothing of other pods, and nothing that is well.
+    """
+
+    def event(uid: str, kind: str, message: str, severity: str = "Warning") -> dict[str, Any]:
+        about = {"uid": uid, "kind": kind}
+        return {"involvedObject": about, "reason": f"Of{kind}", "message": message} | {
+            "type": severity
+        }
+
+    unfit = {"type": "Ready", "status": "False", "reason": "Unhealthy", "message": "XID 95"}
+    template = {"name": "main", "resourceClaimTemplateName": "small"}
+    waiting = {
+        "metadata": {"name": "p1", "namespace": "ml", "uid": "1"},
+        "spec": {"nodeName": "n1", "resourceClaims": [template, {"resourceClaimName": "mine"}]},
+        "status": {
+            "phase": "Pending",
+            "conditions": [unfit | {"type": "PodScheduled"}, unfit | {"status": "True"}],
+            "resourceClaimStatuses": [{"name": "main", "resourceClaimName": "p1-main"}],
+            "extendedResourceClaimStatus": {"resourceClaimName": "extra"},
+        },
+    }  # fmt: skip
+    results = [{"pool": "n1/gpu-0", "device": "mig-1g-0"}, {"pool": "n1/gpu-1", "device": "gpu"}]
+    devices = [{"device": "mig-1g-0", "conditions": [unfit]}]
+    allocated = {"allocation": {"devices": {"results": results}}, "devices": devices}
+    events = [
+        event("1", "Pod", "it waits\x1b"),
+        event("3", "ResourceClaim", "in use by pid 7"),
+        event("1", "Pod", "all well", "Normal"),
+        event("9", "Pod", "of another"),
+    ]
+    answers = {
+        "getpodp1": waiting,
+        "getresourceclaimp1-main": {"metadata": {"uid": "2"}, "status": allocated},
+        "getresourceclaimmine": {"metadata": {"uid": "3"}},
+        "getresourceclaimextra": {"metadata": {"uid": "4"}, "status": {}},
+        "getevents": {"items": events},
+        "getnoden1": node("n1", STATUS),
+    }
+    shown = run("why", "p1", "-n", "ml", **answers)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert (
+        shown.stdout
+        == """\
+pod p1: Pending on node n1
+  not PodScheduled: Unhealthy: XID 95
+claim extra: no device is allocated
+claim mine: no device is allocated
+claim p1-main: n1/gpu-0/mig-1g-0, n1/gpu-1/gpu
+  mig-1g-0: not Ready: Unhealthy: XID 95
+pod OfPod: it waits\\x1b
+resourceclaim OfResourceClaim: in use by pid 7
+node n1: warning: Something is in use.
+"""
+    )
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert all("--namespace=ml" in line for line in asked if "get node" not in line)
+    assert "kubectl get pod failed" in run("why", "p2").stderr
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -270,6 +334,6 @@ def test_two_hundred_nodes_of_a_real_server(real_server: RealApiServer, tmp_path
         kubectl("delete", "--wait=false")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.count("\nfleet-") == 200
-    assert "200 nodes with an agent: 200 warning; " in shown.stdout
+    assert "200 nodes with an agent (200 warning), " in shown.stdout
     assert named.stdout == shown.stdout
     assert took < stretched(2)
