@@ -145,7 +145,7 @@ class GpuOwners:
         async def settled(plan: GpuPlan) -> GpuOutcome | None:
             uuids = plan.joined or (plan.before.uuid,)
             async with AsyncExitStack() as locks:
-                for uuid in sorted(uuids):  # in one order, as nobody else has more than one
+                for uuid in sorted(uuids):  # in one order, so that no two wait for each other
                     await locks.enter_async_context(self._owners[uuid].lock)
                 if any(self._owners[u].settled != self._settled.get(u, 0) for u in uuids):
                     return None

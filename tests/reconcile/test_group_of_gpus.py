@@ -162,7 +162,7 @@ async def test_what_came_on_another_gpu_since_it_was_planned(
         await agent.made(TOGETHER)
 
 
-async def test_it_is_not_ended_while_the_other_gpu_is_given_to_somebody(
+async def test_it_is_not_ended_while_the_other_gpu_is_given_to_a_pod(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
     """A pod that has just got the GPU is no client yet, and finds the daemon when it starts."""
