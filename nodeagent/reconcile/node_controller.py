@@ -283,7 +283,7 @@ class NodeController(NodeReader):
             if gpu.access is not Access.OK:
                 why = f"does not answer ({gpu.access_reason})"
             elif gpu.in_mig_mode:
-                why, remedy = "is in MIG mode", f"`nodeagent status --gpu {gpu.index}` shows it"
+                why, remedy = "is in MIG mode", "write mig: disabled beside mps in its entry"
             elif gpu.compute_mode is exclusive and others.in_use and gpu.mps is None:
                 why, remedy = f"is in use outside MPS by {others}", in_use_remedy(others)
             if why:

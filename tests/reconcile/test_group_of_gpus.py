@@ -156,6 +156,11 @@ async def test_what_came_on_another_gpu_since_it_was_planned(
     assert problem.code == Code.IN_USE
     assert "is not started: GPU 1 (NVIDIA H100 80GB HBM3) " in problem.message
     assert what in problem.message
+    if what == "MIG mode":
+        assert "mig: disabled" in problem.remedy
+        await agent.made(
+            document("{devices: [0, 1], mig: disabled, mps: {clients: {}, together: true}}")
+        )
     if what == "python":
         assert {gpu.verdict for gpu in (await agent.planned(TOGETHER)).gpus} == {Verdict.BLOCKED}
         node.release(1, 4711)
