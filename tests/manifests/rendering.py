@@ -42,10 +42,19 @@ def overlay(name: str) -> tuple[Document, ...]:
 
 def with_components(folder: Path, name: str, components: Iterable[str]) -> tuple[Document, ...]:
     """An overlay of one's own, made in `folder` from one of ours and some components."""
+    return _together(folder, f"overlays/{name}", [f"components/{one}" for one in components])
+
+
+def with_service_monitor(folder: Path) -> tuple[Document, ...]:
+    """What monitoring has with a ServiceMonitor."""
+    return _together(folder, "monitoring", ["monitoring/service-monitor"])
+
+
+def _together(folder: Path, resource: str, components: Iterable[str]) -> tuple[Document, ...]:
     from_there = os.path.relpath(MANIFESTS, folder)
     content = {
-        "resources": [f"{from_there}/overlays/{name}"],
-        "components": [f"{from_there}/components/{one}" for one in components],
+        "resources": [f"{from_there}/{resource}"],
+        "components": [f"{from_there}/{one}" for one in components],
         "sortOptions": {"order": "fifo"},
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")

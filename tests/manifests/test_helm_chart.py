@@ -27,6 +27,7 @@ from tests.manifests.rendering import (
     render,
     why_not,
     with_components,
+    with_service_monitor,
     written,
 )
 from tests.manifests.test_rendering import rights_follow_policies
@@ -125,9 +126,13 @@ def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 @rendered
-def test_the_chart_makes_the_objects_of_monitoring() -> None:
-    values = {"clients": "pauseLabels", "monitoring": {"prometheusOperator": True}}
+def test_the_chart_makes_the_objects_of_monitoring(tmp_path: Path) -> None:
+    asked = {"prometheusOperator": True}
+    values = {"clients": "pauseLabels", "monitoring": asked}
     expected = (*overlay("gpu-operator"), *render(MANIFESTS / "monitoring"))
+    assert _same(_objects(values)) == _same(expected)
+    values["monitoring"] = asked | {"serviceMonitor": True}
+    expected = (*overlay("gpu-operator"), *with_service_monitor(tmp_path))
     assert _same(_objects(values)) == _same(expected)
 
 

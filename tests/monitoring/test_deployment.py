@@ -1,6 +1,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.manifests.rendering import (
     render,
     why_not,
     with_components,
+    with_service_monitor,
     written,
 )
 from tests.monitoring.scraped import JOB
@@ -20,6 +22,9 @@ from tools.make_prometheus_rule import RULES
 
 rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
 (MONITOR,) = written("monitoring/pod-monitor.yaml")
+(SERVICE_MONITOR,) = written("monitoring/service-monitor/service-monitor.yaml")
+POD_ENDPOINTS = MONITOR["spec"]["podMetricsEndpoints"]
+SERVICE_ENDPOINTS = SERVICE_MONITOR["spec"]["endpoints"]
 
 
 def test_the_monitor_finds_the_pods() -> None:
@@ -32,8 +37,9 @@ def test_the_monitor_finds_the_pods() -> None:
     assert jobs == {JOB}
 
 
-def test_the_agents_own_pod_is_no_label() -> None:
-    (endpoint,) = MONITOR["spec"]["podMetricsEndpoints"]
+@pytest.mark.parametrize("endpoints", [POD_ENDPOINTS, SERVICE_ENDPOINTS])
+def test_the_agents_own_pod_is_no_label(endpoints: list[dict[str, Any]]) -> None:
+    (endpoint,) = endpoints
     drop, name = endpoint["relabelings"]
     assert endpoint["honorLabels"]
     assert drop["action"] == "labeldrop"
@@ -62,6 +68,21 @@ def test_the_component_opens_one_port(overlay: str, tmp_path: Path) -> None:
     assert policy["spec"]["ingress"] == [
         {"ports": [{"port": port["containerPort"], "protocol": "TCP"}]}
     ]
+
+
+@rendered
+def test_a_service_monitor_takes_the_place_of_the_pod_monitor(tmp_path: Path) -> None:
+    found = with_service_monitor(tmp_path)
+    kinds = {d["kind"]: d for d in found}
+    assert set(kinds) == {"ConfigMap", "Service", "ServiceMonitor", "PrometheusRule"}
+    service, monitor = kinds["Service"], kinds["ServiceMonitor"]["spec"]
+    labels = service["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    assert labels[monitor["jobLabel"]] == JOB
+    assert service["spec"]["selector"] == MONITOR["spec"]["selector"]["matchLabels"]
+    (port,), (endpoint,) = service["spec"]["ports"], monitor["endpoints"]
+    assert port["name"] == endpoint["port"]
+    assert port["targetPort"] == POD_ENDPOINTS[0]["port"]
 
 
 @rendered

@@ -12,6 +12,7 @@ base
 {{ if eq .Values.mps.launch "child" }}components/mps-in-pod{{ end }}
 {{ if or .Values.monitoring.port .Values.monitoring.prometheusOperator }}components/monitoring{{ end }}
 {{ if .Values.monitoring.prometheusOperator }}monitoring{{ end }}
+{{ if and .Values.monitoring.prometheusOperator .Values.monitoring.serviceMonitor }}monitoring/service-monitor{{ end }}
 {{ if eq .Values.source "nos" }}overlays/nos{{ end }}
 {{ if .Values.simulated }}overlays/simulated{{ end }}
 {{- end -}}
