@@ -171,8 +171,12 @@ def blocking_pids(evaluation: PlanEvaluation) -> set[int]:
 
 
 def undisturbing(todo: NodePlan) -> NodePlan:
-    """The GPUs whose devices do not change: they wait for no preparation."""
-    return replace(todo, gpus=tuple(gpu for gpu in todo.gpus if not gpu.changes_devices))
+    """The GPUs whose devices do not change: they wait for no preparation, but for that of another
+    one which their daemon is to serve.
+    """
+    others = {gpu.before.key for gpu in todo.gpus if gpu.changes_devices}
+    gpus = (gpu for gpu in todo.gpus if others.isdisjoint((gpu.before.key, *gpu.joined)))
+    return replace(todo, gpus=tuple(gpus))
 
 
 def _situation(gpu: Gpu, desired: DesiredGpu) -> object:

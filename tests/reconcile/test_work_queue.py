@@ -14,7 +14,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.plan_update import PlanText
-from nodeagent.reconcile.work_queue import WorkQueue
+from nodeagent.reconcile.work_queue import WorkQueue, undisturbing
 from nodeagent.structs import replace
 from tests.plan.cards import card, wanted, with_instances
 from tests.plan.daemons import A, whole, without_mig
@@ -182,3 +182,14 @@ def test_a_daemon_waits_for_the_retry_on_another_of_its_gpus() -> None:
     queue.learn(GpuOutcome(other, (failed,), second, (PROBLEM,)), other, evaluation, 0.0)
     assert queue.choose(evaluation, 5.0) == ()
     assert queue.choose(evaluation, 10.0) == (one, other)
+
+
+def test_a_daemon_waits_for_the_preparation_of_another_of_its_gpus() -> None:
+    first, third = (without_mig(replace(EMPTY, uuid=f"GPU-{index}")) for index in (0, 2))
+    second = replace(GPU, uuid="GPU-1")
+    both, off = replace(A, devices=("GPU-0", "GPU-1")), MigDisabled("m")
+    goals = {"GPU-0": both, "GPU-1": both, "GPU-2": A}
+    node = DesiredNode({uuid: replace(whole(mps), mig=off) for uuid, mps in goals.items()})
+    todo = plan(node, ObservedNode((first, second, third)))
+    assert [gpu.changes_devices for gpu in todo.gpus] == [False, True, False]
+    assert [gpu.before for gpu in undisturbing(todo).gpus] == [third]
