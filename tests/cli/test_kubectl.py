@@ -102,6 +102,7 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
         "more": {"gpus": 3},
     }
     starting = [*READY, {"type": "GPUHealthy", "status": "Unknown", "message": "not read yet"}]
+    starting.append({"type": "GPUPartitionsReady", "status": "True", "message": "as planned"})
     late = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
     damaged = {"7-none": "{}", "8-cut": '{"phase"', "9-list": STATUS | {"gpus": [1]}}
     items = [
