@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import shlex
+import shutil
 import signal
 import sys
 import urllib.error
@@ -172,7 +173,7 @@ async def test_by_hand(tmp_path: Path) -> None:
         good, bad = await line("curl"), await line("curl")
         reading, starting, ending = await line("curl"), await line("curl"), await line("curl")
         url = next(word for word in shlex.split(reading) if word.startswith("http://"))
-        await line("status  NoPlan")
+        assert await line("the agent is ready") == f"the agent is ready: http://{listen}/"
         # What is offered before the plan is tainted after it: wait until there is something.
         await until(lambda: len(offering_pools(url)) == 2)
         await asyncio.to_thread(sent, good)
@@ -191,6 +192,9 @@ async def test_by_hand(tmp_path: Path) -> None:
         await until(lambda: len(instances(url)) == 5)
         await asyncio.to_thread(sent, ending)
         await line("pod trainer is gone")
+        if shutil.which("kubectl"):
+            kinds = ("get", "resourceslices,resourceclaims", "-o", "name")
+            assert "resourceslice.resource.k8s.io/" in await kubectl(tmp_path, *kinds)
         await until(lambda: len(instances(url)) == 4)
         process.send_signal(signal.SIGUSR1)
         await line("the API server is away")
@@ -203,6 +207,15 @@ async def test_by_hand(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         code = await process.wait()
     assert code == 0
+
+
+async def kubectl(folder: Path, *arguments: str) -> str:
+    where = ("--kubeconfig", f"{folder}/kubeconfig", "--cache-dir", f"{folder}/cache")
+    process = await asyncio.create_subprocess_exec(
+        "kubectl", *where, *arguments, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    return out.decode()
 
 
 def test_a_new_node_is_not_taken_for_the_last_one(tmp_path: Path) -> None:

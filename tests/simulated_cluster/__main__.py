@@ -14,7 +14,9 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,7 +87,8 @@ def say(api: ApiServer, kubelet: Kubelet, node: str, config: Path) -> None:
     print("or, where there is a kubectl:")
     plan = shlex.quote(f"{PLAN}={PLANS[0]}")
     print(f"  {kubectl} annotate node {node} --overwrite {plan}")
-    print(f"  {kubectl} get node {node} -o yaml --watch\n", flush=True)
+    print(f"  {kubectl} get node {node} -o yaml --watch")
+    print(f"  {kubectl} get resourceslices,resourceclaims\n", flush=True)
 
 
 async def tell_statuses(api: ApiServer, node: str) -> NoReturn:
@@ -123,7 +126,26 @@ async def go_away_on_request(api: ApiServer) -> NoReturn:
         print("the API server is back", flush=True)
 
 
-async def until_stopped(agent: list[str], folder: Path) -> int:
+@contextlib.contextmanager
+def telling_when_ready(folder: Path, listen: str) -> Iterator[Path]:
+    """Print it when the agent notifies, as it does systemd, on the socket whose path is given."""
+    path, loop = folder / "notify", asyncio.get_running_loop()
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(path))
+
+        def hear() -> None:
+            if b"READY=1" in notified.recv(4096).split(b"\n"):
+                print(f"the agent is ready: http://{listen}/", flush=True)
+
+        loop.add_reader(notified, hear)
+        try:
+            yield path
+        finally:
+            loop.remove_reader(notified)
+
+
+async def until_stopped(agent: list[str], folder: Path, notified: Path) -> int:
     """Wait for SIGINT or SIGTERM, with the agent (an empty command: without one); an exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -141,6 +163,7 @@ async def until_stopped(agent: list[str], folder: Path) -> int:
             "NODEAGENT_DRA_MODE": "dynamic",
             "NODEAGENT_KUBELET_DIR": f"{folder}/{KUBELET}",
             "NODEAGENT_CDI_DIR": f"{folder}/cdi",
+            "NOTIFY_SOCKET": str(notified),
         },
         process_group=0,  # Ctrl-C is ours; a second signal would cut the agent short
     )
@@ -193,7 +216,7 @@ async def serve(options: argparse.Namespace) -> int:
             print(f"  {ending(api.url)}")
             print("take the API server away; the same line brings it back:")
             print(f"  kill -USR1 {os.getpid()}")
-            print("\nbeside them, once the agent is ready:", flush=True)
+            print(flush=True)
         workloads = Workloads(api, plugins, options.node, lambda text: print(text, flush=True))
         tasks = (tell_statuses(api, options.node), workloads.run(), go_away_on_request(api))
         for following in tasks:
@@ -203,7 +226,8 @@ async def serve(options: argparse.Namespace) -> int:
             state = ("--state", str(folder / "node.json"))
             agent = [*command(options.agent, folder, options.node), *state]
             agent += ["--listen", options.listen]
-        return await until_stopped(agent, folder)
+        notified = stack.enter_context(telling_when_ready(folder, options.listen))
+        return await until_stopped(agent, folder, notified)
 
 
 def main() -> int:

@@ -15,6 +15,13 @@ def _resource(plural: str, kind: str, *, namespaced: bool, verbs: list[str]) -> 
     }
 
 
+_RESOURCE_V1 = {"groupVersion": "resource.k8s.io/v1", "version": "v1"}
+_RESOURCE_GROUP = {
+    "name": "resource.k8s.io",
+    "versions": [_RESOURCE_V1],
+    "preferredVersion": _RESOURCE_V1,
+}
+
 DISCOVERY: dict[str, Any] = {
     "/version": {
         "major": "1",
@@ -26,7 +33,7 @@ DISCOVERY: dict[str, Any] = {
     "/healthz": "ok",
     "/livez": "ok",
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_RESOURCE_GROUP]},
     "/apis/resource.k8s.io/v1": {
         "kind": "APIResourceList",
         "groupVersion": "resource.k8s.io/v1",
@@ -37,7 +44,7 @@ DISCOVERY: dict[str, Any] = {
                 namespaced=False,
                 verbs=["create", "delete", "get", "list", "update", "watch"],
             ),
-            _resource("resourceclaims", "ResourceClaim", namespaced=True, verbs=["get"]),
+            _resource("resourceclaims", "ResourceClaim", namespaced=True, verbs=_VERBS),
         ],
     },
     "/api/v1": {

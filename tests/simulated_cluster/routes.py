@@ -53,6 +53,8 @@ def application(server: ApiServer) -> web.Application:
     add("PUT", slices + "/{name}", routes.replace)
     add("DELETE", slices + "/{name}", routes.delete)
     claims = "/apis/resource.k8s.io/v1/namespaces/{namespace}/{plural:resourceclaims}"
+    add("GET", "/apis/resource.k8s.io/v1/{plural:resourceclaims}", routes.list)
+    add("GET", claims, routes.list)
     add("POST", claims, routes.create)
     add("GET", claims + "/{name}", routes.read)
     add("PATCH", claims + "/{name}/{part:status}", routes.patch_claim_status)
