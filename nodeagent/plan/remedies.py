@@ -9,6 +9,7 @@ from nodeagent.plan.users import Usage
 
 # For users that the driver counts and does not name.
 SHOW_USERS = "`fuser -v /dev/nvidia*` shows what uses it"
+_MAX_NAMED = 100  # pods and processes in commands; thousands would fill logs and Events
 
 
 def end_commands(users: Iterable[tuple[int, str, str]]) -> str:
@@ -16,19 +17,16 @@ def end_commands(users: Iterable[tuple[int, str, str]]) -> str:
 
     `users` are pid, namespace and pod. A process of a pod ends with it, by Kubernetes' rules.
     """
-    pods: dict[str, dict[str, None]] = {}  # by namespace, each once and in their order
-    pids: dict[int, None] = {}
-    for pid, namespace, pod in users:
-        if pod:
-            pods.setdefault(namespace, {})[pod] = None
-        elif pid:
-            pids[pid] = None
-    commands = [
-        f"kubectl delete pod -n {namespace} {' '.join(names)}" for namespace, names in pods.items()
-    ]
-    if pids:
-        commands.append(f"kill {' '.join(map(str, pids))}")
-    return " and ".join(f"`{command}`" for command in commands)
+    ends = dict.fromkeys(
+        (f"kubectl delete pod -n {namespace}", pod) if pod else ("kill", str(pid))
+        for pid, namespace, pod in users
+        if pod or pid
+    )
+    names: dict[str, list[str]] = {}  # by command
+    for command, name in sorted(ends, key=lambda end: end[0] == "kill")[:_MAX_NAMED]:
+        names.setdefault(command, []).append(name)
+    commands = " and ".join(f"`{command} {' '.join(named)}`" for command, named in names.items())
+    return f"{commands} and {rest} more" if (rest := len(ends) - _MAX_NAMED) > 0 else commands
 
 
 def in_use_remedy(*usages: Usage) -> str:

@@ -47,8 +47,14 @@ def test_a_reset_by_hand(no_reset: str) -> None:
     assert ("nvidia-smi --gpu-reset" in remedy) is (no_reset == "")
 
 
-def test_commands_name_all() -> None:
-    """What is pasted once is enough."""
-    named = " ".join(map(str, range(1, 100)))
-    assert end_commands((pid, "", "") for pid in range(1, 100)) == f"`kill {named}`"
+def test_commands_name_a_hundred() -> None:
+    """What is pasted once is enough, and thousands do not fill an Event."""
+    named = " ".join(map(str, range(1, 101)))
+    assert end_commands((pid, "", "") for pid in range(1, 101)) == f"`kill {named}`"
+    assert end_commands((pid, "", "") for pid in range(1, 5001)) == f"`kill {named}` and 4900 more"
+    pods = [(pid, f"n{pid % 2}", f"p{pid}") for pid in range(80)]
+    both = end_commands([(7000 + n, "", "") for n in range(30)] + pods)
+    assert both.endswith(
+        "p79` and `kill " + " ".join(str(7000 + n) for n in range(20)) + "` and 10 more"
+    )
     assert end_commands(()) == ""
