@@ -153,7 +153,7 @@ def remove_dead(directory: Path, pattern: str) -> None:
 
     Raises PathRefused. Blocks on the disk.
     """
-    with _opened(directory) as opened:
+    with _opened(directory) as opened, refusing("read", directory, _REMEDIES):
         for name, is_served in _sockets(opened, pattern):
             if not is_served:
                 with suppress(OSError):
@@ -162,7 +162,7 @@ def remove_dead(directory: Path, pattern: str) -> None:
 
 def served(directory: Path, pattern: str) -> list[str]:
     """The names of those that a process serves, as far as is known. Raises PathRefused. Blocks."""
-    with _opened(directory) as opened:
+    with _opened(directory) as opened, refusing("read", directory, _REMEDIES):
         return [name for name, is_served in _sockets(opened, pattern) if is_served]
 
 

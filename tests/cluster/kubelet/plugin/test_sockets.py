@@ -1,14 +1,22 @@
 import os
+import resource
 import socket
 import stat
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
 from nodeagent.cluster.kubelet.plugin.driver import RegistrationService
-from nodeagent.cluster.kubelet.plugin.sockets import check_path, make_directory, serve
+from nodeagent.cluster.kubelet.plugin.sockets import (
+    check_path,
+    make_directory,
+    remove_dead,
+    serve,
+    served,
+)
 from nodeagent.files.open_directory import PathRefused
 from tests.simulated_cluster.kubelet_plugins import channel_to
 
@@ -157,3 +165,36 @@ def test_paths_that_no_kubelet_could_use() -> None:
     for path in ("plugins/dra.sock", "/var/lib/../plugins/dra.sock"):
         with pytest.raises(PathRefused, match=r"not an absolute path without \.\."):
             check_path(Path(path))
+
+
+@pytest.fixture
+def descriptors() -> Iterator[list[int]]:
+    """All that this process may open, taken; each that is closed can be opened again."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    taken: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield taken
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("look", [remove_dead, served])
+def test_a_look_without_descriptors_is_refused(
+    path: Path, descriptors: list[int], look: Callable[[Path, str], object]
+) -> None:
+    """Wherever they run out, so that it is tried again."""
+    os.close(descriptors.pop())
+    dead_socket(path)
+    descriptors.append(os.dup(0))
+    for _ in range(2):
+        with pytest.raises(PathRefused, match="Too many open files"):
+            look(path.parent, "*")
+        os.close(descriptors.pop())
+    look(path.parent, "*")
+    assert path.exists() is (look is served)
