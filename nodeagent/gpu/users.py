@@ -201,10 +201,12 @@ class ProcessLists:
     """The lists of one device, read at one moment.
 
     `problem` says why they are not complete; then no device may be taken for idle by them.
+    `compute_error`: that of the compute list, without which the others are next to nothing.
     """
 
     def __init__(self, device: Device) -> None:
         self.problem = ""
+        self.compute_error: DriverError | None = None
         self.listed: list[tuple[NvmlProcess, str]] = []  # with the `source` of a `User`
         for kind in _PROCESS_LISTS:
             source = "mps" if kind == "mps" else "process"
@@ -213,6 +215,8 @@ class ProcessLists:
             except (GpuLost, DriverUnavailable):
                 raise
             except DriverError as error:
+                if kind == "compute":
+                    self.compute_error = error
                 # A GPU without graphics or MPS has no such list, and so no user of that kind.
                 if kind == "compute" or not is_unsupported(error):
                     self.problem = self.problem or str(error)

@@ -30,12 +30,10 @@ class ProcessReader(Struct):
     _has_utilization: bool = True
 
     def read(self, gpu: GpuDevice) -> ProcessSample:
-        """Read the GPU's processes, as far as they are listed. Raises DriverError if none are for a
-        failure.
-        """
+        """Read the GPU's processes. Raises DriverError if not even the compute ones are listed."""
         lists = ProcessLists(gpu.handle)
-        if lists.problem and not lists.listed:
-            raise DriverError(lists.problem)
+        if lists.compute_error:
+            raise lists.compute_error
         # Of one in several lists, where its memory is known.
         found: dict[tuple[int | None, int], NvmlProcess] = {}
         for process, _ in lists.listed:

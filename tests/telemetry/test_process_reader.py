@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from nodeagent.errors import DriverError
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.codes import Code
@@ -91,6 +92,14 @@ async def test_a_list_that_fails_leaves_the_others() -> None:
         node.inject("nvmlDeviceGetMPSCompute*", error=Code.UNKNOWN, times=1)
         assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102]
         assert [p.pid for p in (await _look(driver, reader)).running[None]] == [101, 102, 103]
+
+
+async def test_without_the_compute_list_there_is_no_reading() -> None:
+    """The other lists are a part, which would count as all."""
+    async with _busy() as (driver, node):
+        node.inject("nvmlDeviceGetComputeRunning*", error=Code.UNKNOWN, times=1)
+        with pytest.raises(DriverError, match="nvmlDeviceGetComputeRunning"):
+            await _look(driver)
 
 
 def test_the_cost_is_of_this_process() -> None:
