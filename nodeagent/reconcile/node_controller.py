@@ -293,9 +293,9 @@ class NodeController(NodeReader):
     async def _stop(self, step: StopMps) -> None:
         """The fleet knows clients, and not to whom a device was given since it was planned."""
         daemon = self._daemon_of(step.device)
-        whole = daemon is not None and len(daemon.runs.devices) > 1
+        served = daemon.runs.devices if daemon else ()
         here = {gpu.uuid for gpu in self.seen.gpus} if self.seen else {""}
-        for uuid in daemon.runs.devices if daemon and whole else (step.gpu,):
+        for uuid in served or (step.gpu,):
             if uuid != step.gpu and not here & {uuid, ""}:
                 continue  # it was taken out, and nothing can be on it
             gpu = await self.observe_gpu(uuid)
@@ -306,7 +306,7 @@ class NodeController(NodeReader):
                     remedy=silent_remedy(gpu),
                 )
             for device in as_used(gpu).devices():
-                if device.uuid in (step.device, uuid if whole else "") and device.usage.in_use:
+                if device.uuid in (step.device, *served) and device.usage.in_use:
                     raise GpuInUse(
                         f"the MPS daemon of {step.device} is not stopped: its device is in use by "
                         f"{device.usage}",
