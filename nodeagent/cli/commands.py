@@ -130,9 +130,6 @@ COMMANDS = {
         (
             flag("--watch", "follow the changes"),
             _ONE_GPU,
-            flag(
-                "--events", "the events of the last hour, with their reasons; of all GPUs or of one"
-            ),
             flag("--problems", "every problem, the worst first, each with its remedy"),
             flag("--exit-code", "end with 0 (well), 1 (degraded), 2 (broken) or 3 (no agent)"),
             *(_SETTINGS, _LISTEN, _RUN_DIR),

@@ -109,14 +109,10 @@ def formatted(data: Mapping[str, object], output_format: str) -> str:
         return json_text(data, indent=2) + "\n"
     import yaml
 
-    def dumped(base: type, *, escaped: bool) -> str:
-        plain = type("Dumper", (base,), {"ignore_aliases": lambda *_: True})
-        return yaml.dump(data, Dumper=plain, sort_keys=False, allow_unicode=not escaped)
-
-    with contextlib.suppress(UnicodeEncodeError):  # what is no character at all
-        if _is_printable(text := dumped(yaml.CSafeDumper, escaped=False)):
-            return text
-    return dumped(yaml.SafeDumper, escaped=True)
+    plain = "\\u" not in json_text(data)  # else it may have what is no character at all
+    base = yaml.CSafeDumper if plain else yaml.SafeDumper
+    dumper = type("Dumper", (base,), {"ignore_aliases": lambda *_: True})
+    return yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=plain)
 
 
 def json_text(data: Mapping[str, object], indent: int | None = None) -> str:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 
 from nodeagent import __version__
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.commands import COMMANDS
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output, formatted
-from nodeagent.cli.parser import Parser, build_parser
+from nodeagent.cli.parser import Parser, build_parser, parse
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.documents.plan import plan_schema
 from nodeagent.errors import UsageError
 from nodeagent.runbook import Entry, runbook
 from nodeagent.settings.sources import settings_schema
 from nodeagent.terminal.explain_page import entries_page, list_page
-from nodeagent.text import quote
 
 
 def run_explain(options: Namespace, output: Output) -> ExitCode:
@@ -59,15 +59,10 @@ def run_schema(options: Namespace, output: Output) -> ExitCode:
     return ExitCode.DONE
 
 
-def run_help(options: Namespace, output: Output) -> ExitCode:
+def run_help(options: Namespace, _: Output) -> ExitCode:
     """Print the help of the program, or of the command that the words name."""
-    parser = build_parser()
-    for word in options.words:
-        if word not in parser.subcommands:
-            raise UsageError(f"there is no command {quote(word)}", remedy=f"see {parser.prog} help")
-        parser = parser.subcommands[word]
-    parser.fill()
-    output.text(parser.format_help())
+    with suppress(SystemExit):
+        parse([*options.words, "--help"])
     return ExitCode.DONE
 
 

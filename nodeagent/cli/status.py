@@ -54,13 +54,9 @@ _IN_USE = frozenset({409, 504})
 
 def run_status(options: Namespace, output: Output) -> ExitCode:
     """Show it once, or follow it until Ctrl-C."""
-    if options.watch + options.events + options.problems > 1:
-        message = "--watch, --events and --problems show different things"
-        raise UsageError(message, remedy="give one")
-    if options.watch and options.exit_code:
-        raise UsageError("--watch does not end by itself", remedy="leave out --exit-code")
-    if options.events:
-        return run_events(options, output)
+    if options.watch and (options.problems or options.exit_code):
+        message = "--watch shows the whole picture again and again"
+        raise UsageError(message, remedy="leave it out, or --problems and --exit-code")
     address = agent_address(options)
     if options.watch:
         _watch(address, options.one_gpu, output)

@@ -18,15 +18,7 @@ from nodeagent.views.devices import mig_devices
 from nodeagent.views.mps import daemon_shapes
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Headline, Json, Refused, as_json
-from nodeagent.views.text import (
-    MODE_WORD,
-    compact_json,
-    fitting,
-    json_size,
-    one_line,
-    shortened,
-    time_json,
-)
+from nodeagent.views.text import MODE_WORD, compact_json, fitting, json_size, shortened, time_json
 
 STATUS: Final = "nodeagent.io/status"
 MAX_BYTES: Final = 32 << 10  # bytes, of the annotation's text
@@ -37,7 +29,6 @@ _PROBLEMS = 6 << 10  # bytes
 _MAX_PROBLEMS = 20
 _MESSAGE, _NAME = 320, 100  # characters
 _COMMANDS = 640  # characters
-_ALL = "… (whole: `nodeagent status --problems` on the node)"
 _MAX_LENGTHS = {"code": _NAME, "gpu": _NAME, "path": 160, "message": _MESSAGE, "remedy": _MESSAGE}
 _AHEAD = 60.0  # seconds that another clock may be ahead of this one
 
@@ -47,7 +38,7 @@ def status_content(state: NodeState, worst: Headline) -> Json:
     content: Json = {
         "phase": state.phase.value,
         "headline": {
-            key: _remedy(text, _COMMANDS) if key == "remedy" else shortened(text, most=_MESSAGE)
+            key: shortened(text, most=_COMMANDS if key == "remedy" else _MESSAGE)
             for key, text in as_json(worst).items()
         },
     }
@@ -143,20 +134,7 @@ def _lists(state: NodeState, room: int) -> Json:
 
 def _problem(problem: Problem) -> Json:
     found = as_json(problem)
-    return {
-        key: _remedy(text, most) if key == "remedy" else shortened(text, most=most)
-        for key, text in found.items()
-        if (most := _MAX_LENGTHS[key])
-    }
-
-
-def _remedy(text: str, most: int) -> str:
-    """Cut a remedy to `most` characters, but never in a command: that could be pasted as it is."""
-    text = one_line(text)
-    if len(text) <= most:
-        return text
-    found = text[: most - len(_ALL)]
-    return (found.rpartition("`")[0] if found.count("`") % 2 else found) + _ALL
+    return {key: shortened(text, most=_MAX_LENGTHS[key]) for key, text in found.items()}
 
 
 def _gpu(gpu: Gpu) -> Json:

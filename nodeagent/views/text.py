@@ -116,9 +116,14 @@ def one_line(text: str) -> str:
 
 
 def shortened(text: str, *, most: int) -> str:
-    """Cut text to one line of at most `most` characters; an ellipsis marks the cut."""
+    """Cut text to one line of at most `most` characters; an ellipsis marks the cut. A command is
+    left out whole: half of it could be pasted.
+    """
     line = one_line(text)
-    return line if len(line) <= most else line[: most - 1] + _CUT
+    if len(line) <= most:
+        return line
+    kept = line[: most - 1]
+    return (kept.rpartition("`")[0] if kept.count("`") % 2 else kept) + _CUT
 
 
 def compact_json(value: object) -> str:

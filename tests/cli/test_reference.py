@@ -83,11 +83,7 @@ def test_schemas_in_yaml_have_no_anchors(subject: str, program: Program) -> None
 def test_help_and_version_are_commands(program: Program) -> None:
     for words in ((), ("mps",), ("mps", "restart")):
         assert program("help", *words).out == program(*words, "--help").out != ""
-    wrong = program("help", "stauts")
-    assert (wrong.code, wrong.err) == (
-        2,
-        'nodeagent: there is no command "stauts"\n  see nodeagent help\n',
-    )
+    assert program("help", "stauts") == program("stauts", "--help")
     assert program("version").out == program("--version").out
     assert program("version", "-o", "json").json == {"version": __version__}
 
