@@ -35,14 +35,13 @@ class AgentUnreachable(NodeagentError):
 
 
 class AgentAddress(NamedTuple):
-    """Where the agent may listen. The socket is tried first; with port 0 nothing else is."""
+    """Where the agent may listen. The socket is tried first."""
 
     socket: Path | None
-    tcp: Address
+    tcp: Address | None
 
     def __str__(self) -> str:
-        known = (self.socket, self.tcp if self.tcp.port else None)
-        return " or ".join(str(one) for one in known if one is not None)
+        return " or ".join(str(one) for one in self if one is not None)
 
 
 class AgentRefused(NodeagentError):
@@ -59,10 +58,10 @@ def agent_address(options: Namespace) -> AgentAddress:
     """
     settings = command_settings(options)
     listen = settings.api.listen
+    tcp = Address(listen.host or "127.0.0.1", listen.port)
     if getattr(options, "listen", None):
-        return AgentAddress(None, Address(listen.host or "127.0.0.1", listen.port))
-    port = 0 if options.run_dir else listen.port
-    return AgentAddress(settings.run.dir / _SOCKET, Address(listen.host or "127.0.0.1", port))
+        return AgentAddress(None, tcp)
+    return AgentAddress(settings.run.dir / _SOCKET, None if options.run_dir else tcp)
 
 
 class _NoHttp(Exception):
@@ -98,8 +97,7 @@ def get_text(address: AgentAddress, path: str, most: int) -> bytes:
 
 def _asked(address: AgentAddress, path: str, most: int = _MAX_ANSWER) -> _Response:
     refusals: list[OSError] = []
-    tcp = address.tcp if address.tcp.port or not address.socket else None
-    for where in (one for one in (address.socket, tcp) if one is not None):
+    for where in (one for one in address if one is not None):
         try:
             with _connected(where) as connection:
                 return _exchange(connection, f"GET {path}", most=most)
@@ -123,7 +121,7 @@ def post(
     try:
         connection = _connected(address.socket)
     except OSError as error:
-        raise _unreachable(AgentAddress(address.socket, Address("", 0)), [error]) from None
+        raise _unreachable(AgentAddress(address.socket, None), [error]) from None
     with connection:
         try:
             connection.settimeout(patience)

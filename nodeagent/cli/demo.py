@@ -25,7 +25,6 @@ from nodeagent.cli.agent_client import AgentAddress, AgentUnreachable, get
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output
 from nodeagent.errors import NodeagentError, UsageError
-from nodeagent.settings import Address
 from nodeagent.terminal.page import BLANK, Span, Tone, line
 
 Status = Mapping[str, Any]  # as /v1/status has it
@@ -157,7 +156,7 @@ class _Tour:
 
     def until(self, claim: str, holds: Callable[[Status], bool]) -> Status:
         """The agent's status once the claim holds; raises NodeagentError when it does not."""
-        address = AgentAddress(self._folder / "run/agent.sock", Address("", 0))
+        address = AgentAddress(self._folder / "run/agent.sock", None)
         deadline = time.monotonic() + _TIMEOUT
         while True:
             status: Status = {}

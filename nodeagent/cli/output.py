@@ -119,18 +119,13 @@ def json_text(data: Mapping[str, object], indent: int | None = None) -> str:
     """The data as JSON; what a terminal might act on is escaped."""
     import json
 
-    text = json.dumps(data, indent=indent, ensure_ascii=False)
-    return text if _is_printable(text) else "".join(map(_escaped, text))
+    return re.sub(r"[^\n -~]", _escaped, json.dumps(data, indent=indent, ensure_ascii=False))
 
 
-def _is_printable(text: str) -> bool:
-    return all(row.isprintable() for row in text.split("\n"))
-
-
-def _escaped(character: str) -> str:
-    if _is_printable(character):
-        return character
-    return re.sub("....", r"\\u\g<0>", character.encode("utf-16-be", "surrogatepass").hex())
+def _escaped(found: re.Match[str]) -> str:
+    if found[0].isprintable():
+        return found[0]
+    return re.sub("....", r"\\u\g<0>", found[0].encode("utf-16-be", "surrogatepass").hex())
 
 
 def complain(error: NodeagentError | str, remedy: str = "") -> None:
