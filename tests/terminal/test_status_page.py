@@ -197,6 +197,13 @@ async def test_eight_gpus_with_56_slices_fit_on_a_screen(tmp_path: Path) -> None
     assert any(row.startswith("  7! │") and "?" in row for row in _fitting(lost, 100, 40))
 
 
+def test_that_a_gpu_is_gone_is_not_said_again_by_the_plan() -> None:
+    lost = {"code": "GpuLost", "message": "GPU 1 does not answer"}
+    status = {"phase": "Failed", "message": f"{lost['message']} (and 1 more)", "problems": [lost]}
+    assert "not answer" not in plain_text(status_page(status, 100, 40))
+    assert "not answer" in plain_text(status_page({**status, "problems": []}, 100, 40))
+
+
 @pytest.mark.parametrize("users", [1, 3])
 def test_a_gpu_without_mig_has_its_memory_and_users(users: int) -> None:
     gpu = {

@@ -20,6 +20,7 @@ from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Cluster, Headline
 from nodeagent.views.shapes import HeadlineSeverity as Severity
+from nodeagent.views.status_report import status_json
 from tests.views.example_node import (
     BLOCKED,
     DAEMON,
@@ -169,6 +170,9 @@ def test_a_gpu_that_is_gone_is_one_trouble() -> None:
         state = node({**values, **known})
         found = troubles(state, HealthRemedies("gpu-node-0", True, state.observed))
         assert [one.code for one in found if one.gpu == FIRST] == [code]
+        report = status_json(state)
+        assert report
+        assert len(report["gpus"][0]["health"]["findings"]) == 1
     other = node({**values, "problems": (replace(vanished, gpu=SECOND),)})
     found = troubles(other, HealthRemedies("gpu-node-0", True, other.observed))
     assert {one.gpu for one in found} == {FIRST, SECOND}
