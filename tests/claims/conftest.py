@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import Home
+from tests.reconcile.controller_rig import NodeRig
 
 _IN_MEMORY = Path("/dev/shm")  # a folder of its own is made there
 
@@ -36,3 +37,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def home(folder: Path) -> Home:
     """A machine on which nothing was claimed yet."""
     return Home(folder)
+
+
+@pytest.fixture
+def machine() -> Iterator[NodeRig]:
+    """Its daemons, directories and processes; all of them end with the test."""
+    with NodeRig() as made:
+        yield made

@@ -29,8 +29,8 @@ from nodeagent.simulation import SimulatedNode
 from tests.acceptance.mps_bench import is_daemon
 from tests.claims.borders import Border, watched_process
 from tests.claims.machine import UIDS, Home, laid_out, pool_of
+from tests.claims.mps_rig import LIMITS, agent
 from tests.claims.samples import config_json, device_config
-from tests.claims.test_mps_claims import LIMITS, agent
 from tests.machine_load import stretched
 from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, NodeRig, modes
 from tests.rig import SOON, Rig

@@ -28,7 +28,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched
 from tests.claims.machine import UIDS, Home, allocated, laid_out, pool_of
-from tests.claims.test_mps_claims import agent
+from tests.claims.mps_rig import agent
 from tests.cluster.client.rig import kubeconfig
 from tests.machine_load import stretched
 from tests.mps.fleet_rig import status

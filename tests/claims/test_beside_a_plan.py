@@ -21,7 +21,7 @@ from nodeagent.reconcile.step_run import NodeDriver
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import Phase
 from tests.claims.machine import NODE, UIDS, Home, laid_out, pool
-from tests.claims.test_mps_claims import share
+from tests.claims.mps_rig import share
 from tests.mps.fleet_rig import US, ready, status
 from tests.reconcile.controller_rig import NodeRig
 from tests.rig import Rig, plan_text, running

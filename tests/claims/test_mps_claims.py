@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
-from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRefused, RecordPhase
+from nodeagent.claims.model import ClaimRefused, RecordPhase
 from nodeagent.claims.offering.gpu_rules import GpuRules
-from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.claims.upkeep.upkeep import Upkeep
 from nodeagent.documents.reading import digest_of
 from nodeagent.errors import NodeagentError, StillInUse
-from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
-from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.claims.machine import NODE, UIDS, Home, PodsOfProcesses, laid_out, pool, pool_of, reserve
-from tests.claims.samples import config_json, device_config, share_json
+from tests.claims.machine import UIDS, Home, laid_out, pool_of, reserve
+from tests.claims.mps_rig import DEVICE, GIB, LIMITS, agent, amiss, client, share, shared
 from tests.mps.fleet_rig import US, ready, status
-from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, modes
-from tests.rig import Rig
+from tests.reconcile.controller_rig import EXCLUSIVE, NodeRig, modes
 from tests.simulated_cluster.allocator import Allocated
-
-GIB = 1 << 30
-DEVICE = "mig-1g-10gb-2"
-LIMITS = {"clients": {"memory": "2Gi", "threads": 50}}
-
-
-@pytest.fixture
-def machine() -> Iterator[NodeRig]:
-    """Its daemons, directories and processes; all of them end with the test."""
-    with NodeRig() as made:
-        yield made
 
 
 @pytest.fixture
@@ -53,64 +34,6 @@ def node(machine: NodeRig) -> Iterator[SimulatedNode]:
     """One card."""
     with simulated("h100-80gb:1", state=machine.state) as made:
         yield made
-
-
-@asynccontextmanager
-async def agent(
-    home: Home, machine: NodeRig, *, share: SharedBy = "off", pods: Mapping[int, str] = {}
-) -> AsyncIterator[tuple[NodeClaims, Rig, Agent]]:
-    """One agent's life; daemons outlive it. `pods` are those of processes, by pid."""
-    user = f"{US}:{US if os.geteuid() == 0 else os.getegid()}"
-    async with machine.agent(allocations=PodsOfProcesses(pods)) as parts:
-        daemons = ClaimDaemons(user, machine.run_dir, False, parts.fleet.poll)
-        driver = nullcontext(parts.node)
-        async with home.agent(driver=driver, daemons=daemons, share=share) as (claims, rig):
-            yield claims, rig, parts
-
-
-def shared(home: Home, rig: Rig, number: int, device: str, **mps: Any) -> tuple[str, str, str]:
-    """A claim whose class has this MPS; what the kubelet calls it."""
-    name = home.claim(number, (pool(rig), device))
-    config = config_json(device_config(mps=mps), "FromClass")
-    home.claims[name[:2]]["status"]["allocation"]["devices"]["config"] = [config]
-    return name
-
-
-def share(
-    home: Home, rig: Rig, number: int, *gpus: int, device: str = "gpu"
-) -> tuple[str, str, str]:
-    """A claim with 8Gi of the device of the GPU, or of each of these; what the kubelet calls it."""
-    pools = [pool(rig, gpu) for gpu in gpus or (0,)]
-    name = home.claim(number, *((each, device) for each in pools))
-    results = [
-        share_json(pool=each, device=device, shareID=f"{name[2]}{n or ''}")
-        for n, each in enumerate(pools)
-    ]
-    home.claims[name[:2]]["status"]["allocation"]["devices"]["results"] = results
-    return name
-
-
-def given(home: Home, number: int = 0) -> list[tuple[Any, dict[str, str]]]:
-    """What containers of a claim get by the CDI file for each device: edits, and variables."""
-    devices = json.loads((home.cdi / file_name(UIDS[number])).read_text())["devices"]
-    edits = [entry["containerEdits"] for entry in devices]
-    return [(one, dict(text.split("=", 1) for text in one["env"])) for one in edits]
-
-
-def client(home: Home, machine: NodeRig, device: ClaimedDevice) -> SimulatedClient:
-    """A CUDA program in a container of the first claim, with what its CDI file gives."""
-    edits, environment = given(home)[0]
-    pipes = environment["CUDA_MPS_PIPE_DIRECTORY"]
-    assert {m["containerPath"]: m["hostPath"] for m in edits["mounts"]} == {
-        pipes: pipes,
-        "/dev/shm": "/dev/shm",
-    }
-    at = device.uuid or 0
-    made = SimulatedClient(
-        Path(pipes), uid=US, environment=environment, state=machine.state, device=at
-    )
-    made.wait_until_accepted(60)
-    return made
 
 
 async def test_the_next_agent_and_the_next_start_of_the_machine(
@@ -135,22 +58,15 @@ async def test_the_next_agent_and_the_next_start_of_the_machine(
         (home.cdi / file).unlink()
     home.boot_id = "second"
     async with agent(home, machine) as (claims, rig, parts):
-        assert await _amiss(claims, home, rig) == []
+        assert await amiss(claims, home, rig) == []
         [again] = claims.store.records[0].devices
         first = status(parts.fleet, again.uuid)
         assert first.is_ready
         assert first.pid != pid
         assert claims.store.records[0].phase is RecordPhase.READY
         await parts.fleet.stop(again.uuid)
-        assert await _amiss(claims, home, rig) == []
+        assert await amiss(claims, home, rig) == []
         assert status(parts.fleet, again.uuid).is_ready
-
-
-async def _amiss(claims: NodeClaims, home: Home, rig: Rig) -> list[str]:
-    """What upkeep leaves, of a node as it is now."""
-    await rig.round()
-    upkeep = Upkeep(claims, allocations=home.allocations, planned=frozenset)
-    return [problem.message for problem in await upkeep.round()]
 
 
 async def test_a_daemon_that_does_not_come(
@@ -275,132 +191,6 @@ async def test_a_further_share_costs_little(
             await owners.close()
 
 
-async def test_gpus_of_one_container(machine: NodeRig, home: Home) -> None:
-    """Two GPUs of a claim have one daemon, and a claim with a share of one of them has it, too. It
-    stays as it is for that one, in the next agent's life as well, and so does the other GPU.
-    """
-    pods: dict[int, str] = {}
-    with simulated("l40s:2", state=machine.state) as node:
-        uuids = sorted(card.identity.uuid for card in node.cards)
-        last = next(c.index for c in node.cards if c.identity.uuid == uuids[1])
-        async with agent(home, machine, share="memory", pods=pods) as (claims, rig, parts):
-            job, notebook = share(home, rig, 0, 0, 1), share(home, rig, 1, last)
-            for name in (job, notebook):
-                reserve(claims, name, f"pod-of-{name[1]}")
-            [first, _] = await claims.prepare(*job)
-            [before] = parts.fleet.statuses()
-            assert (before.is_ready, before.device) == (True, uuids[0])
-            assert modes(node) == [EXCLUSIVE] * 2
-            (edits, variables), (_, others) = given(home)
-            assert variables == others
-            assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(uuids)
-            assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M,1=8192M"
-            paths = [one["path"] for one in edits["deviceNodes"]]
-            assert sorted(paths) == ["/dev/nvidia0", "/dev/nvidia1"]
-            await claims.prepare(*notebook)
-            [(edits, variables)] = given(home, 1)
-            assert [one["path"] for one in edits["deviceNodes"]] == [f"/dev/nvidia{last}"]
-            assert variables["CUDA_VISIBLE_DEVICES"] == uuids[1]
-            with client(home, machine, first) as program:
-                pods[program.pid] = "pod-of-trainer-0"
-                with pytest.raises(StillInUse, match=f"{program.pid}"):
-                    await claims.release(UIDS[0])
-                program.allocate(GIB)
-            await claims.release(UIDS[0])
-            whole = home.claim(2, (f"{NODE}/{uuids[0].lower()}", "gpu"))
-            with pytest.raises(ClaimHeldUp, match="with none, but claim team/trainer-1 has it"):
-                await claims.prepare(*whole)
-        async with agent(home, machine, share="memory") as (claims, rig, parts):
-            await ready(parts.fleet, uuids[0])
-            assert await _amiss(claims, home, rig) == []
-            assert status(parts.fleet, uuids[0]).pid == before.pid
-            with pytest.raises(ClaimHeldUp, match="with none, but claim team/trainer-1 has it"):
-                await claims.prepare(*whole)
-            await claims.release(UIDS[1])
-            assert (parts.fleet.statuses(), machine.processes()) == ((), [])
-            assert modes(node) == [DEFAULT] * 2
-            await claims.prepare(*whole)
-
-
-async def test_two_gpus_beside_a_whole_one_that_comes(machine: NodeRig, home: Home) -> None:
-    """One of the two claims has what it wants, and the other nothing, also if they come at once."""
-    with simulated("l40s:2", state=machine.state):
-        async with agent(home, machine, share="memory") as (claims, rig, _):
-            whole, job = home.claim(0, (pool(rig, 1), "gpu")), share(home, rig, 1, 0, 1)
-            calls = claims.prepare(*whole), claims.prepare(*job)
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            assert {*map(type, outcomes)} == {tuple, ClaimHeldUp}
-            assert len(home.records()) == 1
-
-
-async def test_a_gpu_that_has_another_daemon(machine: NodeRig, home: Home) -> None:
-    """It is not taken into one for several, and nothing is begun on the other GPU."""
-    with simulated("l40s:2", state=machine.state) as node:
-        async with agent(home, machine, share="memory") as (claims, rig, parts):
-            await claims.prepare(*share(home, rig, 0, 1))
-            [before] = parts.fleet.statuses()
-            job = share(home, rig, 1, 0, 1)
-            with pytest.raises(ClaimHeldUp, match=r"but claim team/trainer-0 has it with an MPS"):
-                await claims.prepare(*job)
-            assert home.records() == [f"{UIDS[0]}.json"]
-            assert modes(node).count(EXCLUSIVE) == 1
-            await claims.release(UIDS[0])
-            await claims.prepare(*job)
-            [now] = parts.fleet.statuses()
-            assert (now.is_ready, now.pid != before.pid) == (True, True)
-
-
-async def test_claims_for_one_gpu_and_two_at_once(machine: NodeRig, home: Home) -> None:
-    """Both have one daemon, or the one with two GPUs waits, and leaves the other as it is."""
-    with simulated("l40s:2", state=machine.state):
-        async with agent(home, machine, share="memory") as (claims, rig, parts):
-            for gpu in (0, 1, 0, 1):
-                notebook, job = share(home, rig, 0, gpu), share(home, rig, 1, 0, 1)
-                calls = claims.prepare(*job), claims.prepare(*notebook)
-                both, one = await asyncio.gather(*calls, return_exceptions=True)
-                assert isinstance(both, tuple | ClaimHeldUp), one
-                assert await claims.prepare(*notebook)
-                for uid in UIDS[:2]:
-                    await claims.release(uid)
-                assert parts.fleet.statuses() == ()
-
-
-async def test_a_claim_goes_beside_a_lost_gpu_of_its_daemon(machine: NodeRig, home: Home) -> None:
-    """It has nothing there, and another claim keeps the daemon. The last one brings both back."""
-    with simulated("l40s:2", state=machine.state) as node:
-        first, last = sorted(node.cards, key=lambda card: card.identity.uuid)
-        async with agent(home, machine, share="memory") as (claims, rig, parts):
-            for name in (
-                share(home, rig, 0, 0, 1),
-                share(home, rig, 1, first.index),
-                share(home, rig, 2, last.index),
-            ):
-                await claims.prepare(*name)
-            [before] = parts.fleet.statuses()
-            node.lose(last.index)
-            await claims.release(UIDS[1])
-            [after] = parts.fleet.statuses()
-            assert (after.pid, {*(after.shares or {})}) == (before.pid, {UIDS[0], UIDS[2]})
-            with pytest.raises(NodeagentError, match="does not answer"):
-                await claims.release(UIDS[2])
-            with node.changes():
-                last.state.failure = 0
-            await asyncio.gather(*map(claims.release, (UIDS[0], UIDS[2])))
-            assert (parts.fleet.statuses(), modes(node)) == ((), [DEFAULT] * 2)
-
-
-async def test_a_daemon_of_two_gpus_without_a_record(machine: NodeRig, home: Home) -> None:
-    """It ends, and both GPUs are as they were."""
-    with simulated("l40s:2", state=machine.state) as node:
-        async with agent(home, machine, share="memory") as (claims, rig, _):
-            await claims.prepare(*share(home, rig, 0, 0, 1))
-        (home.records_dir / home.records()[0]).unlink()
-        async with agent(home, machine, share="memory") as (claims, rig, parts):
-            await parts.fleet.poll()
-            await _amiss(claims, home, rig)
-            assert (parts.fleet.statuses(), modes(node)) == ((), [DEFAULT] * 2)
-
-
 @pytest.mark.parametrize("mended", [True, False])
 async def test_a_release_beside_a_record_that_cannot_be_read(
     machine: NodeRig, home: Home, *, mended: bool
@@ -419,7 +209,7 @@ async def test_a_release_beside_a_record_that_cannot_be_read(
         async with agent(home, machine, share="memory") as (claims, rig, parts):
             await ready(parts.fleet, device.gpu)
             await claims.release(UIDS[1])
-            assert await _amiss(claims, home, rig) == []
+            assert await amiss(claims, home, rig) == []
             after = status(parts.fleet, device.gpu)
             assert (after.pid, UIDS[0] in (after.shares or {})) == (before, True)
             if mended:
@@ -429,10 +219,10 @@ async def test_a_release_beside_a_record_that_cannot_be_read(
             else:
                 damaged.unlink()
                 with client(home, machine, device):
-                    await _amiss(claims, home, rig)
+                    await amiss(claims, home, rig)
                     assert status(parts.fleet, device.gpu).pid == before
                 await parts.fleet.poll()
-                await _amiss(claims, home, rig)
+                await amiss(claims, home, rig)
             assert parts.fleet.statuses() == ()
 
 

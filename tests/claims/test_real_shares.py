@@ -29,7 +29,7 @@ from nodeagent.plan.shares import MIB
 from nodeagent.simulation import simulated
 from nodeagent.simulation.mps.installation import shared_interpreter
 from tests.claims.machine import Home, pool_of, uid
-from tests.claims.test_mps_claims import agent
+from tests.claims.mps_rig import agent
 from tests.machine_load import until
 from tests.mps import cuda_client
 from tests.mps.fleet_rig import IS_ROOT, US, limits, ready, status
