@@ -29,9 +29,7 @@ _MIN_WIDTH = 20  # columns for sentences, however narrow the terminal is
 
 
 def entries_page(entries: Sequence[Entry], width: int, *, in_cluster: bool) -> tuple[Line, ...]:
-    """Print each entry in full, the commands for where one is first. They are not wrapped, so that
-    they can be pasted.
-    """
+    """Print each entry in full; its commands, those for here first, are whole, to be pasted."""
     lines: list[Line] = []
     for entry in entries:
         if lines:
