@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain, islice
 
 from nodeagent.documents.findings import path_text
 from nodeagent.documents.terms import MAX_INSTANCES
@@ -116,6 +117,7 @@ STATUS = f"{_PREFIX}status-gpu"
 
 _INTEGER = re.compile(r"([+-]?)(?=[0-9])0*+([0-9]{0,19})")  # as Go reads one; at most 64 bits
 _MAX_INTEGER = 2**63 - 1
+_MAX_WORDED = 200  # of thousands; each takes some 30 µs
 _SPEC_PARTS = 4
 _STATUS_PARTS = 5
 
@@ -161,29 +163,33 @@ def _path(key: str) -> str:
 
 
 def read_spec(annotations: Mapping[str, str]) -> Requests:
-    """All that the spec annotations ask for, in the order of their keys.
+    """All that the spec annotations ask for, in the order of their keys; of what is wrong or
+    ignored the first 200.
 
     Two keys for the same GPU and profile (`gpu-0-`, `gpu-00-`) both count, as for nos.
     """
     asked: list[DeviceRequest] = []
-    wrong: list[Problem] = []
-    ignored: list[Problem] = []
+    wrong: list[tuple[str, int]] = []  # key and count
+    ignored: list[tuple[str, str, str]] = []  # case, key and reason
     for key, value in _with_prefix(annotations, SPEC):
-        path, name = _path(key), quote(key)
         match _spec(key, value):
             case str(why):
-                ignored.append(
-                    Problem.of(Code.INVALID_VALUE, "nosIgnored", path=path, name=name, why=why)
-                )
+                ignored.append(("nosIgnored", key, why))
             case DeviceRequest(count=0):
-                ignored.append(Problem.of(Code.INVALID_VALUE, "nosNothing", path=path, name=name))
+                ignored.append(("nosNothing", key, ""))
             case DeviceRequest(count=count) if count < 0:
-                wrong.append(
-                    Problem.of(Code.INVALID_VALUE, "nosNegative", path=path, name=name, count=count)
-                )
+                wrong.append((key, count))
             case request:
                 asked.append(request)
-    return Requests(tuple(asked), tuple(wrong), (*ignored, *_duplicates(asked)))
+    negative = (_problem("nosNegative", key, count=count) for key, count in wrong[:_MAX_WORDED])
+    passed_over = (_problem(case, key, why=why) for case, key, why in ignored)
+    said = islice(chain(passed_over, _duplicates(asked)), _MAX_WORDED)
+    return Requests(tuple(asked), tuple(negative), tuple(said))
+
+
+def _problem(case: str, key: str, *, why: str = "", count: int = 0) -> Problem:
+    path, name = _path(key), quote(key)
+    return Problem.of(Code.INVALID_VALUE, case, path=path, name=name, why=why, count=count)
 
 
 def requested_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, str]]:

@@ -88,6 +88,16 @@ def test_counts_that_are_none() -> None:
         assert ("-1" if count == "-1" else "which has no effect") in problem.message
 
 
+def test_thousands() -> None:
+    """The first of each kind are worded, which takes long, and nothing wrong is passed over."""
+    reading = read_spec(
+        {f"{SPEC}-{n}-1g.5gb": "x" for n in range(1000)}
+        | {f"{SPEC}-{n}-2g.10gb": "-1" for n in range(1000)}
+        | {f"{SPEC}-{'0' * n}-3g.20gb": "1" for n in range(1, 301)}
+    )
+    assert [len(reading.devices), len(reading.wrong), len(reading.ignored)] == [300, 200, 200]
+
+
 def test_twice() -> None:
     """Two keys for the same GPU and profile both count, as for nos, and that is said."""
     annotations = {f"{SPEC}-0-1g.5gb": "1", f"{SPEC}-00-1g.5gb": "2"}
