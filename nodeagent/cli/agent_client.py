@@ -7,6 +7,7 @@ rest of `nodeagent status`.
 from __future__ import annotations
 
 import json
+import math
 import socket
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -205,7 +206,7 @@ def _line(stream: BinaryIO) -> str:
 def _json(response: _Response, kind: type[_Json], words: str) -> _Json:
     """The answer, which has to be of this kind, `words`."""
     try:
-        answer = json.loads(response.text)
+        answer = json.loads(response.text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
         answer = None
     if response.status != _OK:
@@ -220,3 +221,10 @@ def _json(response: _Response, kind: type[_Json], words: str) -> _Json:
     if not isinstance(answer, kind) or not all(isinstance(one, dict) for one in objects):
         raise NodeagentError(f"the program there is not nodeagent: its answer is not {words}")
     return answer
+
+
+def _finite(text: str) -> float:
+    """A number as JSON has them; raises ValueError for NaN, and for 1e999, which is infinite."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number

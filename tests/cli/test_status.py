@@ -206,7 +206,9 @@ def test_an_agent_that_ends_in_its_answer_is_no_other_program(program: Program) 
 
 
 @pytest.mark.parametrize(
-    ("answer", "status"), [(b"<html>", 200), (b"[]", 200), (b"{}", 503), (b"\xff", 200)]
+    ("answer", "status"),
+    [(b"<html>", 200), (b"[]", 200), (b"{}", 503), (b"\xff", 200)]
+    + [(json.dumps(STATUS).encode()[:-1] + b', "x": %s}' % x, 200) for x in (b"NaN", b"1e999")],
 )
 def test_what_is_no_agent_is_code_1(answer: bytes, status: int, program: Program) -> None:
     with answering(answer, status=status) as (where, _):
