@@ -13,7 +13,13 @@ from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRecord
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.claims.offering.devices import SHARING, OfferedDevice
-from nodeagent.claims.offering.gpu_rules import GpuRules, Mode, Planned
+from nodeagent.claims.offering.gpu_rules import (
+    FixedInstance,
+    GpuRules,
+    Mode,
+    Planned,
+    refusal,
+)
 from nodeagent.claims.offering.pool_offer import WITHDRAWN, OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.offering.resource_slices import (
     NodeReference,
@@ -176,9 +182,25 @@ def test_a_card_that_cannot_be_shared() -> None:
         offer = pool_offer(gpu, context)
         assert not whole(offer).policies
         assert offer.reason
-        assert "claims do not share a GPU, as dra.share" in offer.reason.message
+        assert "claims do not share a device as dra.share" in offer.reason.message
     assert pool_offer(old, by("time")).reason is None
     assert pool_offer(L40S, SHARED).reason is None
+
+
+def test_mig_devices_that_cannot_be_shared() -> None:
+    """Are for one claim each, and each profile is named once; the others are shared."""
+    offer = pool_offer(H100, replace(SHARED, rules=GpuRules(share_mig=48)))
+    assert offer.reason
+    assert offer.reason.message.count("has too little memory for shares (48)") == 2
+    assert offer.reason.message.count("1g.10gb of ") == 1
+    assert offer.reason.message.count("1g.10gb+me of ") == 1
+    shared = {one.name for one in offer.devices if one.policies}
+    assert shared == {n for n, place in places(H100).items() if "10gb" not in place.profile.name}
+    small_parts = GpuRules(share_mig=48, planned=Planned(Layout((), "gpus[0].mig")))
+    assert "has MIG enabled" in refusal(small_parts, H100, WHOLE_GPU)
+    planned = Planned(Layout((), "gpus[0].mig"), (FixedInstance("1g.10gb", 0),), room=False)
+    without = replace(SHARED, rules=GpuRules(share_mig=48, planned=planned))
+    assert pool_offer(H100, without).reason is None
 
 
 def test_as_resource_slices() -> None:

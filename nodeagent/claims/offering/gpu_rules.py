@@ -136,22 +136,22 @@ class GpuRules:
         if wanted == "off":
             setting = "dra.share" if device == WHOLE_GPU else "dra.share_mig"
             return f"{_entry_of(planned, f'the setting {setting}')} has share off"
-        if why := self.cannot_be_shared(gpu, device):
-            return why
         if planned and not planned.room:
             return f"{_entry_of(planned)} says dra: false"
         if planned and (planned.mps or (planned.time_slice and wanted != "time")):
             return f"{_entry_of(planned)} says how the GPU is shared"
-        return ""
+        return self.cannot_be_shared(gpu, device)
 
     def cannot_be_shared(self, gpu: Gpu, device: str) -> str:
         """Why the card's device cannot be shared as is wanted; "": it can."""
         wanted, place = self._wanted(device), places(gpu).get(device)
+        if wanted == "off":
+            return ""
         memory = capacity_of(gpu, place.profile if place else None).memory
-        if wanted != "off" and not policies(memory, wanted):
-            name = f"{device} of " if place else ""
+        if not policies(memory, wanted):
+            name = f"{place.profile.name} of " if place else ""
             return f"{name}{gpu.title} has too little memory for shares ({wanted})"
-        if wanted not in ("off", "time") and gpu.compute_capability < VOLTA:
+        if wanted != "time" and gpu.compute_capability < VOLTA:
             return f"{gpu.title} cannot limit MPS clients"
         return ""
 
@@ -213,12 +213,6 @@ def offered_names(
         reason = _reset_required(gpu, rules.planned)
     if whole and not pinned:
         names.append(WHOLE_GPU)
-        if (
-            rules.mode is Mode.DYNAMIC
-            and not reason
-            and (why := rules.cannot_be_shared(gpu, WHOLE_GPU))
-        ):
-            reason = gpu.problem(Code.UNSUPPORTED, "notShared", why=why)
     return OfferedNames(tuple(names), counted, reason)
 
 

@@ -168,7 +168,16 @@ def _offered_devices(
         name: offered.device(gpu, name, context.facts, rules.shared_by(gpu, name))
         for name in offered.names
     }
-    return devices, offered.reason
+    return devices, offered.reason or _not_shared(gpu, rules, offered.names)
+
+
+def _not_shared(gpu: Gpu, rules: GpuRules, names: Iterable[str]) -> Problem | None:
+    """Why claims do not share devices of these names that they are to share."""
+    reasons = {name: rules.cannot_be_shared(gpu, name) for name in names}
+    said = dict.fromkeys(
+        why for name, why in reasons.items() if why and why == rules.why_not_shared(gpu, name)
+    )
+    return gpu.problem(Code.UNSUPPORTED, "notShared", why="; ".join(said)) if said else None
 
 
 def _silent(gpu: Gpu) -> Problem:
