@@ -73,6 +73,9 @@ pytest: $(DEV)  ## the tests alone (ARGS='-k planner')
 # Which part a line is from, where several write at the same time.
 LABEL    = $(if $(LABELLED),2>&1 | sed -u 's/^/$(@:pytest-%=%): /')
 
+# Of each part its failures, at once, and a line when it has ended.
+QUIET    = $(if $(LABELLED),-q -o verbosity_test_cases=-2 -o console_output_style=classic)
+
 # Five parts of them, side by side in `make test` and beside mypy, which has one thread: all but the
 # first mostly wait for programs, for MPS daemons or for an API server. The random days are in the
 # part that ends first. `make pytest` leaves nothing out.
@@ -91,20 +94,20 @@ pytest-pure: $(DEV)
 	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PURE)
 
 pytest-computing: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) \
+	$(if $(LABELLED),@)$(BIN)/python -m pytest $(QUIET) -p no:cacheprovider $(CHOICE) \
 	  $(patsubst %,--ignore=%,$(COMMANDS) $(PROGRAMS) $(DAEMONS) $(CLUSTER) $(REAL)) $(LABEL)
 
 pytest-commands: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(COMMANDS) $(LABEL)
+	$(if $(LABELLED),@)$(BIN)/python -m pytest $(QUIET) -p no:cacheprovider $(CHOICE) $(COMMANDS) $(LABEL)
 
 pytest-programs: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(PROGRAMS) $(LABEL)
+	$(if $(LABELLED),@)$(BIN)/python -m pytest $(QUIET) -p no:cacheprovider $(CHOICE) $(PROGRAMS) $(LABEL)
 
 pytest-daemons: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(DAEMONS) $(LABEL)
+	$(if $(LABELLED),@)$(BIN)/python -m pytest $(QUIET) -p no:cacheprovider $(CHOICE) $(DAEMONS) $(LABEL)
 
 pytest-cluster: $(DEV)
-	$(BIN)/python -m pytest -p no:cacheprovider $(CHOICE) $(CLUSTER) $(LABEL)
+	$(if $(LABELLED),@)$(BIN)/python -m pytest $(QUIET) -p no:cacheprovider $(CHOICE) $(CLUSTER) $(LABEL)
 
 real-cluster: $(DEV)  ## the agent in the cluster that NODEAGENT_TEST_KUBECONFIG names (ARGS='-k five')
 	$(BIN)/python -m pytest -p no:cacheprovider $(REAL) $(ARGS)

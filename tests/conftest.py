@@ -124,7 +124,18 @@ class _AtOnce:
             self._reporter.ensure_newline()
             self._reporter.write_sep("_", f"{report.nodeid} ({report.when})", red=True)
             self._reporter._outrep_summary(report)
+            self._reporter.flush()  # the next thing may hang, until the process is ended
             record_failure(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_teststatus(
+        self, config: pytest.Config
+    ) -> Generator[None, tuple[str, str, object], tuple[str, str, object]]:
+        """No letter for each test where that is not wanted: the part's last line has the count."""
+        category, letter, word = yield
+        if config.get_verbosity(pytest.Config.VERBOSITY_TEST_CASES) < -1:
+            return category, "", ""
+        return category, letter, word
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -179,6 +180,18 @@ def test_a_run_that_is_ended_names_what_failed(tmp_path: Path) -> None:
     assert "assert (6 * 7) == 54" in run.stdout
     assert "in test_hangs" in run.stderr
     assert run.stderr.endswith("Failed so far:\ntest_case.py::test_fails\n")
+
+
+def test_a_part_says_how_it_ended_and_what_failed(tmp_path: Path) -> None:
+    """With the options of `make test`: nothing of what passes but their number."""
+    conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(conftest)
+    makefile = Path(__file__).parents[1].joinpath("Makefile").read_text(encoding="utf-8")
+    (options,) = re.findall(r"^QUIET .*LABELLED\),(.*)\)$", makefile, re.MULTILINE)
+    cases = "def test_a(): pass\ndef test_b(): assert 6 * 7 == 54\ndef test_c(): pass\n"
+    lines = run_of(tmp_path, cases, *options.split()).stdout.splitlines()
+    assert lines[0].strip("_") == " test_case.py::test_b (call) "
+    assert re.fullmatch(r"1 failed, 2 passed in .*s", lines[-1])
 
 
 def programs_of(folder: str) -> list[str]:
