@@ -88,7 +88,7 @@ async def test_slow_clients_keep_no_other_client_out(tmp_path: Path) -> None:
             ):
                 assert answer.status == 200
         assert one.refusals.counts["api", "connections"] >= 20
-        assert ("socket", "connections") not in one.refusals.counts
+        assert one.refusals.counts["socket", "connections"] == 0
 
 
 async def test_a_full_listener_takes_nothing_from_the_unix_socket(tmp_path: Path) -> None:

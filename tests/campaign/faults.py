@@ -118,8 +118,8 @@ FAULTS: Faults = {  # for days in one process
             '            raise NodeagentError("a GPU does not answer")\n',
         ),
     ),
-    "a directory that was synced stays open": (
-        Edit("files/state.py", "        os.close(directory)\n", "        pass\n"),
+    "a state file that was read stays open": (
+        Edit("files/state.py", "        os.close(descriptor)\n", "        pass\n"),
     ),
     "a wait for another plan goes on after the change": (
         Edit(
@@ -192,8 +192,8 @@ REAL_FAULTS: Faults = {
         ),
         Edit(
             "reconcile/node_controller.py",
-            '(step.device, uuid if whole else "") and device.usage.in_use:\n',
-            '(step.device, uuid if whole else "") and not device.usage:\n',
+            "in (step.device, *served) and device.usage.in_use:\n",
+            "in (step.device, *served) and False:\n",
         ),
         Edit(
             "mps/fleet.py",

@@ -145,7 +145,7 @@ async def test_what_came_on_another_gpu_since_it_was_planned(
     planned = await agent.planned(TOGETHER)
     match what:
         case "python":
-            node.occupy(1, 4711, command="python")
+            node.occupy(1, command="python")
         case "MIG mode":
             await agent.node.apply(SetMigMode(second, True, ""))
         case _:
@@ -163,7 +163,7 @@ async def test_what_came_on_another_gpu_since_it_was_planned(
         )
     if what == "python":
         assert {gpu.verdict for gpu in (await agent.planned(TOGETHER)).gpus} == {Verdict.BLOCKED}
-        node.release(1, 4711)
+        node.release(1)
         await agent.made(TOGETHER)
 
 
@@ -174,7 +174,7 @@ async def test_it_is_not_ended_while_the_other_gpu_is_given_to_a_pod(
     await agent.made(TOGETHER)
     first, _ = await uuids(agent)
     index = next(gpu.index for gpu in (await agent.node.observe()).gpus if gpu.uuid == first)
-    node.occupy(index, 4711, command="python")
+    node.occupy(index, command="python")
     outcome = await agent.reach(document(f"{{devices: [{1 - index}], mig: disabled}}"))
     assert [problem.code for problem in outcome.gpus[0].problems] == [Code.IN_USE]
     assert len(rig.processes(CONTROL)) == 1

@@ -169,27 +169,38 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
     Two keys for the same GPU and profile (`gpu-0-`, `gpu-00-`) both count, as for nos.
     """
     asked: list[DeviceRequest] = []
-    wrong: list[tuple[str, int]] = []  # key and count
-    ignored: list[tuple[str, str, str]] = []  # case, key and reason
+    wrong: list[Problem] = []
+    ignored: list[Problem] = []
     for key, value in _with_prefix(annotations, SPEC):
         match _spec(key, value):
-            case str(why):
-                ignored.append(("nosIgnored", key, why))
-            case DeviceRequest(count=0):
-                ignored.append(("nosNothing", key, ""))
-            case DeviceRequest(count=count) if count < 0:
-                wrong.append((key, count))
-            case request:
+            case DeviceRequest(count=count) as request if count > 0:
                 asked.append(request)
-    negative = (_problem("nosNegative", key, count=count) for key, count in wrong[:_MAX_WORDED])
-    passed_over = (_problem(case, key, why=why) for case, key, why in ignored)
-    said = islice(chain(passed_over, _duplicates(asked)), _MAX_WORDED)
-    return Requests(tuple(asked), tuple(negative), tuple(said))
-
-
-def _problem(case: str, key: str, *, why: str = "", count: int = 0) -> Problem:
-    path, name = _path(key), quote(key)
-    return Problem.of(Code.INVALID_VALUE, case, path=path, name=name, why=why, count=count)
+            case DeviceRequest(count=count) if count < 0 and len(wrong) < _MAX_WORDED:
+                wrong.append(
+                    Problem.of(
+                        Code.INVALID_VALUE,
+                        "nosNegative",
+                        path=_path(key),
+                        name=quote(key),
+                        count=count,
+                    )
+                )
+            case DeviceRequest(count=0) if len(ignored) < _MAX_WORDED:
+                ignored.append(
+                    Problem.of(Code.INVALID_VALUE, "nosNothing", path=_path(key), name=quote(key))
+                )
+            case str(why) if len(ignored) < _MAX_WORDED:
+                ignored.append(
+                    Problem.of(
+                        Code.INVALID_VALUE,
+                        "nosIgnored",
+                        path=_path(key),
+                        name=quote(key),
+                        why=why,
+                    )
+                )
+    said = islice(chain(ignored, _duplicates(asked)), _MAX_WORDED)
+    return Requests(tuple(asked), tuple(wrong), tuple(said))
 
 
 def requested_profiles(annotations: Mapping[str, str]) -> Iterator[tuple[int, str]]:
