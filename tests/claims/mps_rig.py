@@ -85,7 +85,7 @@ def client(home: Home, machine: NodeRig, device: ClaimedDevice) -> SimulatedClie
     return made
 
 
-async def amiss(claims: NodeClaims, home: Home, rig: Rig) -> list[str]:
+async def unresolved(claims: NodeClaims, home: Home, rig: Rig) -> list[str]:
     """What upkeep leaves, of a node as it is now."""
     await rig.round()
     upkeep = Upkeep(claims, allocations=home.allocations, planned=frozenset)

@@ -23,7 +23,7 @@ from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import UIDS, Home, laid_out, pool_of, reserve
-from tests.claims.mps_rig import DEVICE, GIB, LIMITS, agent, amiss, client, share, shared
+from tests.claims.mps_rig import DEVICE, GIB, LIMITS, agent, client, share, shared, unresolved
 from tests.mps.fleet_rig import US, ready, status
 from tests.reconcile.controller_rig import EXCLUSIVE, NodeRig, modes
 from tests.simulated_cluster.allocator import Allocated
@@ -58,14 +58,14 @@ async def test_the_next_agent_and_the_next_start_of_the_machine(
         (home.cdi / file).unlink()
     home.boot_id = "second"
     async with agent(home, machine) as (claims, rig, parts):
-        assert await amiss(claims, home, rig) == []
+        assert await unresolved(claims, home, rig) == []
         [again] = claims.store.records[0].devices
         first = status(parts.fleet, again.uuid)
         assert first.is_ready
         assert first.pid != pid
         assert claims.store.records[0].phase is RecordPhase.READY
         await parts.fleet.stop(again.uuid)
-        assert await amiss(claims, home, rig) == []
+        assert await unresolved(claims, home, rig) == []
         assert status(parts.fleet, again.uuid).is_ready
 
 
@@ -209,7 +209,7 @@ async def test_a_release_beside_a_record_that_cannot_be_read(
         async with agent(home, machine, share="memory") as (claims, rig, parts):
             await ready(parts.fleet, device.gpu)
             await claims.release(UIDS[1])
-            assert await amiss(claims, home, rig) == []
+            assert await unresolved(claims, home, rig) == []
             after = status(parts.fleet, device.gpu)
             assert (after.pid, UIDS[0] in (after.shares or {})) == (before, True)
             if mended:
@@ -219,10 +219,10 @@ async def test_a_release_beside_a_record_that_cannot_be_read(
             else:
                 damaged.unlink()
                 with client(home, machine, device):
-                    await amiss(claims, home, rig)
+                    await unresolved(claims, home, rig)
                     assert status(parts.fleet, device.gpu).pid == before
                 await parts.fleet.poll()
-                await amiss(claims, home, rig)
+                await unresolved(claims, home, rig)
             assert parts.fleet.statuses() == ()
 
 

@@ -10,7 +10,7 @@ from nodeagent.claims.model import ClaimHeldUp
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.simulation import simulated
 from tests.claims.machine import NODE, UIDS, Home, pool, reserve
-from tests.claims.mps_rig import GIB, agent, amiss, client, given, share
+from tests.claims.mps_rig import GIB, agent, client, given, share, unresolved
 from tests.mps.fleet_rig import ready, status
 from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, NodeRig, modes
 
@@ -52,7 +52,7 @@ async def test_gpus_of_one_container(machine: NodeRig, home: Home) -> None:
                 await claims.prepare(*whole)
         async with agent(home, machine, share="memory") as (claims, rig, parts):
             await ready(parts.fleet, uuids[0])
-            assert await amiss(claims, home, rig) == []
+            assert await unresolved(claims, home, rig) == []
             assert status(parts.fleet, uuids[0]).pid == before.pid
             with pytest.raises(ClaimHeldUp, match="with none, but claim team/trainer-1 has it"):
                 await claims.prepare(*whole)
@@ -137,5 +137,5 @@ async def test_a_daemon_of_two_gpus_without_a_record(machine: NodeRig, home: Hom
         (home.records_dir / home.records()[0]).unlink()
         async with agent(home, machine, share="memory") as (claims, rig, parts):
             await parts.fleet.poll()
-            await amiss(claims, home, rig)
+            await unresolved(claims, home, rig)
             assert (parts.fleet.statuses(), modes(node)) == ((), [DEFAULT] * 2)
