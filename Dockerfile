@@ -19,18 +19,11 @@ RUN python -m venv /opt/nodeagent \
 COPY pyproject.toml README.md LICENSE ./
 COPY nodeagent nodeagent
 # No index: what builds the package was installed from its lock above.
-#
-# Of the Kubernetes client the agent uses what reads a kubeconfig (nodeagent/cluster/client/
-# credentials.py). Its API groups and their objects, which it loads one by one when they are asked
-# for, are 76 of the 137 MB of all packages, and nothing here asks for them: they are left out. So
-# are time zones, which others ask for and which are Debian's.
 RUN python -m pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/nodeagent/bin/pip install --no-index --no-deps --no-compile /wheels/*.whl \
- && /opt/nodeagent/bin/pip uninstall --yes tzdata setuptools pip \
- && find /opt/nodeagent/lib -regex '.*/kubernetes/\(aio/\)?client/\(api\|models\)/[^/]*\.py' \
-      ! -name __init__.py -delete \
+ && /opt/nodeagent/bin/pip uninstall --yes setuptools pip \
  && /opt/nodeagent/bin/python -m compileall -q /opt/nodeagent/lib \
- && /opt/nodeagent/bin/python -c 'import nodeagent.cluster.client.access, kubernetes.aio.config'
+ && /opt/nodeagent/bin/python -c 'import nodeagent.cluster.client.access'
 
 FROM ${PYTHON}
 ARG PYTHON

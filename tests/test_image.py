@@ -99,7 +99,7 @@ def test_the_agent_starts(image: Builder) -> None:
 
 def test_what_it_is_made_of(image: Builder) -> None:
     size = int(image.inside("du", "-sm", "/opt/nodeagent").split()[0])
-    assert 30 < size < 85
+    assert 30 < size < 70
     assert "pip" not in image.inside("ls", "/opt/nodeagent/bin").split()
 
 

@@ -2,17 +2,17 @@
 
 Reads block and belong in a thread. What is read is never printed: its type has no `repr`.
 
-A kubeconfig whose user has a token, a certificate or a password is read here. The library
-`kubernetes`, which takes 22 MiB and a third of a second, reads the others: those whose user is the
-answer of a program or of a provider of identities, and those that are unusual or wrong in some way.
+A kubeconfig's user has a token, a certificate, a password, or a program that is asked for one of
+the first two. The library `kubernetes` knows providers of identities as well, and is 150 MB.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
+import json
 import os
 import ssl
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.client.faults import CredentialsUnusable
-from nodeagent.documents.bounded_yaml import TOO_DEEP, read_tree
-from nodeagent.errors import DocumentError
+from nodeagent.documents.bounded_yaml import read_tree
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -86,8 +85,10 @@ class Kubeconfig:
         """Raises CredentialsUnusable."""
         text = _read(self.path)
         try:
-            endpoint = _read_without_library(text, self) or _read_by_library(self)
-        except Exception as error:  # noqa: BLE001 - the library trips in every way over strange files
+            endpoint = _read_kubeconfig(text, self)
+        except CredentialsUnusable:
+            raise
+        except Exception as error:  # noqa: BLE001 - a file, and a program's answer, can be anything
             # Its words may repeat a line of the file, and a token with it.
             raise CredentialsUnusable(
                 f"{self.path} is not a usable kubeconfig ({type(error).__name__})",
@@ -157,24 +158,48 @@ def _read(path: Path) -> str:
 # --- a kubeconfig ---------------------------------------------------------------------------------
 
 
-def _read_without_library(text: str, file: Kubeconfig) -> Endpoint | None:
-    """Read a usual kubeconfig; None if only the library can. Raises OSError for files of it, and
-    DocumentError for one that is nested too deep.
-    """
+def _read_kubeconfig(text: str, file: Kubeconfig) -> Endpoint:
+    """Raises CredentialsUnusable, or anything at all where the file is not as it should be."""
+    document: Any = read_tree(text.encode()).value
+    name = file.context or document["current-context"]
+    chosen = _named(document["contexts"], name)["context"]
+    cluster = _named(document["clusters"], chosen["cluster"])["cluster"]
+    user, folder = _user(document, chosen), file.path.parent
+    if user.get("auth-provider"):
+        raise CredentialsUnusable(
+            f"the user in {file.path} has an `auth-provider`, which only kubectl knows",
+            remedy="give it a `tokenFile` with the answer of: kubectl create token nodeagent -n "
+            "nodeagent --bound-object-kind Node --bound-object-name NODE --duration 24h",
+        )
+    program = user.get("exec")
+    return _endpoint(cluster, _answer(program, file.path) if program else user, folder)
+
+
+def _answer(program: Any, path: Path) -> dict[str, Any]:
+    """What a program of the kubeconfig says that the user has. Raises as `_read_kubeconfig`."""
+    name, version = program["command"], program["apiVersion"]
+    asked = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    given = {one["name"]: one["value"] for one in program.get("env") or ()}
+    environ = {**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
+    command = [str(path.parent / name) if "/" in name else name, *(program.get("args") or ())]
     try:
-        document: Any = read_tree(text.encode()).value
-        name = file.context or document["current-context"]
-        chosen = _named(document["contexts"], name)["context"]
-        cluster = _named(document["clusters"], chosen["cluster"])["cluster"]
-        user = _user(document, chosen)
-        if not ("exec" in user or "auth-provider" in user):
-            return _endpoint(cluster, user, file.path.parent)
-    except DocumentError as error:
-        if any(TOO_DEEP in one.message for one in error.problems):
-            raise  # the library would take seconds for it
-    except (LookupError, TypeError, AttributeError, ValueError):
-        pass
-    return None
+        done = subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        # What it printed may hold what is secret.
+        why = error.strerror if isinstance(error, OSError) else f"exit code {error.returncode}"
+        raise CredentialsUnusable(
+            f"the program {name} that {path} names for credentials fails: {why}",
+            remedy=f"try: kubectl --kubeconfig {path} version",
+        ) from None
+    answer = json.loads(done.stdout)
+    if answer["apiVersion"] != version:
+        raise ValueError
+    told = answer["status"]
+    pem = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
+    files = {ours: base64.b64encode(told[its].encode()) for ours, its in pem.items() if its in told}
+    return files | {"token": told["token"]} if "token" in told or not files else files
 
 
 def _named(items: Any, name: str) -> Any:
@@ -221,30 +246,3 @@ def _authorization(user: Any, folder: Path) -> str:
         pair = f"{user['username']}:{user['password']}".encode()
         return f"Basic {base64.b64encode(pair).decode()}"
     return ""
-
-
-def _read_by_library(file: Kubeconfig) -> Endpoint:
-    from kubernetes.aio import client, config
-
-    found = client.Configuration(host="")
-    # In a loop of its own: the library's coroutine reads files and may run a program.
-    asyncio.run(
-        config.load_kube_config(
-            config_file=str(file.path),
-            context=file.context,
-            client_configuration=found,
-            persist_config=False,
-        )
-    )
-    files = (found.ssl_ca_cert, found.cert_file, found.key_file)
-    authority, certificate, key = (Path(name).read_bytes() if name else b"" for name in files)
-    return Endpoint(
-        str(found.host),
-        authority,
-        certificate,
-        key,
-        bool(found.verify_ssl),
-        found.tls_server_name,
-        found.proxy,
-        str(found.api_key.get("BearerToken", "")),
-    )

@@ -2,7 +2,6 @@ import base64
 import json
 import ssl
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -158,33 +157,73 @@ def test_a_user_with_a_password(tmp_path: Path) -> None:
     assert endpoint.authorization == "Basic bWU6cHc="
 
 
-def test_a_usual_kubeconfig_does_without_the_library(tmp_path: Path) -> None:
-    """It takes 22 MiB for as long as the agent runs."""
-    assert read_without_library(kubeconfig(tmp_path / "a", token=TOKEN)) == "read"
+def test_a_user_whose_program_has_the_token_or_the_certificate(tmp_path: Path) -> None:
+    """By the protocol of kubectl: it is beside the kubeconfig, and sees what it is asked for."""
+    certificate, key = new_certificate(tmp_path)
+    status = {"clientCertificateData": certificate.read_text(), "clientKeyData": key.read_text()}
+    answers = {"token": {"token": TOKEN}, "certificate": status, "both": status | {"token": TOKEN}}
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\necho "$KUBERNETES_EXEC_INFO" > "$ASKED"\ncat "$1"\n')
+    program.chmod(0o755)
+    asked, version = tmp_path / "asked", "client.authentication.k8s.io/v1"
+    found = {}
+    for name, one in answers.items():
+        answer = {"apiVersion": version, "kind": "ExecCredential", "status": one}
+        (tmp_path / name).write_text(json.dumps(answer))
+        entry = {
+            "apiVersion": version,
+            "command": "./program",
+            "args": [str(tmp_path / name)],
+            "env": [{"name": "ASKED", "value": str(asked)}],
+        }
+        tls = {"server": "https://127.0.0.1:1"}
+        found[name] = read_endpoint(
+            Kubeconfig(kubeconfig(tmp_path / "kubeconfig", cluster=tls, exec=entry))
+        )
+    assert json.loads(asked.read_text())["spec"] == {"interactive": False}
+    has = {name: (one.authorization, one.certificate) for name, one in found.items()}
+    assert has == {
+        "token": (f"Bearer {TOKEN}", b""),
+        "certificate": ("", certificate.read_bytes()),
+        "both": (f"Bearer {TOKEN}", certificate.read_bytes()),
+    }
+    tls_context(found["certificate"])
 
 
-def test_a_kubeconfig_that_is_deep_is_refused_at_once(tmp_path: Path) -> None:
-    """The library would descend into it, for a second or more."""
-    (tmp_path / "deep").write_text('{"a":' * 1500 + "1" + "}" * 1500)
-    assert read_without_library(tmp_path / "deep") == "DocumentError"
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("there-is-none", "program there-is-none .*: No such file"),
+        (f"echo {TOKEN} >&2; exit 3", "program sh .*: exit code 3"),
+        ('echo \'{"apiVersion": "v2", "status": {"token": "t"}}\'', "ValueError"),
+        ('echo \'{"apiVersion": "v1", "status": {}}\'', "KeyError"),
+        (f"echo {TOKEN}", "JSONDecodeError"),
+    ],
+)
+def test_a_program_without_credentials(tmp_path: Path, command: str, said: str) -> None:
+    entry = {"apiVersion": "v1", "command": "sh", "args": ["-c", command]}
+    if " " not in command:
+        entry = {"apiVersion": "v1", "command": command}
+    with pytest.raises(CredentialsUnusable, match=said) as refused:
+        read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", exec=entry)))
+    assert TOKEN not in str(refused.value)
+    assert refused.value.remedy == f"try: kubectl --kubeconfig {tmp_path / 'a'} version"
 
 
-def read_without_library(path: Path) -> str:
-    """In a process of its own: "read", or why not."""
-    code = (
-        "import sys; from pathlib import Path; import nodeagent.cluster.client.access\n"
-        "from nodeagent.cluster.client.credentials import Kubeconfig, read_endpoint\n"
-        f"try: read_endpoint(Kubeconfig(Path({str(path)!r}))); print('read')\n"
-        "except Exception as error: print(str(error).partition('(')[2].partition(')')[0])\n"
-        "assert 'kubernetes' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+def test_a_provider_of_identities_is_refused_with_what_to_have_in_its_place(tmp_path: Path) -> None:
+    user = {"auth-provider": {"name": "oidc", "config": {"id-token": TOKEN}}}
+    with pytest.raises(CredentialsUnusable, match="auth-provider") as refused:
+        read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", **user)))
+    assert "kubectl create token nodeagent" in refused.value.remedy
+    assert TOKEN not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     "text",
-    [f"{TOKEN}: [", f"- {TOKEN}", "", f'"{TOKEN}"', "contexts: []", f"current-context: {TOKEN}"],
+    [
+        *(f"{TOKEN}: [", f"- {TOKEN}", "", f'"{TOKEN}"', "contexts: []"),
+        *(f"current-context: {TOKEN}", '{"a":' * 1500 + "1" + "}" * 1500),
+    ],
 )
 def test_a_broken_kubeconfig_is_refused_unseen(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
