@@ -5,7 +5,7 @@ python tools/make_metrics_page.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from pathlib import Path
 from typing import assert_never
 
@@ -13,7 +13,6 @@ from nodeagent.metrics.agent_metrics import AGENT_METRICS
 from nodeagent.metrics.catalogue import Field, Level, WithMig, catalogue
 from nodeagent.metrics.selection import default_selection
 from nodeagent.metrics.sources import (
-    ALL_LINKS,
     DeviceCall,
     EventCount,
     FieldRate,
@@ -41,18 +40,17 @@ rules can be used. Their values come from NVML; there is no DCGM. The agent's ow
 
 ## Which fields are exported
 
-A file in dcgm-exporter's format says it: a line has a field, a type (`gauge`, `counter` or `label`)
-and a help. A line that begins with `#` is a comment. A field of type `label` becomes a label of
-every metric. Files written for dcgm-exporter can be used as they are; so can DCGM 4.6's new names,
-those of dcgm-exporter 1 and `DCGM_FI_DEV_CLOCK_THROTTLE_REASONS`. A line that cannot be used is
-named, and the others count.
+Those in the file `metrics.counters` ([settings](settings.md)), in dcgm-exporter's format: a line
+has a field, a type (`gauge`, `counter` or `label`) and a help; `#` begins a comment. A field of
+type `label` becomes a label of every metric. Files written for dcgm-exporter can be used as they
+are, also with DCGM 4.6's names, those of dcgm-exporter 1 and `DCGM_FI_DEV_CLOCK_THROTTLE_REASONS`.
 
-The file is `metrics.counters` ([settings](settings.md)). A change in it counts at once, without a
-hole in the series; one that cannot be used at all leaves the fields of before. What does not count
-is named in the log and in `/v1/status`, and counted by `nodeagent_counters_ignored`. A file of more
-than 5,000 lines or 1 MiB is refused whole.
+A change in the file counts at once, without a hole in the series. A line that cannot be used is
+named in the log and in `/v1/status` and counted by `nodeagent_counters_ignored`; the others count.
+A file that cannot be used at all, or has more than 5,000 lines or 1 MiB, leaves the fields of
+before.
 
-Without a file, the fields marked in the column "default" are exported: dcgm-exporter's own default,
+Without a file, the fields in bold are exported: dcgm-exporter's own default,
 `DCGM_FI_PROF_SM_ACTIVE` and `DCGM_FI_PROF_SM_OCCUPANCY`.
 
 ## How old they are
@@ -61,78 +59,53 @@ A scrape makes no driver calls: it gets the last values, and their age by reader
 `nodeagent_sample_age_seconds`. Utilization, clocks, power and memory are read every
 `sample.interval`, and soon after each step of a change; ECC, remapped rows, links and PCIe every
 `sample.slow_interval`; processes every 5 s at the most. A GPU whose driver hangs keeps its last
-values, and its `nodeagent_reader_success` is 0; those of a GPU that is lost end.
+values, with `nodeagent_reader_success` 0; those of a GPU that is lost end.
 
 ## Labels
 
-`gpu`, `UUID`, `pci_bus_id`, `device`, `modelName`; of a GPU instance also `GPU_I_PROFILE` and
-`GPU_I_ID`; then the host, the fields of type `label`, and `container`, `namespace`, `pod`. `UUID`
-is always the GPU's. `nodeagent_mig_device_info` has the MIG devices' own, to be joined on `UUID`
-and `GPU_I_ID`. Metrics of an NVLink begin with `nvlink`.
+`gpu`, `UUID` (always the GPU's), `pci_bus_id`, `device`, `modelName`; of a GPU instance also
+`GPU_I_PROFILE` and `GPU_I_ID`; then the host, the fields of type `label`, and `container`,
+`namespace`, `pod`. `nodeagent_mig_device_info` has the MIG devices' UUIDs, to be joined on `UUID`
+and `GPU_I_ID`. Metrics of an NVLink begin with `nvlink`. A label without a value is left out.
 
-`container`, `namespace` and `pod` are those of the pod that has the GPU or the instance: by the
-claim that it was made for, by what the kubelet gave it, or by the cgroups of its processes. The pod
-of a claim is there from the moment that the claim is ready, its container as soon as the kubelet
-lists it. Outside a cluster `container` is the beginning of a container's id; a process in none has
-`unit` (of systemd) or `user` (a number). A process of a login session counts for its user. In a
-container the agent knows the owners of processes only with the host's process ids
-(`hostPID: true`).
+`container`, `namespace` and `pod` are those of the pod that has the GPU or the instance: by its
+claim (from the moment that the claim is ready), by what the kubelet gave it, or by the cgroups of
+its processes. Outside a cluster `container` is the beginning of a container's id; a process in none
+has `unit` (of systemd) or, as those of a login session, `user` (a number). In a container the agent
+knows the owners of processes only with `hostPID: true`.
 
-Time is counted in the same way: `nodeagent_gpu_seconds_held_total` and its like, and
-`nodeagent_held_idle_seconds`, have `namespace` and `pod` for a pod, else one of `container`, `unit`
-and `user`. Time counts from the first look that found the process, which is at most 5 s late.
+Time is counted in the same way, from the first look that found the process (at most 5 s late):
+`nodeagent_gpu_seconds_held_total` and its like, and `nodeagent_held_idle_seconds`, have `namespace`
+and `pod` for a pod, else one of `container`, `unit` and `user`.
 
-Metrics of a device that several pods share, by MPS or by time-slicing, carry no pod labels,
-except two fields:
-`DCGM_FI_DEV_FB_USED` and `DCGM_FI_DEV_GPU_UTIL` have a series for each pod, by its processes, and
-one without a pod for the rest. So the sum over all series is the GPU's. While MIG is on, the driver
-reports no process' share of the time.
+Metrics of a device that several pods share, by MPS or by time-slicing, carry no pod labels, except
+`DCGM_FI_DEV_FB_USED` and `DCGM_FI_DEV_GPU_UTIL`: they have a series for each pod, by its processes,
+and one for the rest, so that the sum is the GPU's. While MIG is on, the driver reports no process'
+share of the time.
 
 ## Where this differs from dcgm-exporter
 
-- A value that the driver does not give is absent, never 0. One field is 0 at first, as it is there:
-  `DCGM_FI_DEV_XID_ERRORS`, with `err_code="0"` and `err_msg="No Error"`. Each XID ends that series
-  and begins one with its own number and name, until a reboot; it is the newest that NVML or the
-  kernel log reported. Alert on `> 0`, or on any XID of the
-  last five minutes, also the first, by `increase(nodeagent_gpu_xid_events_total[5m]) > 0`: that
-  counter is there for each GPU from the start. `nodeagent_gpu_xid_total` begins with the first XID
-  of a number, which `increase()` does not see; the numbers of the last five minutes are
-  `time() - nodeagent_gpu_xid_last_timestamp_seconds < 300`. The shipped rules go by findings.
+- A value that the driver does not give is absent, never 0. Only `DCGM_FI_DEV_XID_ERRORS` is 0 at
+  first, as it is there, with `err_code="0"` and `err_msg="No Error"`. Each XID, from NVML or the
+  kernel log, ends that series and begins one with its own number and name, until a reboot. Alert on
+  `> 0`, or on any XID of the last five minutes by
+  `increase(nodeagent_gpu_xid_events_total[5m]) > 0`: that counter is there from the start.
+  `nodeagent_gpu_xid_total` begins with the first XID of a number, which `increase()` does not see;
+  for numbers use `time() - nodeagent_gpu_xid_last_timestamp_seconds < 300`. The shipped rules go by
+  findings.
 - A value of the whole GPU is exported once. dcgm-exporter repeats it for each GPU instance, which
-  makes sums of power wrong.
-- A field that is exported for GPU instances is not exported for their GPU too.
-- Utilization does not exist with MIG on. The GPM figures of each instance replace it (Hopper
-  and newer).
+  makes sums of power wrong. A field that is exported for GPU instances is not exported for their
+  GPU.
+- Utilization does not exist with MIG on. Each instance's GPM figures replace it (Hopper and newer).
 - Counters do not decrease when the driver is loaded again or an instance is created again.
 - PCIe throughput is the growth of byte counters: the call that DCGM uses blocks for 20 ms.
-- `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate. dcgm-exporter calls it a counter, and so does the
-  shipped file.
-- Three of its `DCGM_EXP_*`, which it makes out of several readings, exist where the file of
-  counters names them: `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`, always of the
-  last five minutes and absent without an event, and `DCGM_EXP_GPU_HEALTH_STATUS` (0, 10 or 20),
-  whose `health_watch` is a check of [health.md](health.md), without `health_error_code`.
-
-## Claims
-
-These exist where the agent serves claims ([dra.md](dra.md)). `nodeagent_claim_slices` has `pod`
-where one pod has the claim; a GPU without MIG counts as one slice. A share of a GPU has no slices
-of its own: `nodeagent_claim_share_...` say what it may use and uses, `nodeagent_shares_free_...`
-what is left of the GPU. The `reason` of `nodeagent_claim_failures_total` is one of:
-`ClaimRefused` (the claim is wrong, or allocated what another one has), `InUse`, `Driver`, `Cluster`
-(the API server does not answer), `StateFile` (a record cannot be written), `Cdi`, `UnknownDevice`,
-`Other`, `Internal`, or the code of the planner's or a step's problem, such as `StepFailed` or
-`GpuUnhealthy`.
-
-## Fragmentation
-
-`nodeagent_mig_fragmentation_ratio` compares two sums over all profiles: how many more instances of
-each fit now (`nodeagent_mig_creatable`), and how many would fit if the instances that are there
-could be moved to where they leave most room for that profile. The ratio is the share of the second
-that the first lacks: 0 where moving would not help, 1 where something would fit and nothing
-does. `nodeagent_mig_slots_unusable_ratio` is about memory slices that no profile can use.
-
-`promtool check metrics` has nothing to say of the agent's own. Of DCGM's it dislikes the names:
-`modelName`, counters without `_total`.
+- `DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL` is a rate, though dcgm-exporter and the shipped file call it
+  a counter.
+- Three of its `DCGM_EXP_*` exist where the file of counters names them: `DCGM_EXP_XID_ERRORS_COUNT`
+  and `DCGM_EXP_CLOCK_EVENTS_COUNT`, always of the last five minutes and absent without an event,
+  and `DCGM_EXP_GPU_HEALTH_STATUS` (0, 10 or 20), whose `health_watch` is a check of
+  [health.md](health.md), without `health_error_code`.
+- `promtool check metrics` dislikes names of DCGM's: `modelName`, counters without `_total`.
 
 ## The agent's own
 
@@ -140,21 +113,60 @@ Counters of steps, refused clients, failed claims (not by the codes of a planner
 memory slices out of use are 0 before the first event; so is `nodeagent_mig_creatable` where nothing
 more fits.
 
+- **Claims**: these metrics exist where the agent serves claims ([dra.md](dra.md)).
+  `nodeagent_claim_slices` has `pod` where one pod has the claim; a GPU without MIG counts as one
+  slice. A share of a GPU has no slices: `nodeagent_claim_share_...` say what it may use and uses,
+  `nodeagent_shares_free_...` what is left of the GPU. The `reason` of
+  `nodeagent_claim_failures_total` is a problem's code ([runbook](runbook.md#problems)).
+- **Fragmentation**: `nodeagent_mig_fragmentation_ratio` compares two sums over all profiles: how
+  many more instances fit now, and how many would fit if those that are there lay where they leave
+  most room for that profile. It is the share of the second that the first lacks: 0 where moving
+  would not help, 1 where something would fit and nothing does.
+
+Of labels, GPU stands for {gpu}; instance for these, {instance}; device for these and {device};
+owner for {owner}.
+
 | metric | type | labels | meaning |
 |---|---|---|---|
 """
 
 FIELDS = """\
 
-A label without a value is left out of a series.
-
 ## Fields
 
-`with MIG` says what there is while MIG mode is on: the value of the whole GPU (`GPU`), one for each
-instance (`instances`), or none. `{n}` in a source stands for a link's number. Architectures are the
-oldest that are known to answer.
+Some fields in one row differ only by what is in braces, as in a shell: look for the beginning of a
+name. The second name is that since DCGM 4.6. Types without a unit are counts or have none. `from`
+is NVML's function, field value, GPM metric or port counter, and the oldest cards that are known to
+answer.
 
 """
+TITLES = {
+    "instances": "With MIG on, one for each GPU instance",
+    "GPU": "With MIG on, of the whole GPU",
+    "unproven": "With MIG on, of the whole GPU: not proven",
+    "none": "With MIG on, none",
+    "node": "Of the node",
+}
+# Label sets of the agent's own metrics; each contains those before it, but for the last.
+LABELS = {
+    "GPU": ("gpu", "UUID"),
+    "instance": ("GPU_I_PROFILE", "GPU_I_ID"),
+    "device": ("compute_instance", "mig_uuid"),
+    "owner": ("container", "namespace", "pod", "unit", "user"),
+}
+# Fields that differ in nothing else are one row. Each word goes with those below it.
+EITHER = (
+    (("SBE", "DBE"), ("Single", "Double"), ("single", "double"), ("CORRECTED", "UNCORRECTED")),
+    (("VOL", "AGG"), ("volatile", "aggregate"), ("VOLATILE", "AGGREGATE")),
+    (("TX", "RX"), ("sent", "received"), ("XMIT", "RCV")),
+    (("FLIT", "DATA"), ("flow-control", "data")),
+    (("CORRECTABLE", "UNCORRECTABLE"), ("correctable", "uncorrectable"), ("COR", "UNC")),
+    (("MAX", "HIGH", "PARTIAL", "LOW", "NONE"), ("max", "high", "partial", "low", "none")),
+    (("MAX", "MIN"), ("Highest", "Lowest"), ("max", "min")),
+    (("TOTAL", "USED", "FREE"), ("Total", "Used", "Free")),
+)
+
+Cells = tuple[str, ...]  # name, type, meaning, source
 
 
 def main() -> None:
@@ -175,44 +187,107 @@ def page() -> str:
     known = catalogue()
     default = {metric.field.id for metric in default_selection().metrics}
     default |= {label.field.id for label in default_selection().labels}
-    own = "".join(
-        f"| `{m.name}` | {m.type} | {', '.join(f'`{name}`' for name in m.labels)} | {m.help} |\n"
-        for m in AGENT_METRICS
-    )
-    texts = "".join(
-        f"| `{t.name}` | {_renamed(t.name, t.renamed)} | {'yes' if t.id in default else ''} "
-        f"| {t.help} | {_source(t.source)} |\n"
+    own = (_line(f"`{m.name}`", m.type.value, _labels(m.labels), m.help) for m in AGENT_METRICS)
+    sections: dict[str, list[Cells]] = {title: [] for title in TITLES}
+    for row in known.fields:
+        sections[_with_mig(row)].append(_cells(row, row.id in default))
+    texts = (
+        _line(_name(t.name, t.renamed, t.id in default), t.help, _source(t.source))
         for t in known.texts
     )
+    named = {key: ", ".join(f"`{name}`" for name in names) for key, names in LABELS.items()}
     return (
-        HEAD + own + FIELDS + f"There are {summary()}.\n\n"
-        "| field | name since DCGM 4.6 | id | default | type | unit | meaning | with MIG | from | "
-        "oldest |\n|---|---|---|---|---|---|---|---|---|---|\n"
-        + "".join(_row(row, default) for row in known.fields)
-        + "\n## Fields that are texts\n\nThey can be labels.\n\n"
-        "| field | name since DCGM 4.6 | default | meaning | from |\n|---|---|---|---|---|\n"
-        + texts
+        HEAD.replace("{gpu}", named["GPU"]).format_map(named)
+        + "".join(own)
+        + FIELDS
+        + f"There are {summary()}.\n"
+        + "".join(_section(TITLES[key], rows) for key, rows in sections.items())
+        + "\n### Texts\n\nThey can be labels.\n\n| field | meaning | from |\n|---|---|---|\n"
+        + "".join(texts)
     )
 
 
-def _row(row: Field, default: Iterable[int]) -> str:
-    cells = (
-        f"`{row.name}`",
-        _renamed(row.name, row.renamed),
-        str(row.id),
-        "yes" if row.id in default else "",
-        row.type.value,
-        row.unit,
-        row.help.replace("|", "\\|"),
-        _with_mig(row),
-        _source(row.whole),
-        row.min_architecture,
-    )
+def _line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _renamed(name: str, renamed: str) -> str:
-    return "" if renamed == name else f"`{renamed}`"
+def _labels(names: tuple[str, ...]) -> str:
+    """With the names of the label sets in it."""
+    rest, found = list(names), list[str]()
+    for key, members in LABELS.items():
+        if set(members) <= set(rest):
+            rest = [name for name in rest if name not in members]
+            found = [*found, key] if key == "owner" else [key]
+    return ", ".join((*found, *(f"`{name}`" for name in rest)))
+
+
+def _section(title: str, rows: list[Cells]) -> str:
+    rows = _numbered(rows)
+    for words in EITHER:
+        rows = _joined(rows, words)
+    table = "".join(_line(*cells) for cells in rows)
+    return f"\n### {title}\n\n| field | type | meaning | from |\n|---|---|---|---|\n{table}"
+
+
+def _cells(row: Field, default: bool) -> Cells:
+    unit = "" if row.unit == "count" else row.unit
+    meaning = re.sub(r" \(in [^)]+\)$|^Total number of ", "", row.help)
+    subject, _, words = meaning.partition(": ")
+    if row.name.endswith(words.upper().replace(" ", "_")):
+        meaning = subject  # the rest is the name again
+    return (
+        _name(row.name, row.renamed, default),
+        ", ".join(filter(None, (row.type.value, unit))),
+        meaning[0].upper() + meaning[1:],
+        "; ".join(filter(None, (_source(row.whole), row.min_architecture))),
+    )
+
+
+def _name(name: str, renamed: str, default: bool) -> str:
+    new = "" if renamed == name else f"<br>`{renamed}`"
+    return f"**`{name}`**{new}" if default else f"`{name}`{new}"
+
+
+def _numbered(rows: list[Cells]) -> list[Cells]:
+    """With one row for those that differ by a number."""
+    alike: dict[Cells, list[Cells]] = {}
+    for cells in rows:
+        alike.setdefault(tuple(re.sub(r"\d+", "#", cell) for cell in cells), []).append(cells)
+    return [_family(members) for members in alike.values()]
+
+
+def _family(members: list[Cells]) -> Cells:
+    if len(members) == 1:
+        return members[0]
+    numbers = [re.findall(r"\d+", cells[0]) for cells in members]
+    (differing,) = {column for column in zip(*numbers, strict=True) if len(set(column)) > 1}
+    values = sorted(map(int, differing))
+    whole = len(values) > 2 and values == list(range(values[0], values[-1] + 1))
+    named = f"{values[0]}..{values[-1]}" if whole else ",".join(map(str, values))
+    name, kind, meaning, source = (
+        re.sub(rf"(?<!\d){differing[0]}(?!\d)", f"{{{named}}}", cell) for cell in members[0]
+    )
+    return name, kind, meaning.replace(f" {{{named}}}", " n"), source.replace(f"{{{named}}}", "{n}")
+
+
+def _joined(rows: list[Cells], words: tuple[tuple[str, ...], ...]) -> list[Cells]:
+    """With one row for those that differ by these words."""
+    alike: dict[Cells, list[Cells]] = {}
+    for cells in rows:
+        alike.setdefault(tuple(_either(cell, words) for cell in cells), []).append(cells)
+    whole = len(words[0])
+    return [
+        cells
+        for joined, members in alike.items()
+        for cells in ([joined] if len(members) == whole else members)
+    ]
+
+
+def _either(text: str, words: tuple[tuple[str, ...], ...]) -> str:
+    for choice in words:
+        any_of_them = rf"(?<![A-Za-z{{])(?:{'|'.join(choice)})(?![A-Za-z}}])"
+        text = re.sub(any_of_them, f"{{{','.join(choice)}}}", text)
+    return text
 
 
 def _with_mig(row: Field) -> str:
@@ -220,9 +295,7 @@ def _with_mig(row: Field) -> str:
         return "node"
     if row.part is not None:
         return "instances"
-    return {WithMig.STAYS: "GPU", WithMig.GONE: "none", WithMig.UNPROVEN: "GPU, not proven"}[
-        row.with_mig
-    ]
+    return {WithMig.STAYS: "GPU", WithMig.GONE: "none", WithMig.UNPROVEN: "unproven"}[row.with_mig]
 
 
 def _source(source: Source) -> str:  # one case for each kind of source
@@ -232,30 +305,18 @@ def _source(source: Source) -> str:  # one case for each kind of source
             return f"`{function}`"
         case DeviceCall(function, arguments):
             return " ".join(f"`{word}`" for word in (function, *arguments))
-        case LinkCall(function, counter, link):
-            return f"`{function}` `{counter}`, link {link}"
-        case PortCounter(counter):
-            return f"`nvmlDeviceReadPRMCounters_v1` `{counter}`"
-        case FieldValue(number, constant, scope):
-            return f"field value {number} `{constant}`{_scope(scope)}"
-        case FieldRate(numbers, constants, scope):
-            named = " + ".join(f"{n} `{c}`" for n, c in zip(numbers, constants, strict=True))
-            return f"growth of field value {named}{_scope(scope)}"
-        case Gpm(numbers, constants):
-            named = ", ".join(f"{n} `{c}`" for n, c in zip(numbers, constants, strict=True))
-            return f"GPM {named}"
-        case GpmLink(first, step, constant):
-            return f"GPM {first} + {step}n `{constant}`"
+        case LinkCall(function, counter):
+            return f"`{function}` `{counter}`"
+        case PortCounter(constant) | FieldValue(_, constant) | GpmLink(_, _, constant):
+            return f"`{constant}`"
+        case FieldRate(_, constants):
+            return f"growth of {' + '.join(f'`{name}`' for name in constants)}"
+        case Gpm(_, constants):
+            return ", ".join(f"`{name}`" for name in constants)
         case EventCount(happening):
             return f"event: {happening.value}"
         case _:
             assert_never(source)
-
-
-def _scope(scope: object) -> str:
-    if scope == 0:
-        return ""
-    return ", all links" if scope == ALL_LINKS else f", link {scope}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import math
+import re
 from collections.abc import Iterator
 
 import pynvml
@@ -96,7 +97,23 @@ def test_nothing_that_blocks_is_asked() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page()
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page()
+    assert set(_names(text)) >= {name for f in catalogue().fields for name in (f.name, f.renamed)}
+
+
+def _names(text: str) -> Iterator[str]:
+    """Those in the first column, one for each word in braces."""
+    waiting = re.findall(r"`(DCGM_\S+?)`(?=[^|]* \| )", text)
+    while waiting:
+        before, opened, rest = waiting.pop().partition("{")
+        if not opened:
+            yield before
+            continue
+        inside, _, after = rest.partition("}")
+        first, dots, last = inside.partition("..")
+        words = range(int(first), int(last) + 1) if dots else inside.split(",")
+        waiting += [f"{before}{word}{after}" for word in words]
 
 
 CASES: list[tuple[Conversion, Raw, float | None]] = [
