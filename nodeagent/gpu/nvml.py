@@ -17,9 +17,7 @@ from typing import Any, Final, NewType, TypeVar
 
 import pynvml
 
-from nodeagent.gpu.nvml_errors import (
-    driver_error,
-)
+from nodeagent.gpu.nvml_errors import driver_error
 from nodeagent.gpu.workers import current
 from nodeagent.plan.observed import (
     ComputeInstanceProfile,

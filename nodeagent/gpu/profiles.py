@@ -17,12 +17,7 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import COMPUTE_INSTANCE_KINDS, GpuInstanceHandle
 from nodeagent.gpu.nvml_errors import INVALID_ARGUMENT, is_unsupported
 from nodeagent.plan.names import ProfileName
-from nodeagent.plan.observed import (
-    ComputeInstanceProfile,
-    GpuInstanceProfile,
-    MigMode,
-    Placement,
-)
+from nodeagent.plan.observed import ComputeInstanceProfile, GpuInstanceProfile, MigMode, Placement
 from nodeagent.structs import replace
 
 if TYPE_CHECKING:

@@ -23,33 +23,16 @@ from pathlib import Path
 from nodeagent.errors import NodeagentError
 from nodeagent.mps.commands import MemoryLimit
 from nodeagent.mps.control import ControlClient, Seen, ask_everything, differences
-from nodeagent.mps.files.directories import (
-    is_device_name,
-    owner_of,
-    spec_in,
-)
+from nodeagent.mps.files.directories import is_device_name, owner_of, spec_in
 from nodeagent.mps.files.records import FOLDER, Record, RecordUnusable, read_records
 from nodeagent.mps.files.sockets import DaemonSockets, is_reachable
 from nodeagent.mps.launch.launcher import DaemonProcess, adopt
 from nodeagent.mps.lifecycle.model import DaemonPhase
-from nodeagent.mps.processes import (
-    CONTROL,
-    MpsProcess,
-    mps_process,
-    mps_processes,
-    processes_of,
-)
+from nodeagent.mps.processes import CONTROL, MpsProcess, mps_process, mps_processes, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.observed import DeviceDaemon
-from nodeagent.plan.shares import (
-    ALL_THREADS,
-    MAX_DEVICES,
-    Account,
-    Share,
-    Sharing,
-    WantedMps,
-)
+from nodeagent.plan.shares import ALL_THREADS, MAX_DEVICES, Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage
 from nodeagent.processes import command_of, environment_of, groups_of
 from nodeagent.structs import replace

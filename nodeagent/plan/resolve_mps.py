@@ -10,12 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import assert_never
 
-from nodeagent.plan.desired import (
-    MpsEntry,
-    Replicas,
-    ShareEntry,
-    Shares,
-)
+from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import (

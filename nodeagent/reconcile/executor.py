@@ -26,11 +26,7 @@ from nodeagent.plan.plan import (
 from nodeagent.plan.planner import inaccessible, layout_of, of_another
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, SetMigMode, Step
-from nodeagent.reconcile.step_problems import (
-    not_as_planned,
-    not_restored,
-    undone_if_gone,
-)
+from nodeagent.reconcile.step_problems import not_as_planned, not_restored, undone_if_gone
 from nodeagent.reconcile.step_run import Execution, OnProgress, StepDriver, StepRun
 from nodeagent.structs import replace
 

@@ -19,13 +19,7 @@ from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, StepResult
 from nodeagent.reconcile.executor import execute_gpu, side_by_side
-from nodeagent.reconcile.step_run import (
-    Execution,
-    NodeDriver,
-    OnProgress,
-    only_adds,
-    only_removes,
-)
+from nodeagent.reconcile.step_run import Execution, NodeDriver, OnProgress, only_adds, only_removes
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
 

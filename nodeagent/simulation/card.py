@@ -10,23 +10,11 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from nodeagent.simulation import geometry
-from nodeagent.simulation.boards import (
-    Board,
-    ComputeProfile,
-    GpuProfile,
-    InstancePlacement,
-    Slices,
-)
+from nodeagent.simulation.boards import Board, ComputeProfile, GpuProfile, InstancePlacement, Slices
 from nodeagent.simulation.codes import Code, Refused
 from nodeagent.simulation.identity import Identity
 from nodeagent.simulation.sensors import Sensors
-from nodeagent.simulation.state import (
-    WHOLE,
-    CardState,
-    ComputeInstance,
-    GpuInstance,
-    Process,
-)
+from nodeagent.simulation.state import WHOLE, CardState, ComputeInstance, GpuInstance, Process
 
 if TYPE_CHECKING:
     from nodeagent.simulation.node import SimulatedNode

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.health.fencing import Fences, as_fenced, fences, held_calls
 from nodeagent.health.findings import Finding
-from nodeagent.health.readings import (
-    Answer,
-    Fabric,
-    InstanceReading,
-    Silence,
-    XidEvent,
-    XidSource,
-)
+from nodeagent.health.readings import Answer, Fabric, InstanceReading, Silence, XidEvent, XidSource
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, Layout, WantedInstance
 from nodeagent.plan.observed import (
     ComputeInstance,

@@ -1,10 +1,6 @@
 import pytest
 
-from nodeagent.metrics.agent_metrics import (
-    AgentSample,
-    Durations,
-    agent_families,
-)
+from nodeagent.metrics.agent_metrics import AgentSample, Durations, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, downtime, reader_samples
 from nodeagent.metrics.exposition import render
 from nodeagent.plan.observed import Gpu, Placement

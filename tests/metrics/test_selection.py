@@ -2,12 +2,7 @@ import pytest
 
 from nodeagent.errors import NodeagentError
 from nodeagent.metrics.catalogue import catalogue
-from nodeagent.metrics.selection import (
-    MAX_LINES,
-    NoCounters,
-    default_selection,
-    read_selection,
-)
+from nodeagent.metrics.selection import MAX_LINES, NoCounters, default_selection, read_selection
 
 OWN_FILE = """\
 # Format

@@ -7,13 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.plan.desired import (
-    DesiredGpu,
-    Layout,
-    MigDisabled,
-    MigEnabled,
-    WantedInstance,
-)
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, WantedInstance
 from nodeagent.plan.observed import DeviceDaemon, Gpu, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu

@@ -7,13 +7,7 @@ from itertools import product
 
 import pytest
 
-from nodeagent.plan.desired import (
-    DesiredGpu,
-    DesiredNode,
-    MigDisabled,
-    MigEnabled,
-    WhenInUse,
-)
+from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, MigEnabled, WhenInUse
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import once_free, plan, plan_gpu

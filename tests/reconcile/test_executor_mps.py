@@ -37,17 +37,7 @@ from nodeagent.reconcile.step_run import only_adds, only_removes
 from nodeagent.structs import replace
 from nodeagent.views.text import layout_words
 from tests.plan.cards import Place, card, divided, with_instances
-from tests.plan.daemons import (
-    CLIENT,
-    A,
-    B,
-    D,
-    daemon,
-    daemons_of,
-    give,
-    shared,
-    without_mig,
-)
+from tests.plan.daemons import CLIENT, A, B, D, daemon, daemons_of, give, shared, without_mig
 from tests.reconcile.test_executor import DONE, FAILED, SKIPPED, UNDONE, codes, results
 
 H100 = card("h100-80gb")

@@ -14,14 +14,7 @@ from enum import StrEnum
 
 from nodeagent.mps.clients.limits import ClientLimits, limits_in_force, own_limits
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE
-from nodeagent.plan.shares import (
-    ALL_THREADS,
-    MIB,
-    Share,
-    WantedMps,
-    percentage_text,
-    written_bytes,
-)
+from nodeagent.plan.shares import ALL_THREADS, MIB, Share, WantedMps, percentage_text, written_bytes
 from nodeagent.structs import replace
 from nodeagent.views.mps import client_words, plain_number
 from nodeagent.views.shapes import MpsClient, MpsMemory

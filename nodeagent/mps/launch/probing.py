@@ -22,11 +22,7 @@ from typing import BinaryIO
 from nodeagent.files.open_directory import DIRECTORY_FLAGS, make_open_directory
 from nodeagent.mps.commands import ControlCommand
 from nodeagent.mps.control import ControlClient, ControlError
-from nodeagent.mps.files.directories import (
-    LONGEST_SOCKET,
-    MAX_SOCKET_PATH,
-    SHORTER,
-)
+from nodeagent.mps.files.directories import LONGEST_SOCKET, MAX_SOCKET_PATH, SHORTER
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process, process_descriptor, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.plan.problems import Code, Problem
