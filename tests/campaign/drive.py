@@ -11,38 +11,9 @@ from typing import assert_never
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation.mps.knobs import Knobs
+from tests.campaign import episode as day
 from tests.campaign import invariants, node_actions, pages, processes, truth
 from tests.campaign.clock import CLOCK
-from tests.campaign.episode import (
-    Action,
-    AddPod,
-    BadPlan,
-    Damage,
-    DeletePod,
-    EndFaults,
-    Episode,
-    Fault,
-    Foreign,
-    FullDisk,
-    Hang,
-    Ignore,
-    JumpClock,
-    Kill,
-    Leave,
-    Lose,
-    Misbehave,
-    Occupy,
-    Pause,
-    Plan,
-    Reboot,
-    Recover,
-    Restart,
-    Signal,
-    SpoilApi,
-    SpoilKubelet,
-    Step,
-    Xid,
-)
 from tests.campaign.invariants import Violation
 from tests.campaign.library import Arrival, Hold
 from tests.campaign.machine import Machine
@@ -55,7 +26,7 @@ _RARELY = 120.0  # and what is read seldom, such as the driver as a whole
 _SOON = 40.0  # seconds after which a plan is carried out where nothing is wrong
 
 
-def play(episode: Episode) -> Outcome:
+def play(episode: day.Episode) -> Outcome:
     CLOCK.begin(episode.seed)
     outcome = Outcome(episode)
     folder = Path(tempfile.mkdtemp(prefix="day-", dir="/dev/shm"))
@@ -86,89 +57,91 @@ class Player:
         self._machine = machine
         self._node = machine.node
         self._witness = machine.witness
-        self._file: Plan | None = None  # in the plan file, where that is one
+        self._file: day.Plan | None = None  # in the plan file, where that is one
         self._lost: set[int] = set()  # GPUs that were ever lost
         self._is_well = True  # nothing is wrong with what all GPUs need
 
-    def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
+    def act(self, action: day.Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
         machine, node, border = self._machine, self._node, self._machine.border
         match action:
-            case Plan() | BadPlan():
+            case day.Plan() | day.BadPlan():
                 self._write(action)
-            case Occupy(device, before, skip):
+            case day.Occupy(device, before, skip):
                 if before:
                     arrival = Arrival(before, skip, lambda: self._occupy(device))
                     border.arrivals.append(arrival)
                 else:
                     self._occupy(device)
-            case Leave(number):
+            case day.Leave(number):
                 pids = [p.pid for card in node.cards for p in card.state.processes]
                 if pids:
                     node.release(pid=pids[number % len(pids)])
-            case Fault(function, code, times, skip, applied):
+            case day.Fault(function, code, times, skip, applied):
                 node.inject(function, error=code, times=times, skip=skip, applied=applied)
                 self._witness.touch()
-            case Hang(function, skip):
+            case day.Hang(function, skip):
                 border.holds.append(Hold(function, skip))
-            case Ignore(function):
+            case day.Ignore(function):
                 border.ignored.append(function)
                 self._witness.touch()
-            case EndFaults():
+            case day.EndFaults():
                 self._end_faults()
-            case Lose(gpu, code):
+            case day.Lose(gpu, code):
                 self._lost.add(gpu)
                 self._witness.others_came = True  # to reset it
                 node.lose(gpu, error=code)
                 self._witness.touch()
-            case Recover(gpu):
+            case day.Recover(gpu):
                 self._recover(gpu)
-            case Xid(gpu, number):
+            case day.Xid(gpu, number):
                 node.xid(gpu, number)
                 self._witness.unhealthy = True
-            case Foreign(gpu, create, number):
+            case day.Foreign(gpu, create, number):
                 node_actions.change_behind_its_back(node, gpu, number, create=create)
                 self._witness.others_came = True
                 self._witness.touch()
-            case Kill(changes, _, before):
+            case day.Kill(changes, _, before):
                 self._kill(changes or None, before)
-            case Pause(seconds):
+            case day.Pause(seconds):
                 CLOCK.pass_to(CLOCK.now + seconds)
                 self._witness.changed += seconds  # in which nothing could be noticed
-            case Restart():
+            case day.Restart():
                 machine.stop()
                 machine.start()
-            case Reboot():
+            case day.Reboot():
                 self._reboot()
-            case JumpClock(seconds):
+            case day.JumpClock(seconds):
                 CLOCK.jump += seconds
-            case Damage(directory, how, number):
+            case day.Damage(directory, how, number):
                 self._damage(machine.folder / directory, how, number)
-            case FullDisk(writes, directory, read_only):
+            case day.FullDisk(writes, directory, read_only):
                 border.full_at, border.full_in, border.read_only = writes, directory, read_only
                 self._witness.state_kept = False
                 self._witness.touch()
-            case Signal(name, number):
+            case day.Signal(name, number):
                 self._signal(signal.Signals[name], number)
-            case Misbehave(knob, number):
+            case day.Misbehave(knob, number):
                 node_actions.misbehave(processes.programs(), machine.folder, knob, number)
                 self._witness.spoil()
-            case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
+            case day.SpoilApi() | day.SpoilKubelet() | day.AddPod() | day.DeletePod():
                 pass  # there is no cluster, and no other agent
             case _:
                 assert_never(action)
 
-    def after(self, step: Step) -> None:
+    def after(self, step: day.Step) -> None:
         """What belongs to the end of its step: an agent that was killed is started again."""
         machine, action = self._machine, step.action
-        if isinstance(action, Fault | Hang | Ignore | FullDisk | Xid | Misbehave):
+        if isinstance(
+            action, day.Fault | day.Hang | day.Ignore | day.FullDisk | day.Xid | day.Misbehave
+        ):
             self._is_well = False
-        if isinstance(action, Kill):
+        if isinstance(action, day.Kill):
             machine.kill()
             machine.border.arrivals.clear()
         if not machine.runs and not self._witness.violations:
-            machine.run(action.down if isinstance(action, Kill) else 1.0)
+            machine.run(action.down if isinstance(action, day.Kill) else 1.0)
             machine.start()
-        if isinstance(action, Plan) and step.seconds >= _SOON and self._is_well:
+        if isinstance(action, day.Plan) and step.seconds >= _SOON and self._is_well:
             self._judge_others(action)
 
     def end(self) -> float:
@@ -182,13 +155,13 @@ class Player:
             if card.state.failure:
                 node.reset(card.index)
         if witness.wanted is None or (self._file is None and not witness.state_kept):
-            self._write(self._file or Plan(tuple({} for _ in node.cards)))
+            self._write(self._file or day.Plan(tuple({} for _ in node.cards)))
         witness.touch()
         seconds = self._converge()
         self._look_at_pages()
         if machine.has_mps and witness.wanted and not witness.violations:
             self._wait_for_limits()
-            self._write(Plan(witness.wanted.layouts))  # nothing is shared any more
+            self._write(day.Plan(witness.wanted.layouts))  # nothing is shared any more
             self._converge()
         self._compare_with_next()
         return seconds
@@ -253,7 +226,7 @@ class Player:
         witness = self._witness
         return witness.in_sync_at is not None or (self._file is None and not witness.differences())
 
-    def _judge_others(self, plan: Plan) -> None:
+    def _judge_others(self, plan: day.Plan) -> None:
         """GPUs that are well and free are as planned soon, whatever is wrong with others."""
         for index, gpu in enumerate(truth.gpus(self._node)):
             if index in self._lost or self._node.cards[index].state.processes:
@@ -265,16 +238,16 @@ class Player:
 
     # --- what is done -----------------------------------------------------------------------------
 
-    def _write(self, plan: Plan | BadPlan) -> None:
+    def _write(self, plan: day.Plan | day.BadPlan) -> None:
         machine, witness = self._machine, self._witness
         unread = witness.in_sync_at is None or not witness.state_kept
         lost = any(card.state.failure for card in machine.node.cards)
-        if isinstance(plan, BadPlan) and (unread or lost):
+        if isinstance(plan, day.BadPlan) and (unread or lost):
             # The plan before may not have been read, or not be kept; and what a lost GPU cannot
             # be is found out when it is back.
             witness.wanted = None
-        self._file = plan if isinstance(plan, Plan) else None
-        if isinstance(plan, Plan):
+        self._file = plan if isinstance(plan, day.Plan) else None
+        if isinstance(plan, day.Plan):
             witness.wanted = plan
         node_actions.write_plan(machine.plan, plan.text)
         witness.touch()

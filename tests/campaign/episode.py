@@ -2,13 +2,12 @@
 cut short.
 """
 
-from dataclasses import dataclass
+from nodeagent.structs import Struct
 
 WORKING = "Working"  # the agent's word for having begun a change
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The plan file is replaced. Counts by profile for each GPU; none: MIG is off. `mps`: the GPUs
     all of whose devices are shared.
     """
@@ -28,15 +27,13 @@ class Plan:
         return ", mps: {replicas: 2}" if gpu in self.mps else ""
 
 
-@dataclass(frozen=True, slots=True)
-class BadPlan:
+class BadPlan(Struct, frozen=True):
     """The plan file is replaced by what is no plan for this node; None: it is deleted."""
 
     text: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Occupy:
+class Occupy(Struct, frozen=True):
     """A process comes to a device, chosen by a number; with `before` in the middle of the agent's
     work, right before a call of NVML that matches, or before the agent begins ("Working"): the
     first after `skip` of them.
@@ -47,15 +44,13 @@ class Occupy:
     skip: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """A process ends, chosen by a number."""
 
     process: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """Calls of NVML fail: the first `times` after `skip`. `applied`: they do their work first."""
 
     function: str
@@ -65,51 +60,44 @@ class Fault:
     applied: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(Struct, frozen=True):
     """The first call after `skip` does not return before all faults end."""
 
     function: str
     skip: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ignore:
+class Ignore(Struct, frozen=True):
     """Calls that change something report success and do nothing, until all faults end."""
 
     function: str
 
 
-@dataclass(frozen=True, slots=True)
-class EndFaults:
+class EndFaults(Struct, frozen=True):
     """NVML works again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lose:
+class Lose(Struct, frozen=True):
     """A GPU falls off the bus, or wants a reset."""
 
     gpu: int
     code: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recover:
+class Recover(Struct, frozen=True):
     """A lost GPU comes back; its processes and instances are gone."""
 
     gpu: int
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """The driver reports an XID."""
 
     gpu: int
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
+class Foreign(Struct, frozen=True):
     """Another program makes an instance, or destroys an idle one, chosen by a number."""
 
     gpu: int
@@ -117,8 +105,7 @@ class Foreign:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(Struct, frozen=True):
     """kill -9 at the agent's `changes`-th change of files or GPUs from now, with `before` from the
     next call of NVML that matches, or when the step is over; it is started again after `down`
     seconds.
@@ -129,32 +116,27 @@ class Kill:
     before: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Struct, frozen=True):
     """The agent's process gets SIGSTOP, and after so many seconds SIGCONT."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Struct, frozen=True):
     """SIGTERM, and a new start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reboot:
+class Reboot(Struct, frozen=True):
     """The machine is started again."""
 
 
-@dataclass(frozen=True, slots=True)
-class JumpClock:
+class JumpClock(Struct, frozen=True):
     """The wall clock is set by so many seconds."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Struct, frozen=True):
     """A file of the agent's, chosen by a number, is deleted, cut off, changed by a bit, or of a
     newer version; or all of a directory is deleted.
     """
@@ -164,8 +146,7 @@ class Damage:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class FullDisk:
+class FullDisk(Struct, frozen=True):
     """From the `writes`-th write on there is no room, in that directory of the agent's or in all of
     them, until all faults end; or it is `read_only`, and nothing can be deleted either.
     """
@@ -175,16 +156,14 @@ class FullDisk:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(Struct, frozen=True):
     """An MPS daemon, chosen by a number, gets a signal."""
 
     name: str
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Misbehave:
+class Misbehave(Struct, frozen=True):
     """An MPS daemon, chosen by a number, does something wrong, or any that starts: what a knob of
     the stand-in is for. What has to be cleared is, when all faults end.
     """
@@ -193,30 +172,26 @@ class Misbehave:
     number: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SpoilApi:
+class SpoilApi(Struct, frozen=True):
     """The API server is cut off, restarted, or answers the next `requests` in a wrong way."""
 
     how: str
     requests: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SpoilKubelet:
+class SpoilKubelet(Struct, frozen=True):
     """The kubelet goes, is restarted, or does not answer."""
 
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class AddPod:
+class AddPod(Struct, frozen=True):
     """A pod asks for a device, of a profile chosen by a number."""
 
     profile: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeletePod:
+class DeletePod(Struct, frozen=True):
     """A pod is deleted, chosen by a number."""
 
     number: int
@@ -250,16 +225,14 @@ Action = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """An action, and how many seconds the machine runs then."""
 
     action: Action
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
+class Episode(Struct, frozen=True):
     """A node's day. `strict` False: the driver destroys what is in use on request."""
 
     seed: int

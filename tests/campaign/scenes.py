@@ -3,8 +3,8 @@ several meet at the moment that decides.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from nodeagent.structs import replace
 from tests.campaign.episode import (
     WORKING,
     Action,
@@ -87,6 +87,11 @@ def _then(day: Day, action: Action) -> Steps:
     return (Step(action, day.rng.choice(ANY)),)
 
 
+def _one(action: Callable[[Day], Action]) -> Callable[[Day], Steps]:
+    """A scene of one action."""
+    return lambda day: _then(day, action(day))
+
+
 def _change(day: Day) -> Steps:
     return (day.change(),)
 
@@ -123,10 +128,6 @@ def no_driver(day: Day) -> Steps:
     return (fails, Step(day.rng.choice((Kill(0), Restart())), 20.0))
 
 
-def _leave(day: Day) -> Steps:
-    return _then(day, Leave(day.rng.randrange(8)))
-
-
 def _fault(day: Day) -> Steps:
     rng = day.rng
     times = rng.choice((1, 1, 1, 2, 5, 1000))
@@ -147,27 +148,11 @@ def _ignore(day: Day) -> Steps:
     return (Step(Ignore(day.rng.choice(_IGNORED)), 0.0), day.change(LONG))
 
 
-def _end_faults(day: Day) -> Steps:
-    return _then(day, EndFaults())
-
-
 def _lose(day: Day) -> Steps:
     lost = Lose(day.gpu(), day.rng.choice(("GPU_IS_LOST", "RESET_REQUIRED")))
     if day.gpus == 1:
         return _then(day, lost)
     return (Step(EndFaults(), 10.0), Step(lost, 2.0), day.change(LONG))  # the other one is well
-
-
-def _recover(day: Day) -> Steps:
-    return _then(day, Recover(day.gpu()))
-
-
-def _xid(day: Day) -> Steps:
-    return _then(day, Xid(day.gpu(), day.rng.choice((13, 31, 43, 45, 63, 94))))
-
-
-def _foreign(day: Day) -> Steps:
-    return _then(day, Foreign(day.gpu(), day.rng.random() < 0.5, day.rng.randrange(8)))
 
 
 def _kill(day: Day) -> Steps:
@@ -196,14 +181,6 @@ def _given_back(day: Day) -> Steps:
     return (*settled, Step(shared, 0.0), Step(killed, 10.0), Step(alone, 65.0))
 
 
-def _restart(day: Day) -> Steps:
-    return _then(day, Restart())
-
-
-def _pause(day: Day) -> Steps:
-    return _then(day, Pause(day.rng.choice((0.5, 5.0, 60.0))))
-
-
 def _other_release(day: Day) -> Steps:
     """Some of the files are of a later release than the next agent, or were cut off."""
     how, files = day.rng.choice(("newer", "cut")), day.rng.sample(range(8), 3)
@@ -211,19 +188,11 @@ def _other_release(day: Day) -> Steps:
     return (day.change((10.0,)), *written, Step(Kill(0), day.rng.choice(ANY)))
 
 
-def _reboot(day: Day) -> Steps:
-    return _then(day, Reboot())
-
-
 def _bad_plan(day: Day) -> Steps:
     bad = BadPlan(day.rng.choice((*BAD_PLANS, None)))
     if day.rng.random() < 0.5:
         return _then(day, bad)
     return (day.change((10.0,)), Step(bad, 2.0), Step(Reboot(), 10.0))
-
-
-def _jump_clock(day: Day) -> Steps:
-    return _then(day, JumpClock(day.rng.choice((-86400.0, -60.0, 60.0, 86400.0))))
 
 
 def _damage(day: Day) -> Steps:
@@ -260,22 +229,22 @@ SCENES: Scenes = (
     (_bad_plan, 4),
     (_occupy, 16),
     (_unseen, 4),
-    (_leave, 8),
+    (_one(lambda day: Leave(day.rng.randrange(8))), 8),
     (_fault, 10),
     (failure, 8),
     (_hang, 4),
     (_ignore, 3),
-    (_end_faults, 6),
+    (_one(lambda _: EndFaults()), 6),
     (_lose, 4),
-    (_recover, 2),
-    (_xid, 2),
-    (_foreign, 6),
+    (_one(lambda day: Recover(day.gpu())), 2),
+    (_one(lambda day: Xid(day.gpu(), day.rng.choice((13, 31, 43, 45, 63, 94)))), 2),
+    (_one(lambda day: Foreign(day.gpu(), day.rng.random() < 0.5, day.rng.randrange(8))), 6),
     (_kill, 8),
-    (_restart, 2),
-    (_pause, 1),
+    (_one(lambda _: Restart()), 2),
+    (_one(lambda day: Pause(day.rng.choice((0.5, 5.0, 60.0)))), 1),
     (_other_release, 1),
-    (_reboot, 1),
-    (_jump_clock, 2),
+    (_one(lambda _: Reboot()), 1),
+    (_one(lambda day: JumpClock(day.rng.choice((-86400.0, -60.0, 60.0, 86400.0)))), 2),
     (_damage, 5),
     (_full_disk, 2),
 )

@@ -1,8 +1,8 @@
 """Makes an episode that fails as short as it can be."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from nodeagent.structs import replace
 from tests.campaign.episode import Episode, Step
 
 

@@ -25,9 +25,10 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+
+from nodeagent.structs import replace
 
 from tests.campaign.clock import CLOCK  # isort: skip  # before all of the agent
 from aiohttp import web_app  # isort: skip

@@ -5,23 +5,9 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
+from nodeagent.metrics import sources
 from nodeagent.metrics.catalogue import Field, catalogue
-from nodeagent.metrics.sources import (
-    Conversion,
-    DeviceCall,
-    FieldRate,
-    FieldValue,
-    Gpm,
-    GpmLink,
-    LinkCall,
-    PeerCall,
-    PortCounter,
-    Raw,
-    Source,
-    SystemCall,
-    VerdictCall,
-    converted,
-)
+from nodeagent.metrics.sources import Conversion, Raw, converted
 from tools.make_metrics_page import PAGE, page, summary
 
 ROWS = catalogue().fields
@@ -33,7 +19,7 @@ def _row(name: str) -> Field:
     return row
 
 
-def _sources() -> Iterator[tuple[str, Source]]:
+def _sources() -> Iterator[tuple[str, sources.Source]]:
     for row in ROWS:
         yield row.name, row.whole
         if row.part is not None:
@@ -65,28 +51,28 @@ def test_what_sources_name_exists() -> None:
 
 
 def _constants(  # noqa: C901 # one case for each kind of source
-    source: Source,
+    source: sources.Source,
 ) -> Iterator[tuple[str, int | None]]:
     match source:
-        case SystemCall(function):
+        case sources.SystemCall(function):
             yield function, None
-        case VerdictCall(function, refusal):
+        case sources.VerdictCall(function, refusal):
             yield from ((function, None), (refusal, None))
-        case DeviceCall(function, arguments, _, structure):
+        case sources.DeviceCall(function, arguments, _, structure):
             yield from ((word, None) for word in (function, *arguments))
             if structure:
                 yield structure, None
-        case PeerCall(function, argument):
+        case sources.PeerCall(function, argument):
             yield from ((function, None), (argument, None))
-        case LinkCall(function, counter):
+        case sources.LinkCall(function, counter):
             yield from ((function, None), (counter, None))
-        case PortCounter(counter):
+        case sources.PortCounter(counter):
             yield counter, None
-        case FieldValue(number, constant):
+        case sources.FieldValue(number, constant):
             yield constant, number
-        case FieldRate(numbers, constants) | Gpm(numbers, constants):
+        case sources.FieldRate(numbers, constants) | sources.Gpm(numbers, constants):
             yield from zip(constants, numbers, strict=True)
-        case GpmLink(first, step, constant):
+        case sources.GpmLink(first, step, constant):
             yield from ((constant.format(n=n), first + step * n) for n in range(18))
         case _:
             pass  # events have no call of their own

@@ -4,8 +4,8 @@ in a cluster.
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
+from nodeagent.structs import replace
 from tests.campaign import days
 from tests.campaign.episode import (
     Action,

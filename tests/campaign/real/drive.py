@@ -12,37 +12,8 @@ from pathlib import Path
 from typing import assert_never
 
 from nodeagent.simulation.mps.knobs import Knobs
+from tests.campaign import episode as day
 from tests.campaign import invariants, node_actions, processes, truth
-from tests.campaign.episode import (
-    Action,
-    AddPod,
-    BadPlan,
-    ClusterAction,
-    Damage,
-    DeletePod,
-    EndFaults,
-    Episode,
-    Fault,
-    Foreign,
-    FullDisk,
-    Hang,
-    Ignore,
-    JumpClock,
-    Kill,
-    Leave,
-    Lose,
-    Misbehave,
-    Occupy,
-    Pause,
-    Plan,
-    Reboot,
-    Recover,
-    Restart,
-    Signal,
-    SpoilApi,
-    SpoilKubelet,
-    Xid,
-)
 from tests.campaign.outcomes import Outcome
 from tests.campaign.real.cluster import Cluster
 from tests.campaign.real.days import CDI, RECORDS, SETTLED
@@ -57,7 +28,7 @@ def never() -> bool:
     return False
 
 
-def play(episode: Episode) -> Outcome:
+def play(episode: day.Episode) -> Outcome:
     outcome = Outcome(episode)
     folder = Path(tempfile.mkdtemp(prefix="day-", dir="/tmp"))  # sockets' paths are short
     folder.chmod(0o755)  # daemons run as another user
@@ -90,68 +61,68 @@ class Player:
         self._machine = machine
         self._node = machine.node
         ours = machine.node.cards[:-1] if machine.cluster else machine.node.cards
-        self._plan = Plan(tuple({} for _ in ours))  # the newest that is one
+        self._plan = day.Plan(tuple({} for _ in ours))  # the newest that is one
         self._is_written = False
         self._records_spoiled = False
 
-    def act(self, action: Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
+    def act(self, action: day.Action) -> None:  # noqa: C901, PLR0912  # one case for each kind
         machine, node = self._machine, self._node
         match action:
-            case Plan() | BadPlan():
+            case day.Plan() | day.BadPlan():
                 self._write(action)
-            case Occupy(device):
+            case day.Occupy(device):
                 machine.occupy(device)
-            case Leave(number):
+            case day.Leave(number):
                 machine.leave(number)
-            case Fault(function, code, times, skip, applied):
+            case day.Fault(function, code, times, skip, applied):
                 node.inject(function, error=code, times=times, skip=skip, applied=applied)
                 machine.judge.touch()
-            case Hang(function, skip):
+            case day.Hang(function, skip):
                 node.inject(function, hang=True, skip=skip)
                 machine.judge.touch()
-            case EndFaults():
+            case day.EndFaults():
                 self._end_faults()
-            case Lose(gpu, code):
+            case day.Lose(gpu, code):
                 node.lose(gpu, error=code)
                 machine.judge.touch()
-            case Recover(gpu):
+            case day.Recover(gpu):
                 self._recover(gpu)
-            case Xid(gpu, number):
+            case day.Xid(gpu, number):
                 node.xid(gpu, number)
                 machine.judge.unhealthy = True
-            case Foreign(gpu, create, number):
+            case day.Foreign(gpu, create, number):
                 node_actions.change_behind_its_back(node, gpu, number, create=create)
                 machine.judge.touch()
-            case Kill(changes, down):
+            case day.Kill(changes, down):
                 machine.run(changes * _CHANGE)
                 machine.kill()
                 machine.run(down)
                 machine.start()
-            case Pause(seconds):
+            case day.Pause(seconds):
                 machine.pause(seconds)
-            case Restart():
+            case day.Restart():
                 machine.stop()
                 machine.start()
-            case Reboot():
+            case day.Reboot():
                 self._reboot()
-            case Damage(directory, how, number):
+            case day.Damage(directory, how, number):
                 self._damage(directory, how, number)
-            case JumpClock(seconds):
+            case day.JumpClock(seconds):
                 machine.clock.set_by(seconds)
                 machine.judge.touch()
-            case FullDisk(writes, directory, read_only):
+            case day.FullDisk(writes, directory, read_only):
                 self._spoil_disk(writes, directory, read_only=read_only)
-            case Misbehave(knob, number):
+            case day.Misbehave(knob, number):
                 machine.forget_daemons()
                 machine.daemons_spoiled = True
                 node_actions.misbehave(machine.own / "bin", machine.home.folder, knob, number)
                 machine.judge.touch()
-            case Signal(name, number):
+            case day.Signal(name, number):
                 self._signal(signal.Signals[name], number)
-            case SpoilApi() | SpoilKubelet() | AddPod() | DeletePod():
+            case day.SpoilApi() | day.SpoilKubelet() | day.AddPod() | day.DeletePod():
                 if machine.cluster:
                     self._act_in(machine.cluster, action)
-            case Ignore():
+            case day.Ignore():
                 pass  # cards obey
             case _:
                 assert_never(action)
@@ -250,10 +221,10 @@ class Player:
             machine.disks.fill(directory, writes)
         machine.judge.touch()
 
-    def _write(self, plan: Plan | BadPlan) -> None:
+    def _write(self, plan: day.Plan | day.BadPlan) -> None:
         machine = self._machine
-        self._is_written = isinstance(plan, Plan)
-        if isinstance(plan, Plan):
+        self._is_written = isinstance(plan, day.Plan)
+        if isinstance(plan, day.Plan):
             self._plan = plan
             machine.judge.wants(plan)
         if machine.cluster:
@@ -262,15 +233,15 @@ class Player:
             node_actions.write_plan(machine.home.plan, plan.text)
         machine.judge.touch()
 
-    def _act_in(self, cluster: Cluster, action: ClusterAction) -> None:
+    def _act_in(self, cluster: Cluster, action: day.ClusterAction) -> None:
         match action:
-            case SpoilApi(how, requests):
+            case day.SpoilApi(how, requests):
                 cluster.spoil(how, requests)
-            case SpoilKubelet(how):
+            case day.SpoilKubelet(how):
                 cluster.spoil_kubelet(how)
-            case AddPod(profile):
+            case day.AddPod(profile):
                 cluster.add_pod(profile)
-            case DeletePod(number):
+            case day.DeletePod(number):
                 cluster.delete_pod(number)
             case _:
                 assert_never(action)

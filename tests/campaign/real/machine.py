@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from nodeagent.cli.simulated_node import uuid_of
@@ -15,6 +14,7 @@ from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import install, programs_in
+from nodeagent.structs import replace
 from tests.acceptance.agent_home import USER, Home
 from tests.campaign import invariants, node_actions, processes
 from tests.campaign.episode import WORKING, Episode, FullDisk, JumpClock
