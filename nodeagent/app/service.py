@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from nodeagent.app.after_change import AfterChange
 from nodeagent.app.api_adapter import ApiAdapter
 from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.driver import make_driver
@@ -154,6 +155,7 @@ class Agent:
             files,
             repaired=self._mps.node.publish,
         )
+        self._after_change = AfterChange(settings.after_change, states)
         # The loop over all of them, and who follows the states that it publishes.
         self._reconciler = Reconciler(
             control=control,
@@ -181,6 +183,7 @@ class Agent:
         owners.changes.subscribe(control.follow_up)
         control.follow(self._health.news, "health changed")
         control.follow(self._sampling.problems, "a reader failed or reads again")
+        control.follow(self._after_change.problems, "the command after a change ended")
         control.follow(self._own_files.changed, "the agent's own files changed")
         self._health.news.subscribe(lambda _: self._publish(states.newest))
 
@@ -232,6 +235,7 @@ class Agent:
             "health": self._health.run(),
             "metrics": self._metrics.run(),
             "own files": self._own_files.run(),
+            "after a change": self._after_change.run(),
         }
         if self._cluster:
             services["cluster"] = self._cluster.run()
@@ -272,7 +276,8 @@ class Agent:
         guard = self._cluster.guard.problem.newest if self._cluster else None
         of_account = (guard,) if guard else ()
         own = (*self._own_files.problems, *self._without_effect)
-        return (*own, *readers, *of_claims, *of_account)
+        after_change = self._after_change.problems.newest
+        return (*own, *after_change, *readers, *of_claims, *of_account)
 
     def _claim_attempt_over(self, ended: Ended | None) -> None:
         """What was refused, or is not any more, may be what the headline is about."""

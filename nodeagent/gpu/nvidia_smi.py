@@ -9,21 +9,18 @@ from the programs themselves; both have the same. Its documentation has none.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse
 from nodeagent.gpu.nvml_errors import NO_PERMISSION, NOT_SUPPORTED
 from nodeagent.plan.shares import TimeSlice
+from nodeagent.programs import run_program
 
 _MAX_OUTPUT = 2000  # characters of the program's words that go into an error
-_ENDING = 2.0  # seconds for a killed program to be gone; in the driver it may stay for ever
 # Where programs and the driver's libraries are, which in a container are not the usual places;
 # the last two are for the program that stands in for nvidia-smi under simulation.
 _INHERITED = (
@@ -56,34 +53,22 @@ async def run_nvidia_smi(
     when it reports one: with the end of what it said, and the `remedy` for its exit status.
     """
     command = [*nvidia_smi, *arguments]
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={name: os.environ[name] for name in _INHERITED if name in os.environ},
-            start_new_session=True,  # what a wrapper starts goes with it
-        )
-    except OSError as error:
-        raise _error(
-            f"{nvidia_smi[0]} cannot be run: {error.strerror}",
-            name="ProgramMissing",
-            remedy="install nvidia-smi, or set nvidia_smi to its path",
-        ) from error
-    try:
-        async with asyncio.timeout(deadline):
-            output, _ = await process.communicate()
+        status, said = await run_program(command, environment, deadline=deadline)
     except TimeoutError:
         raise DeadlineExceeded(
             f"`{' '.join(command)}` did not end within {deadline:g} s and was ended",
             call="nvidia-smi",
             remedy="if `timeout 60 nvidia-smi -L` does not answer either, reboot the node",
         ) from None
-    finally:
-        await _end(process)
-    said = output.decode(errors="replace")
-    if status := process.returncode:
+    except OSError as error:
+        raise _error(
+            f"{nvidia_smi[0]} cannot be run: {error.strerror}",
+            name="ProgramMissing",
+            remedy="install nvidia-smi, or set nvidia_smi to its path",
+        ) from error
+    if status:
         words = " ".join(said.split())[-_MAX_OUTPUT:]
         raise _error(
             f"`{' '.join(command)}` ended with {status}: {words or 'no output'}",
@@ -91,17 +76,6 @@ async def run_nvidia_smi(
             remedy=remedy(status),
         )
     return said
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Leave no process behind, whatever happened, and wait for none that cannot be killed."""
-    if process.returncode is not None:
-        return
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_ENDING):
-            await process.wait()
 
 
 def _error(message: str, *, name: str, remedy: str) -> DriverError:

@@ -38,6 +38,7 @@ class Code(StrEnum):
     # the agent itself
     STARVED = "Starved"  # it gets too little processor time
     NO_EFFECT = "NoEffect"  # something is set that has no effect
+    AFTER_CHANGE = "AfterChange"  # the command after a change of devices failed
     SOURCE_MISSING = "SourceMissing"  # the file that should hold the plan is not there
     RUN_DIRECTORY = "RunDirectory"  # it was deleted under the agent, or cannot be written
     STATE_FILE = "StateFile"  # a file of its own state cannot be used or written

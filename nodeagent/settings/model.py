@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from nodeagent.settings.cluster import DraSettings, KubeletSettings, KubernetesSettings
 from nodeagent.settings.values import (
+    AbsoluteCommand,
     Address,
     Command,
     Duration,
@@ -93,6 +94,17 @@ class GpuSettings(Group):
         WholeNumber | None,
         "How many GPUs are changed at once, else all; the steps of one GPU stay in order.",
     ] = None
+
+
+class AfterChangeSettings(Group):
+    """What else of the node has to hear of changed devices."""
+
+    command: Annotated[
+        AbsoluteCommand | None,
+        "A program and its arguments, run without a shell at the agent's start and after each "
+        "change of MIG modes and MIG devices.",
+    ] = None
+    deadline: Annotated[Duration, "Seconds it may take; then it is killed."] = 60.0
 
 
 class DriverSettings(Group):
@@ -282,6 +294,7 @@ class Settings(Group):
         "The command that resets GPUs and sets time slices; split into words as a "
         "shell does, run without.",
     ] = ("nvidia-smi",)
+    after_change: AfterChangeSettings = AfterChangeSettings()
     gpu: GpuSettings = GpuSettings()
     driver: DriverSettings = DriverSettings()
     mps: MpsSettings = MpsSettings()

@@ -201,8 +201,14 @@ def _command(value: object) -> tuple[str, ...] | None:
     return tuple(words) if words and good else None
 
 
+def _absolute_command(value: object) -> tuple[str, ...] | None:
+    words = _command(value)
+    return words if words and words[0].startswith("/") else None
+
+
 _PATTERN = r"^\d+(\.\d+)?(ms|s|m|h)?$"
 _WORD: JsonSchema = {"type": "string", "minLength": 1}
+_ABSOLUTE: JsonSchema = {"type": "string", "pattern": "^/"}
 _WORDS: JsonSchema = {"type": "array", "items": _WORD}
 
 Duration = Annotated[
@@ -242,6 +248,15 @@ Command = Annotated[
         _command,
         "a command such as nvidia-smi, or 'chroot /host nvidia-smi'",
         {"anyOf": [_WORD, {**_WORDS, "minItems": 1}]},
+        shlex.join,
+    ),
+]
+AbsoluteCommand = Annotated[
+    tuple[str, ...],
+    _rule(
+        _absolute_command,
+        "a program by its absolute path, and its arguments",
+        {"anyOf": [_ABSOLUTE, {**_WORDS, "minItems": 1, "prefixItems": [_ABSOLUTE]}]},
         shlex.join,
     ),
 ]

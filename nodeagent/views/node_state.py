@@ -39,7 +39,8 @@ WAITING = frozenset(
     {Code.IN_USE, Code.RESET_REQUIRED, Code.GPU_UNHEALTHY, Code.OWNED, Code.CLUSTER}
 )
 # What a client of MPS does wrong, a metric that is not exported, a setting that has no effect, a
-# file of the agent's own that was lost, or too little processor time leaves the node as planned.
+# command after a change, a lost file of the agent's own or too little processor time leaves the
+# node as planned.
 SHOWN_ONLY = frozenset(
     {
         Code.MPS_CLIENT,
@@ -47,6 +48,7 @@ SHOWN_ONLY = frozenset(
         Code.READER,
         Code.STARVED,
         Code.NO_EFFECT,
+        Code.AFTER_CHANGE,
         Code.STATE_FILE,
         Code.RUN_DIRECTORY,
         Code.SOURCE_MISSING,

@@ -77,7 +77,7 @@ def _another(schema: dict[str, Any], default: object) -> tuple[str, object]:
         case {"anyOf": [{"type": "number"}, _]}:
             return "7m", 420.0
         case {"anyOf": [{"type": "string"}, {"type": "array"}]}:
-            return "x  y", "x y"
+            return "/x  y", "/x y"
         case {"anyOf": [inner, {"type": "null"}]}:
             return _another(inner, default)
         case {"pattern": _}:
@@ -150,6 +150,14 @@ WRONG: tuple[tuple[str, str], ...] = (
     ("api: {listen: 'localhost:70000'}", "api.listen: found"),
     ("nvidia_smi: 'a \"b'", "nvidia_smi: found"),
     ("nvidia_smi: []", "nvidia_smi: found a list, expected a command"),
+    (
+        "after_change: {command: [true, x]}",
+        "after_change.command: found a list, expected a program",
+    ),
+    (
+        "after_change: {command: sh -c x}",
+        'after_change.command: found "sh -c x", expected a program',
+    ),
     ("run: {dir: ''}", 'run.dir: found "", expected a path'),
     (
         "dra: {share: 8Gi}",
@@ -250,6 +258,8 @@ def test_each_setting_has_a_description() -> None:
         ({}, True),
         ({"plan": {"file": "/x"}, "resync": {"interval": "5m"}}, True),
         ({"nvidia_smi": ["chroot", "/host", "nvidia-smi"]}, True),
+        ({"after_change": {"command": ["/bin/true", "x"]}}, True),
+        ({"after_change": {"command": ["true", "/x"]}}, False),
         ({"plan": {"fiel": "/x"}}, False),
         ({"gpu": {"parallel": 0}}, False),
         ({"resync": {"interval": "5 parsecs"}}, False),

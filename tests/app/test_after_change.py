@@ -1,0 +1,87 @@
+"""The command after a change of devices, as docs/tasks.md has it; its program has a stand-in."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.app.agent_process import agent, profiles, write_plan
+from tests.doc_blocks import ROOT, blocks_of
+
+PROGRAM = "/usr/bin/nvidia-ctk"
+# Writes down how it was called; with the file `broken` beside it, or `late`, it fails so.
+STAND_IN = """#!/bin/sh
+here=$(dirname "$0")
+echo "$@" >> "$here/calls"
+[ -e "$here/late" ] && sleep 600
+[ -e "$here/broken" ] && { echo no driver; exit 3; }
+env | cut -d= -f1 | sort | grep -v -e PWD -e SHLVL -e '^_$' | paste -sd' ' > "$here/environment"
+"""
+
+
+def settings_of_the_page(folder: Path, **more: object) -> str:
+    """The page's settings, with the stand-in as the program that it names."""
+    page = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+    [block] = (one.body for one in blocks_of(page) if "after_change" in one.body)
+    settings = yaml.safe_load(block)
+    command = settings["after_change"]["command"]
+    assert command[0] == PROGRAM
+    stand_in = folder / "nvidia-ctk"
+    stand_in.write_text(STAND_IN)
+    stand_in.chmod(0o755)
+    settings["after_change"] |= {"command": [str(stand_in), *command[1:]], **more}
+    path = folder / "settings.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return str(path)
+
+
+def calls(folder: Path) -> list[str]:
+    path = folder / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def codes(status: Any) -> list[str]:
+    return [problem["code"] for problem in status["problems"]]
+
+
+GENERATE = "cdi generate --output=/var/run/cdi/nvidia.yaml"
+
+
+def test_it_runs_at_the_start_and_after_each_change(tmp_path: Path) -> None:
+    settings = settings_of_the_page(tmp_path)
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, "--settings", settings) as process:
+        process.until_phase("InSync")
+        process.until(lambda _: len(calls(tmp_path)) == 1)
+        write_plan(tmp_path, "{1g.10gb: 7}")
+        process.until(lambda body: profiles(body) == ["1g.10gb"] * 7)
+        process.until(lambda _: len(calls(tmp_path)) == 2)
+        assert process.end() == 0
+    assert calls(tmp_path) == [GENERATE] * 2
+    assert (tmp_path / "environment").read_text() == "LC_ALL PATH\n"
+
+
+def test_its_failure_is_a_problem_and_keeps_nothing_waiting(tmp_path: Path) -> None:
+    settings = settings_of_the_page(tmp_path)
+    (tmp_path / "broken").touch()
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, "--settings", settings) as process:
+        status = process.until(lambda body: "AfterChange" in codes(body))
+        assert status["phase"] == "InSync"
+        [problem] = status["problems"]
+        assert problem["message"].endswith("ended with 3: no driver")
+        (tmp_path / "broken").unlink()
+        write_plan(tmp_path, "{1g.10gb: 7}")
+        status = process.until(lambda body: codes(body) == [] and len(calls(tmp_path)) > 1)
+        assert profiles(status) == ["1g.10gb"] * 7
+        assert process.end() == 0
+
+
+def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    settings = settings_of_the_page(tmp_path, deadline=0.3)
+    (tmp_path / "late").touch()
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, "--settings", settings) as process:
+        status = process.until(lambda body: "AfterChange" in codes(body))
+        assert "did not end within 0.3 s and was ended" in status["problems"][0]["message"]
+        assert process.end() == 0
