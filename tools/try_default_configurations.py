@@ -1,8 +1,10 @@
 """Tries every configuration of mig-parted's default file on every simulated board.
 
-    python tools/try_default_configurations.py > docs/default-configurations.md
+    python tools/try_default_configurations.py > tests/data/default_configurations.csv
 
-Each configuration is applied by `nodeagent apply`; what is then there is judged by a second
+Prints a table: ● applied, and found so by the other process; refused with nothing changed, since
+m no GPU of the node matches or none has MIG, p the card has no such profile, f the layout does not
+fit. Each configuration is applied by `nodeagent apply`; what is then there is judged by a second
 process running `nodeagent assert` on the same node. A configuration that is refused must have
 changed nothing.
 """
@@ -10,12 +12,12 @@ changed nothing.
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +37,6 @@ SIGNS = {
     "UnknownDevice": "m",
     "DoesNotFit": "f",
 }
-LEGEND = """\
-- ● applied, and found so by `nodeagent assert` in another process
-- m refused: the configuration matches no GPU of this node, or none with MIG; nothing changed
-- p refused: the card has no such profile; nothing changed
-- f refused: the layout does not fit on the card; nothing changed
-"""
 
 
 @dataclass(frozen=True)
@@ -95,25 +91,13 @@ def _insist(condition: bool, otherwise: str) -> None:
         raise RuntimeError(otherwise)
 
 
-def page(trials: Sequence[Trial]) -> str:
-    """The table as Markdown."""
+def table(trials: Sequence[Trial]) -> Iterator[list[str]]:
+    """A row for each configuration, a column for each board."""
     boards = list(dict.fromkeys(trial.board for trial in trials))
     signs = {(t.board, t.configuration): SIGNS[t.result] for t in trials}
-    counts = Counter(SIGNS[t.result] for t in trials)
-    lines = [
-        "# mig-parted's default configurations on every simulated board",
-        "",
-        f"{len(trials)} trials, each on a node of two cards: {counts['●']} applied and verified,",
-        f"{counts['m'] + counts['p'] + counts['f']} refused with nothing changed.",
-        "Made by `python tools/try_default_configurations.py`; a test repeats part of it.",
-        "",
-        LEGEND,
-        "| configuration | " + " | ".join(boards) + " |",
-        "|---" * (len(boards) + 1) + "|",
-    ]
-    names = dict.fromkeys(trial.configuration for trial in trials)
-    lines += [f"| {name} | " + " | ".join(signs[b, name] for b in boards) + " |" for name in names]
-    return "\n".join(lines) + "\n"
+    yield ["configuration", *boards]
+    for name in dict.fromkeys(trial.configuration for trial in trials):
+        yield [name, *(signs[board, name] for board in boards)]
 
 
 if __name__ == "__main__":
@@ -122,4 +106,4 @@ if __name__ == "__main__":
         for known in known_boards():
             found += try_all(known.name, configurations(), second_process)
             print(f"{known.name} done", file=sys.stderr)
-    sys.stdout.write(page(found))
+    csv.writer(sys.stdout, lineterminator="\n").writerows(table(found))
