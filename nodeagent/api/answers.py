@@ -21,6 +21,9 @@ class Answers(Protocol):
     def status(self, gpu: str | None) -> bytes | None:
         """The status of one GPU by its UUID, or of all; None for a GPU that is not there."""
 
+    def history(self, gpu: str | None) -> Json | None:
+        """The last minutes of one GPU by its UUID, or of all; None where nothing was read of it."""
+
     def plan(self) -> Coroutine[Any, Any, Json]:
         """The plan in force, computed once for all who ask; one who leaves does not end that."""
 

@@ -9,19 +9,25 @@ import msgspec
 
 from nodeagent import __version__
 from nodeagent.documents.bounded_yaml import read_tree
-from nodeagent.views.shapes import Alive, Error, Event, Json, Mps, MpsDone, Plan
+from nodeagent.views.shapes import Alive, Error, Event, History, Json, Mps, MpsDone, Plan
 from nodeagent.views.status_shapes import Status
 
-_ANSWERS = (Status, Plan, Mps, MpsDone, Event, Alive, Error)
+_ANSWERS = (Status, Plan, Mps, MpsDone, Event, History, Alive, Error)
 
 
 def _as_written(schema: Any) -> Any:
-    """The schema without defaults and null: what would be one of them is left out of an answer."""
+    """The schema without defaults and null: what would be one of them is left out of an answer, but
+    for an item of a list.
+    """
     if isinstance(schema, list):
         return [_as_written(part) for part in schema if part != {"type": "null"}]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: _as_written(part) for key, part in schema.items() if key != "default"}
+    kept = {
+        key: part if key == "items" else _as_written(part)
+        for key, part in schema.items()
+        if key != "default"
+    }
     if len(kept.get("anyOf", ())) == 1:
         kept |= kept.pop("anyOf")[0]
     return kept

@@ -47,6 +47,7 @@ def create_app(answers: Answers, *, listen_host: str, limits: RequestLimits) -> 
             web.get("/", routes.page),
             *metrics_routes(answers, limits),
             web.get("/v1/status", routes.status),
+            web.get("/v1/history", routes.history),
             web.get("/v1/plan", routes.plan),
             web.post("/v1/plan/preview", routes.preview),
             web.get("/v1/events", routes.events),
@@ -84,6 +85,13 @@ class _Routes:
         if page is None:
             raise web.HTTPNotFound(text=f"this node has no GPU {gpu!r}")
         return web.Response(body=page, content_type="application/json", charset="utf-8")
+
+    async def history(self, request: web.Request) -> web.Response:
+        gpu = request.query.get("gpu")
+        found = self._answers.history(gpu)
+        if found is None:
+            raise web.HTTPNotFound(text=f"nothing was read of a GPU {_shown(gpu)}")
+        return web.json_response(found)
 
     async def plan(self, _: web.Request) -> web.Response:
         return web.json_response(await self._answers.plan())

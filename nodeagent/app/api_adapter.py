@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import import_module
 from types import ModuleType
 
@@ -26,7 +27,7 @@ from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.views.mps import done_json, mps_answer
 from nodeagent.views.node_state import NodeState, not_ready
 from nodeagent.views.plan_report import plan_json
-from nodeagent.views.shapes import Json, MpsDaemon
+from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.status_report import status_json
 
 log = structlog.get_logger(__name__)
@@ -109,6 +110,11 @@ class ApiAdapter:
     def status(self, gpu: str | None) -> bytes | None:
         self.shared.control.refresh_if_older_than(_MAX_STATUS_AGE)
         return self._rendered.page(gpu)
+
+    def history(self, gpu: str | None) -> Json | None:
+        now = asyncio.get_running_loop().time()
+        found = self.metrics.history.shape(now, datetime.now(UTC), gpu)
+        return as_json(found) if found else None
 
     def not_alive(self) -> tuple[str, ...]:
         return self.shared.heartbeats.overdue()

@@ -25,14 +25,17 @@ from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.selection import default_selection, read_selection
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
+from nodeagent.structs import replace
 from nodeagent.telemetry.accounting import READING_FIELDS
 from nodeagent.telemetry.counters_file import counters_text
 from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.exporter import Exporter
+from nodeagent.telemetry.history import GpuHistories
 from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.node_state import NodeState
+from nodeagent.views.status_report import utilization
 
 if TYPE_CHECKING:
     from nodeagent.api.answers import Answers
@@ -76,6 +79,7 @@ class MetricsService:
             clock=asyncio.get_running_loop().time,
             current=current,
         )
+        self.history = GpuHistories(settings.sample.interval)
         self._event_values = EventValues()
         self._sampling = sampling
         sampling.samples.subscribe(self._render)
@@ -166,7 +170,8 @@ class MetricsService:
         self._sampling.select(fields, self._selection.texts)
 
     def _render(self, found: SampleBatch) -> None:
-        health = self._current().health
+        state, now = self._current(), asyncio.get_running_loop().time()
+        health = state.health
         # With XIDs of lost GPUs: that a GPU fell off the bus is one of them.
         found.samples["events"] = self._event_values.sample(
             health.xids if health else (),
@@ -176,11 +181,20 @@ class MetricsService:
         )
         wanted = [row for row in self._selection.fields if row in catalogue().composed]
         if health and wanted:
-            wholes, now = self._sampling.sampler.whole_subjects, asyncio.get_running_loop().time()
+            wholes = self._sampling.sampler.whole_subjects
             values = self._event_values.composed(wanted, found, health, wholes, now)
             found.samples["composed"] = values
         found.readers = (*found.readers, self._sampling.events_reader)
         self.exporter.take(found)
+        # A GPU that is lost or busy keeps its last readings, which are none of now.
+        answering = {gpu.uuid for gpu in found.gpus if gpu.answer and gpu.answer.silence is None}
+        readings = self.exporter.readings
+        read = {
+            gpu.uuid: replace(readings[gpu.uuid, None], utilization=utilization(gpu, readings))
+            for gpu in state.observed.gpus
+            if gpu.uuid in answering and (gpu.uuid, None) in readings
+        }
+        self.history.add(now, read)
 
     def _count_processes(self, samples: tuple[ProcessSample, ...]) -> None:
         for sample in samples:

@@ -12,7 +12,7 @@ from msgspec import Meta, to_builtins
 from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import TimeSlice
-from nodeagent.structs import Shape
+from nodeagent.structs import Shape, field
 
 Json = dict[str, Any]
 
@@ -319,6 +319,20 @@ class Event(Shape, frozen=True, kw_only=True):
     count: Annotated[int, Meta(description="how often it happened; absent: once")] = 1
     since: Annotated[Time, Meta(description="when it happened first, with a count")] = ""
     first: Annotated[int, Meta(description="the id that it had then")] = 0
+
+
+# What a GPU did: a number for each column of time, the oldest first; null where nothing was read.
+class GpuHistory(Shape, frozen=True, kw_only=True):
+    utilization: Annotated[list[int | None], Meta(description="percent")]
+    memory_used: Annotated[list[int | None], Meta(description="bytes")] = field(name="memory_used")
+    temperature: Annotated[list[int | None], Meta(description="degrees Celsius")]
+    power: Annotated[list[int | None], Meta(description="watts")]
+
+
+class History(Shape, frozen=True, kw_only=True):
+    interval: Annotated[float, Meta(description="seconds of a column")]
+    end: Annotated[Time, Meta(description="of the last column, which still grows")]
+    gpus: Annotated[dict[str, GpuHistory], Meta(description="by UUID, all equally long")]
 
 
 class Alive(Shape, frozen=True, kw_only=True):

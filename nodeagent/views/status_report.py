@@ -103,7 +103,7 @@ def _gpu(
         time_slice=gpu.time_slice,
         numa_node=gpu.numa_node,
         nvlink=nvlink_shape(gpu),
-        utilization=_utilization(gpu, found),
+        utilization=utilization(gpu, found),
         temperature=whole.temperature,
         power=whole.power,
         slots=Card.of(gpu).slots,
@@ -121,7 +121,7 @@ def _gpu(
     )
 
 
-def _utilization(gpu: Gpu, readings: _Readings) -> float | None:
+def utilization(gpu: Gpu, readings: _Readings) -> float | None:
     """The GPU's own; with MIG, where it has none, what its instances make of all its slices."""
     whole = readings.get((gpu.uuid, None), _NOT_READ).utilization
     if whole is not None or not gpu.instances:

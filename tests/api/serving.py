@@ -7,6 +7,7 @@ import gzip
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import simulated
+from nodeagent.telemetry.history import GpuHistories
 from nodeagent.views.mps import done_json, mps_answer
-from nodeagent.views.node_state import NodeState
+from nodeagent.views.node_state import NodeState, Reading
 from nodeagent.views.plan_report import plan_json
-from nodeagent.views.shapes import MpsDaemon
+from nodeagent.views.shapes import MpsDaemon, as_json
 from nodeagent.views.status_report import status_json
 from tests.rig import open_driver
 from tests.views.daemons import mps_daemon
@@ -63,10 +65,17 @@ class Agent:
         self._node = node
         self._doing = doing or Doing()
         self._previewing = previewing
+        self._history = GpuHistories(5.0)
+        self._history.add(0.0, {"GPU-a": Reading(3.0)})
+        self._history.add(10.0, {"GPU-b": Reading(7.0)})
         self._rendered = RenderedStatus(lambda: self.state, status_json, time.monotonic)
 
     def status(self, gpu: str | None) -> bytes | None:
         return self._rendered.page(gpu)
+
+    def history(self, gpu: str | None) -> dict[str, Any] | None:
+        found = self._history.shape(10.0, datetime.now(UTC), gpu)
+        return as_json(found) if found else None
 
     async def plan(self) -> dict[str, Any]:
         state = self.state

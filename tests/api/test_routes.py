@@ -25,6 +25,7 @@ async def test_every_answer_is_as_described() -> None:
             "/healthz",
             "/readyz",
             "/v1/status",
+            "/v1/history",
             "/v1/plan",
             "/v1/mps",
             "/v1/events",
@@ -84,6 +85,18 @@ async def test_the_status_of_one_gpu_is_that_of_now() -> None:
         async with asyncio.timeout(stretched(30)):
             while (await served.get(path))[1]["source"] == "file":
                 pass
+
+
+async def test_the_history_of_one_gpu() -> None:
+    async with api() as served:
+        _, found = await served.get("/v1/history")
+        assert sorted(found["gpus"]) == ["GPU-a", "GPU-b"]
+        _, one = await served.get("/v1/history?gpu=GPU-b")
+        assert one["gpus"] == {"GPU-b": found["gpus"]["GPU-b"]}
+        assert one["gpus"]["GPU-b"]["utilization"] == [None, 7]
+        status, refused = await served.get("/v1/history?gpu=GPU-c")
+        assert (status, refused["error"]) == (404, "nothing was read of a GPU 'GPU-c'")
+        assert_described("/v1/history", 404, refused)
 
 
 async def test_the_unix_socket_is_for_its_owner_alone(tmp_path: Path) -> None:

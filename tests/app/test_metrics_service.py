@@ -3,6 +3,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,8 +26,9 @@ async def watching(
     """The metrics of a simulated node, while they are served."""
     with simulated(boards) as node:
         async with open_driver() as driver:
-            await driver.observe()
+            observed = await driver.observe()
             watched = Watched(driver, **settings)
+            watched.observed(observed)
             async with running(watched):
                 yield watched, node
 
@@ -116,6 +118,24 @@ async def test_a_driver_that_hangs_holds_up_no_scrape() -> None:
         assert ages[0] > ages[1]
         assert reported(series, "nodeagent_reader_success", UUID=second) == [1, 1]
         node.clear_faults()
+
+
+async def test_the_history_has_a_gap_where_a_gpu_does_not_answer() -> None:
+    async with watching("t4:2", sample_deadline="1s") as (watched, node):
+        watched.part.history.step = 0.1
+        first, second = (card.identity.uuid for card in node.cards)
+
+        def known(uuid: str, count: int) -> list[bool]:
+            now = asyncio.get_running_loop().time()
+            found = watched.part.history.shape(now, datetime.now(UTC), uuid)
+            values = found.gpus[uuid].temperature[-count:-1] if found else []
+            return [value is not None for value in values]
+
+        await until(lambda: all(map(any, (known(first, 5), known(second, 5)))))
+        node.inject("nvmlDeviceGetTemperature*", gpu=0, hang=True, times=None)
+        await until(lambda: known(first, 30) == [False] * 29 and all(known(second, 3)))
+        node.clear_faults()
+        await until(lambda: all(known(first, 3)) and not all(known(first, 90)))
 
 
 async def test_names_and_labels_as_they_are_set() -> None:

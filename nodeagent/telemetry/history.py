@@ -1,0 +1,105 @@
+"""Keeps the last quarter of an hour of each GPU, in memory of a fixed size.
+
+Time is divided into columns, counted on a clock that does not jump; each has the mean of what was
+sampled in it. A GPU that was not read in a column, be it lost, busy or new, has a gap there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from datetime import datetime
+from math import isnan, nan
+
+from nodeagent.structs import Struct, field
+from nodeagent.views.node_state import Reading
+from nodeagent.views.shapes import GpuHistory, History
+from nodeagent.views.text import time_json
+
+COLUMNS = 90
+SHORTEST_STEP = 10.0  # seconds
+_MEBIBYTE = 1 << 20
+
+
+def _ring() -> array[float]:
+    return array("f", [nan] * COLUMNS)
+
+
+class _GpuRings(Struct):
+    """The newest columns of a GPU, column n at n % COLUMNS. `last` is the newest that was written,
+    out of `samples`. Memory is in MiB, which such a number holds exactly.
+    """
+
+    last: int
+    samples: int = 0
+    utilization: array[float] = field(default_factory=_ring)
+    memory: array[float] = field(default_factory=_ring)
+    temperature: array[float] = field(default_factory=_ring)
+    power: array[float] = field(default_factory=_ring)
+
+    def add(self, column: int, read: Reading) -> None:
+        memory = None if read.memory is None else read.memory / _MEBIBYTE
+        self.samples = self.samples + 1 if column == self.last else 1
+        for ring, value in (
+            (self.utilization, read.utilization),
+            (self.memory, memory),
+            (self.temperature, read.temperature),
+            (self.power, read.power),
+        ):
+            for skipped in range(max(self.last, column - COLUMNS) + 1, column + 1):
+                ring[skipped % COLUMNS] = nan
+            if value is not None:
+                mean = ring[column % COLUMNS]
+                grown = value if isnan(mean) else mean + (value - mean) / self.samples
+                ring[column % COLUMNS] = grown
+        self.last = column
+
+    def shape(self, columns: range) -> GpuHistory:
+        def rounded(ring: array[float], unit: int = 1) -> list[int | None]:
+            oldest, last = self.last - COLUMNS, self.last
+            found = (ring[n % COLUMNS] if oldest < n <= last else nan for n in columns)
+            return [None if isnan(value) else round(value) * unit for value in found]
+
+        return GpuHistory(
+            utilization=rounded(self.utilization),
+            memory_used=rounded(self.memory, _MEBIBYTE),
+            temperature=rounded(self.temperature),
+            power=rounded(self.power),
+        )
+
+
+class GpuHistories:
+    """The histories of all GPUs. Times are seconds of a clock that does not jump.
+
+    A column is as long as two samples at least, which come every `interval` seconds. A GPU of
+    which nothing was read for as long as a history is forgotten.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self.step = max(SHORTEST_STEP, 2 * interval)
+        self._first: int | None = None
+        self._gpus: dict[str, _GpuRings] = {}
+
+    def add(self, now: float, read: Mapping[str, Reading]) -> None:
+        """Add what was just read of GPUs, by UUID."""
+        column = int(now // self.step)
+        if self._first is None:
+            self._first = column
+        for uuid, reading in read.items():
+            self._gpus.setdefault(uuid, _GpuRings(column)).add(column, reading)
+        self._gpus = {u: gpu for u, gpu in self._gpus.items() if column - gpu.last < COLUMNS}
+
+    def shape(self, now: float, wall: datetime, gpu: str | None = None) -> History | None:
+        """The histories up to now, which is `wall` on the node's clock; of one GPU, None where it
+        has none.
+        """
+        if gpu is not None and gpu not in self._gpus:
+            return None
+        column = int(now // self.step)
+        first = column if self._first is None else self._first
+        columns = range(max(first, column - COLUMNS + 1), column + 1)
+        return History(
+            interval=self.step,
+            end=time_json(wall),
+            gpus={u: g.shape(columns) for u, g in self._gpus.items() if gpu in (None, u)},
+        )
