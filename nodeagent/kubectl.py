@@ -2,7 +2,8 @@
 """The kubectl plugin `kubectl nodeagent`: the nodes of a cluster, seen from a person's own machine.
 
 Copied to a folder of PATH as kubectl-nodeagent it is the whole plugin: it needs kubectl, Python's
-standard library and nothing of this package. What it says of a node is what the agent wrote there.
+standard library from 3.9 on (people's own machines have what their system brings) and nothing of
+this package. What it says of a node is what the agent wrote there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 DONE, FAILED, USAGE, BLOCKED, INTERRUPTED = 0, 1, 2, 3, 130  # the agent's own exit codes
@@ -212,7 +213,7 @@ def _untrue(status: Mapping[str, Any]) -> list[str]:
 def _table(options: argparse.Namespace) -> int:
     """One row for each node with an agent, by name, then how many there are of each severity."""
     rows: list[tuple[str, ...]] = [_HEADER]
-    severities, without, now = Counter[str](), 0, datetime.now(UTC)
+    severities, without, now = Counter[str](), 0, datetime.now(timezone.utc)
     nodes = _asked(options, "get", "nodes")["items"]
     for node in sorted(nodes, key=lambda one: str(one["metadata"]["name"])):
         annotations = node["metadata"].get("annotations", {})
@@ -231,9 +232,9 @@ def _table(options: argparse.Namespace) -> int:
             severity = "not Ready"
         rows.append(tuple(map(_escaped, (node["metadata"]["name"], *cells, worst))))
         severities[_escaped(severity)] += 1
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
-        print("  ".join(cell.ljust(most) for cell, most in zip(row, widths, strict=True)).rstrip())
+        print("  ".join(cell.ljust(most) for cell, most in zip(row, widths)).rstrip())
     counted = ", ".join(f"{count} {word}" for word, count in sorted(severities.items()))
     print(f"{len(rows) - 1} nodes with an agent ({counted}), {without} without", flush=True)
     return DONE
@@ -255,7 +256,7 @@ def _cells(annotations: Any, conditions: Mapping[str, Any], now: datetime) -> tu
     layout = _a(dict, json.loads(annotations.get(_LAYOUT, "{}")))
     slots = [_a(dict, gpu.get("slots", {})) for gpu in _objects(layout.get("gpus", []))]
     free = sum(len(_a(list, one.get("free", []))) for one in slots)
-    passed = now - datetime.fromisoformat(_a(str, status.get("observedAt"))).astimezone(UTC)
+    passed = now - datetime.fromisoformat(_a(str, status.get("observedAt")).replace("Z", "+00:00"))
     return (
         _a(str, status.get("phase")),
         f"{len(gpus)}{more}",

@@ -93,7 +93,7 @@ def test_it_runs(image: Builder) -> None:
 def test_the_agent_starts(image: Builder) -> None:
     said = image.inside("bash", "-euc", AGENT, user="65534")
     assert "  InSync" in said
-    assert "1g ··" in said
+    assert "GPU 1 now has 1g.10gb at 0, 1, 2, 3, 4, 5, 6" in said
     assert said.splitlines()[-1] == "ended with 0"
 
 

@@ -70,9 +70,12 @@ Ran = subprocess.CompletedProcess[str]
 Run = Callable[..., Ran]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Run the plugin as a file of its own, with what kubectl answers to the words in the names."""
+@pytest.fixture(params=["", "3.9"])
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
+    """Run the plugin as a file of its own, with what kubectl answers to the words in the names; by
+    the Python of the tests, and by the oldest one that it is for.
+    """
+    python = _python(request.param) if request.param else sys.executable
     stand_in = tmp_path / "kubectl"
     stand_in.write_text(STAND_IN)
     stand_in.chmod(0o755)
@@ -83,13 +86,23 @@ def run(tmp_path: Path) -> Run:
             (tmp_path / f"{name}.json").write_text(
                 answer if isinstance(answer, str) else json.dumps(answer)
             )
-        return _ran(words, environment)
+        return _ran(words, environment, python)
 
     return run
 
 
-def _ran(words: tuple[str, ...], environment: dict[str, str]) -> Ran:
-    command = [sys.executable, "-I", "-S", str(PLUGIN), *words]  # no package but Python's own
+def _python(version: str) -> str:
+    asked = [f"python{version}", "-c", "import sys; print(sys.executable)"]
+    with_pyenv = os.environ | {"PYENV_VERSION": version}
+    try:
+        found = subprocess.run(asked, env=with_pyenv, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"Python {version} is not installed")
+    return found.stdout.strip()
+
+
+def _ran(words: tuple[str, ...], environment: dict[str, str], python: str = sys.executable) -> Ran:
+    command = [python, "-I", "-S", str(PLUGIN), *words]  # no package but Python's own
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
