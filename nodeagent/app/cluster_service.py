@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nodeagent.app.shared import Shared, source_of
-from nodeagent.cluster.plan_sources.registry import check_source, make_source
+from nodeagent.cluster.plan_sources.registry import make_source
 
 if TYPE_CHECKING:
     from nodeagent.cluster.plan_sources.node_source import FollowFile, NodeSource, Offer
@@ -34,15 +34,14 @@ class ClusterService:
         settings, events = shared.settings, shared.events
         self._settings = settings.kubernetes
         self._states = shared.states
-        source = source_of(settings.plan, in_cluster=True)
-        self.check(source)
+        self._source = source_of(settings.plan, in_cluster=True)
         credentials = credentials_of(self._settings.kubeconfig, self._settings.context)
         self.access = ClusterAccess(credentials)
         self.hooks = ClusterHooks(
             self.access,
             settings.node_name,
             settings=self._settings,
-            source=source,
+            source=self._source,
             policy=settings.policy,
             wake=shared.control.wake,
             report=events.add,
@@ -58,27 +57,20 @@ class ClusterService:
             taints=self._settings.taints,
         )
 
-    def check(self, name: str) -> None:
-        """Raise UsageError for a plan source that the settings in force do not allow to `use`."""
-        check_source(name, self._settings.nos_config_map)
-
-    def use(self, name: str, follow: FollowFile, offer: Offer) -> NodeSource | None:
-        """Take the plan from this source from now on, which reports it to `offer`; returned to be
-        run, if it is on the Node. `follow` makes the plan file, for a source that reads it.
+    def follow_source(self, follow: FollowFile, offer: Offer) -> NodeSource | None:
+        """Have the plan's source on the Node followed, which reports to `offer`; returned to be
+        run, None where it is not there. `follow` makes the plan file, for a source that reads it.
         """
-        source = None
-        if name != "file":
-            source = make_source(
-                name,
+        if self._source != "file":
+            self.publisher.source = make_source(
+                self._source,
                 self._settings.nos_config_map,
                 access=self.access,
                 offer=offer,
                 rounds=lambda: self._states.newest.rounds,
                 follow=follow,
             )
-        self.hooks.use_source(name)
-        self.publisher.use(source)
-        return source
+        return self.publisher.source
 
     async def run(self) -> None:
         async with self.access:

@@ -1,8 +1,4 @@
-"""The plan's source: which one is in force, and how another takes its place while the agent runs.
-
-Whatever the new source has to say, the last good plan stays in force until it has said something
-that is accepted. So a change of the source alone changes nothing on the GPUs.
-"""
+"""The plan's source, and the settings file, whose changes are for the agent's next start."""
 
 from __future__ import annotations
 
@@ -13,18 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.app.shared import Shared, source_of
+from nodeagent.app.shared import Shared
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
 from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_file import PlanFile
-from nodeagent.settings import PlanSettings, Settings
-from nodeagent.structs import replace
+from nodeagent.settings import Settings
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
-    from nodeagent.cluster.plan_sources.node_source import NodeSource
 
 _WATCH = "plan file's watch"
 _MARGIN = 30.0  # seconds that a look at the plan file may be late
@@ -39,7 +33,10 @@ class SettingsFile:
 
 
 class PlanService:
-    """Follows the plan's source while `run` runs, and has `active_plan` take what it reports."""
+    """Follows the plan's source while `run` runs, and has `active_plan` take what it reports.
+
+    Raises UsageError for settings of a source that cannot be used.
+    """
 
     def __init__(
         self,
@@ -49,63 +46,27 @@ class PlanService:
         cluster: ClusterService | None,
     ) -> None:
         self._shared = shared
-        self._settings = shared.settings
         self._settings_file = settings_file
-        self._offer = active_plan.offer
-        self._cluster = cluster
+        plan, interval = shared.settings.plan, shared.settings.resync.interval
+        alive = partial(shared.heartbeats.beat, _WATCH, within=interval + _MARGIN)
+        follow = partial(PlanFile, plan.file, recheck_every=interval, alive=alive)
+        on_node = cluster.follow_source(follow, active_plan.offer) if cluster else None
+        self._source = on_node or follow(active_plan.offer, configuration=plan.name)
 
     async def run(self) -> None:
-        plan = self._settings.plan
-        while True:
-            async with asyncio.TaskGroup() as group:
-                following = group.create_task(self._follow(plan), name="follow the plan's source")
-                plan = await self._another(plan)
-                following.cancel()
-            states = self._shared.states
-            source = self._source_of(plan)
-            message = f"the plan comes from another source now: {source}"
-            self._shared.events.add(EventType.PLAN_SOURCE, message)
-            states.newest = replace(states.newest, source=source)
-            self._shared.control.wake("another plan source")
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(self._source.run(), name="follow the plan's source")
+            if self._settings_file:
+                watch = self._watch(self._settings_file)
+                parts.create_task(watch, name="watch the settings file")
 
-    def _source_of(self, plan: PlanSettings) -> str:
-        return source_of(plan, in_cluster=self._cluster is not None)
-
-    async def _follow(self, plan: PlanSettings) -> None:
-        interval, heartbeats = self._settings.resync.interval, self._shared.heartbeats
-        alive = partial(heartbeats.beat, _WATCH, within=interval + _MARGIN)
-        follow = partial(PlanFile, plan.file, recheck_every=interval, alive=alive)
-        try:
-            source: PlanFile | NodeSource | None = None
-            if self._cluster:
-                source = self._cluster.use(self._source_of(plan), follow, self._offer)
-            await (source or follow(self._offer, configuration=plan.name)).run()
-        finally:
-            heartbeats.forget(_WATCH)
-
-    async def _another(self, plan: PlanSettings) -> PlanSettings:
-        if self._settings_file is not None:
-            # Yields at once, too: the file may have changed since it was read.
-            async for _ in changes(self._settings_file.path):
-                found = await self._read(self._settings_file)
-                if found is not None and found.plan != plan:
-                    return found.plan
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def _read(self, file: SettingsFile) -> Settings | None:
-        """The settings as they are now; what cannot be used leaves those in force."""
-        events = self._shared.events
-        try:
-            found = await asyncio.to_thread(file.load)
-            if replace(found, plan=self._settings.plan) != self._settings:
-                message = "changed settings, except those of the plan, need a restart of the agent"
-                events.add(EventType.SETTINGS_KEPT, message)
-            source = self._source_of(found.plan)
-            if self._cluster:
-                self._cluster.check(source)
-        except NodeagentError as error:
-            message = f"the settings stay as they were: {error.message}"
-            events.add(EventType.SETTINGS_KEPT, message, remedy=error.remedy)
-            return None
-        return found
+    async def _watch(self, file: SettingsFile) -> None:
+        """Report changed settings, which are not in force."""
+        async for _ in changes(file.path):  # at once, too: it may have changed since it was read
+            message, remedy = "changed settings need a restart of the agent", ""
+            try:
+                if await asyncio.to_thread(file.load) == self._shared.settings:
+                    continue
+            except NodeagentError as error:
+                message, remedy = f"the settings stay as they were: {error.message}", error.remedy
+            self._shared.events.add(EventType.SETTINGS_KEPT, message, remedy=remedy)

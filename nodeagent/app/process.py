@@ -40,8 +40,8 @@ def run(
 ) -> None:
     """Run the agent until a signal ends it; raises NodeagentError when it cannot go on.
 
-    With `settings_file` a change of the plan's source there acts at once. `on_ready` is called when
-    the API answers and the first reconciliation is over, or the driver hangs.
+    A change of `settings_file` is reported. `on_ready` is called when the API answers and the first
+    reconciliation is over, or the driver hangs.
     """
 
     async def agent() -> None:

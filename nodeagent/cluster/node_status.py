@@ -46,7 +46,6 @@ _NOT_PUBLISHED: Final = frozenset(
         EventType.CLAIM_HEALTHY,
         EventType.CLAIM_MISMATCH,
         EventType.LESS_OFFERED,
-        EventType.PLAN_SOURCE,
         EventType.SETTINGS_KEPT,
         EventType.CLUSTER_FAULT,
         EventType.CLUSTER_RETURNED,

@@ -84,8 +84,7 @@ class NodePublisher:
         self._labels = labels
         self._taints = taints
         self._status = StatusAnnotation()
-        self._source: NodeSource | None = None
-        self._keys_to_remove = Wanted()
+        self.source: NodeSource | None = None  # of the plan, to be answered; set before `run`
         self._view: NodeView | None = None
         self._answered = False  # with the Node, or that there is none
         self._since: datetime | None = None
@@ -111,15 +110,6 @@ class NodePublisher:
         )
 
     # --- for the other parts ----------------------------------------------------------------------
-
-    def use(self, source: NodeSource | None) -> None:
-        """Follow and answer this source, in place of another or of none."""
-        before, self._source = self._source, source
-        if before is not None and self._view is not None:
-            self._keys_to_remove = before.withdrawal(self._view)
-        if source is not None and self._answered:
-            source.observe(self._view)
-        self.refresh()
 
     def publish(self, state: NodeState, offered: PlanUpdate | None) -> None:
         """The node is like this now; `offered` is what it was made from."""
@@ -210,8 +200,8 @@ class NodePublisher:
         before = self.node_uid, self.allocatable
         self._view = view
         self._hooks.observe(view)
-        if self._source is not None:
-            self._source.observe(view)
+        if self.source is not None:
+            self.source.observe(view)
         self.refresh()
         if (self.node_uid, self.allocatable) != before:
             self.offered_by_node.publish(view)
@@ -242,8 +232,8 @@ class NodePublisher:
         self._event_log.add(EventType.CONTESTED, f"{problem.message}; {problem.remedy}")
 
     def _use_last_good(self, why: str) -> None:
-        if self._source is not None:
-            self._source.use_last_good(f"the Node {self._node} is not known: {why}")
+        if self.source is not None:
+            self.source.use_last_good(f"the Node {self._node} is not known: {why}")
 
     # --- what is written --------------------------------------------------------------------------
 
@@ -263,15 +253,11 @@ class NodePublisher:
             self._facts, self._view, self._status, taints=self._taints, now=self._now()
         )
         answer = Wanted()
-        if self._source is not None and not self._hooks.leaves_answer:
-            answer = self._source.answer(self._view, self._for_source(self._state), self._offered)
-        left = self._keys_to_remove = Wanted(
-            _those_of(self._keys_to_remove.annotations, self._view.annotations),
-            _those_of(self._keys_to_remove.labels, self._view.labels),
-        )
+        if self.source is not None and not self._hooks.leaves_answer:
+            answer = self.source.answer(self._view, self._for_source(self._state), self._offered)
         wanted = Wanted(
-            {**left.annotations, **status.annotations, **answer.annotations},
-            {**left.labels, **status.labels, **answer.labels},
+            {**status.annotations, **answer.annotations},
+            {**status.labels, **answer.labels},
             status.conditions,
             status.taints,
         )
@@ -284,11 +270,6 @@ class NodePublisher:
         if state.phase is Phase.IN_SYNC and self._hooks.is_unfinished:
             return replace(state, phase=Phase.WORKING)
         return state
-
-
-def _those_of(keys: Mapping[str, str | None], there: Mapping[str, str]) -> Mapping[str, str | None]:
-    """The keys that are there still; once one is gone, another program may write it."""
-    return {key: None for key in keys if key in there}
 
 
 def _contest_problem(node: str, keys: tuple[str, ...]) -> Problem:

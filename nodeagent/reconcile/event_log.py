@@ -43,7 +43,6 @@ class EventType(StrEnum):
     PLAN_ACCEPTED = "PlanAccepted", _GOOD_TO_KNOW
     PLAN_REJECTED = "PlanRejected"
     PLAN_MISSING = "PlanMissing", _GOOD_TO_KNOW
-    PLAN_SOURCE = "PlanSourceChanged", _GOOD_TO_KNOW
     SETTINGS_KEPT = "SettingsKept"  # the file was changed, the settings in force were not
     STEP_DONE = "StepDone", _ROUTINE
     STEP_FAILED = "StepFailed"

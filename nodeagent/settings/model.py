@@ -66,8 +66,7 @@ class PlanSettings(Group):
         Literal["auto", "file", "annotation", "nos", "mig-config"],
         "Where the plan comes from: plan.file, the Node's annotations "
         "nodeagent.io/plan and plan-name, nos' annotations, or the label nvidia.com/mig.config. "
-        "auto: annotation in a cluster, else file. A change of it in the settings file acts at "
-        "once.",
+        "auto: annotation in a cluster, else file.",
     ] = "auto"
     file: Annotated[
         FilePath,

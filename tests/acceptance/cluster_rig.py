@@ -91,7 +91,7 @@ class Member:
         )
         states = self.rig.node_states
         states.newest = replaced(states.newest, source=source)
-        self.source = make_source(
+        self.source = self.publisher.source = make_source(
             source,
             None,
             access=self.access,
@@ -99,7 +99,6 @@ class Member:
             rounds=lambda: self.rig.state.rounds,
             follow=partial(PlanFile, folder / "plan.yaml"),
         )
-        self.publisher.use(self.source)
 
     def _wake(self, reason: str) -> None:
         self.rig.control.wake(reason)

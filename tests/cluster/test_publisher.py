@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
@@ -26,7 +26,7 @@ PACE = PublisherIntervals(patience=0.15, first_answer=0.1, follow=QUICK, write=Q
 
 
 class Labelling(NodeSource):
-    """A source that keeps one label on the Node."""
+    """A source that writes one label on the Node."""
 
     def __init__(self, label: str) -> None:
         self.offers: list[object] = []
@@ -34,20 +34,11 @@ class Labelling(NodeSource):
         self.label = label
         self.views: list[NodeView | None] = []
 
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Those of the Node as it was seen last."""
-        view = self.views[-1] if self.views else None
-        return view.labels if view else {}
-
     def observe(self, view: NodeView | None) -> None:
         self.views.append(view)
 
     def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         return Wanted(labels={self.label: state.phase.value})
-
-    def withdrawal(self, view: NodeView) -> Wanted:
-        return Wanted(labels={self.label: None})
 
 
 class CountingHooks(ClusterHooks):
@@ -136,7 +127,7 @@ async def test_work_that_lasts_is_published(member: PublishedNode) -> None:
 
 
 async def test_the_source_says_success_when_all_is_put_back(member: PublishedNode) -> None:
-    member.publisher.use(Labelling("nvidia.com/first"))
+    member.publisher.source = Labelling("nvidia.com/first")
     member.hooks.is_unfinished = True
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
@@ -161,32 +152,9 @@ async def test_the_same_twice_is_not_written(member: PublishedNode) -> None:
     assert len(member.server.requests) == before
 
 
-async def test_what_a_source_leaves_is_taken_away(member: PublishedNode) -> None:
-    first, second = Labelling("nvidia.com/first"), Labelling("nvidia.com/second")
-    member.publisher.use(first)
-    member.publish(Phase.IN_SYNC)
-    await member.until("InSync")
-    await until(lambda: "nvidia.com/first" in member.labels)
-    member.publisher.use(second)
-    await until(lambda: member.labels.get("nvidia.com/second") == "InSync")
-    await until(lambda: "nvidia.com/second" in second.labels)
-    assert "nvidia.com/first" not in member.labels
-    theirs = {"nvidia.com/first": "another-programs"}
-    member.server.patch_node("n", {"metadata": {"labels": theirs}})
-    await until(lambda: "nvidia.com/first" in second.labels)
-    member.publish(Phase.FAILED)
-    await until(lambda: member.labels.get("nvidia.com/second") == "Failed")
-    assert member.labels["nvidia.com/first"] == "another-programs"
-    member.publisher.use(None)
-    member.publish(Phase.BLOCKED)
-    await member.until("Blocked")
-    assert member.labels["nvidia.com/first"] == "another-programs"
-    await until(lambda: "nvidia.com/second" not in member.labels)
-
-
 async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAccess) -> None:
     lonely, source = PublishedNode(server, access), Labelling("nvidia.com/first")
-    lonely.publisher.use(source)
+    lonely.publisher.source = source
     async with contextlib.AsyncExitStack() as stack:
         async with server.refusing():
             await stack.enter_async_context(running(lonely.publisher.run()))

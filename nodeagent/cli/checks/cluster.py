@@ -23,7 +23,6 @@ from nodeagent.cluster.drain.owners import owned_by_others
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.guard import is_guarded
 from nodeagent.cluster.plan_sources.nos.source import place_of
-from nodeagent.cluster.plan_sources.registry import check_source
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import KubernetesSettings
@@ -59,7 +58,8 @@ def cluster_findings(
     """
     try:
         check_settings(settings)
-        check_source(source, settings.nos_config_map)
+        if source == "nos" and settings.nos_config_map:
+            place_of(settings.nos_config_map)
     except UsageError as wrong:
         return [error("settings", wrong.message, wrong.remedy)], None
     return event_loop.run(_findings(settings, name, source, dra, kubelet_dir))
@@ -94,7 +94,8 @@ async def _findings(
 def _unused(settings: KubernetesSettings) -> list[PreflightFinding]:
     """What is wrong, and matters to the source nos alone, which is not the one in force."""
     try:
-        check_source("nos", settings.nos_config_map)
+        if settings.nos_config_map:
+            place_of(settings.nos_config_map)
     except UsageError as wrong:
         return [warning("settings", wrong.message, wrong.remedy)]
     return []

@@ -129,9 +129,6 @@ class ClusterHooks(ChangeHooks):
         """What failed without the API server is tried at once."""
         self._preparation.server_answers()
 
-    def use_source(self, source: str) -> None:
-        self._node.source = source
-
     # --- its life ---------------------------------------------------------------------------------
 
     async def run(self) -> None:

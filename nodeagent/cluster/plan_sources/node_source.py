@@ -34,9 +34,9 @@ FollowFile = Callable[[Callable[[PlanUpdate], None]], PlanFile]
 class NodeSource:
     """Offers what the Node asks for, each thing once, and answers on the Node.
 
-    A source implements `requested`, and `answer` and `withdrawal` if it writes to the Node; none of
-    them may take long. `rounds` is how many rounds the loop has finished by now. The plan file that
-    `follow` makes is followed while `run` runs.
+    A source implements `requested`, and `answer` if it writes to the Node; neither may take long.
+    `rounds` is how many rounds the loop has finished by now. The plan file that `follow` makes is
+    followed while `run` runs.
     """
 
     def __init__(
@@ -75,10 +75,6 @@ class NodeSource:
 
     def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
         """What is to be written on the Node; `offered` is what `state` was made from."""
-        return Wanted()
-
-    def withdrawal(self, view: NodeView) -> Wanted:
-        """What is to be taken away when another source takes this one's place."""
         return Wanted()
 
     def update(self) -> None:

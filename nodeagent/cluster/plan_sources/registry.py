@@ -52,14 +52,6 @@ CARRIERS: Final = {
 }
 
 
-def check_source(name: str, config_map: str | None) -> None:
-    """Raise UsageError for settings with which `make_source` makes no source of this name."""
-    if name == "nos" and config_map:
-        from nodeagent.cluster.plan_sources.nos.source import place_of
-
-        place_of(config_map)
-
-
 def make_source(
     name: str,
     config_map: str | None,
@@ -72,7 +64,7 @@ def make_source(
     """The source of this name, to be run and used.
 
     `config_map` is where nos' configuration of the device plugin is; `follow` makes the plan file,
-    for a source that reads it.
+    for a source that reads it. Raises UsageError for settings with which there is none.
     """
     from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
     from nodeagent.cluster.plan_sources.node_source import AnnotationSource

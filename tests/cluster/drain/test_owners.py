@@ -288,5 +288,5 @@ async def test_nos_own_label_is_served_and_no_evidence(server: ApiServer, tmp_pa
     server.faults.next(9, Answer(403), path="/api/v1/pods")
     async with agent(server, tmp_path) as it:
         assert [p.code for p in await it.round()] == [Code.OWNED]
-        it.around.use_source("nos")
+    async with agent(server, tmp_path, source="nos") as it:
         assert await it.round() == ()

@@ -1,6 +1,5 @@
 from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.plan_sources.mig_config.source import (
-    SOURCE,
     STATE,
     MigConfigSource,
     MigState,
@@ -20,7 +19,7 @@ UNKNOWN = UnreadablePlan(Problem(code=Code.UNKNOWN_CONFIGURATION, message="no su
 LABELS = {CONFIG: "mine"}
 IN_SYNC = NodeState(
     "node-a",
-    SOURCE,
+    "mig-config",
     Phase.IN_SYNC,
     digest=digest_of(TEXT.text),
     configuration="mine",
@@ -46,7 +45,6 @@ def test_the_state() -> None:
         (IN_SYNC, MigState.SUCCESS),
         (replace(IN_SYNC, digest="sha256:another"), MigState.PENDING),
         (replace(IN_SYNC, configuration="another"), MigState.PENDING),
-        (replace(IN_SYNC, source="annotation"), MigState.PENDING),
         (replace(IN_SYNC, plan=None), MigState.PENDING),
         (replace(IN_SYNC, refusal=Refused(digest="sha256:0", problems=())), MigState.FAILED),
         (replace(IN_SYNC, phase=Phase.WORKING), MigState.PENDING),
@@ -115,4 +113,3 @@ def test_what_people_see() -> None:
     assert offers == [DeferredMigConfig("mine", None), DeferredMigConfig("other", None)]
     nameless = NodeView(labels={STATE: "success"})
     assert source.answer(nameless, IN_SYNC, TEXT) == Wanted(labels={STATE: None})
-    assert source.withdrawal(NodeView(labels=LABELS)) == Wanted(labels={STATE: None})

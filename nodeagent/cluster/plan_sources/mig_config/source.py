@@ -21,7 +21,6 @@ from nodeagent.plan.problems import Code
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase
 
-SOURCE: Final = "mig-config"  # the value of the setting plan.source
 STATE: Final = "nvidia.com/mig.config.state"
 
 
@@ -51,8 +50,6 @@ def state_of(
     """
     if not labels.get(CONFIG):
         return None
-    if node.source != SOURCE:
-        return MigState.PENDING
     if node.driver_error:
         return MigState.FAILED
     if not judged:
@@ -121,7 +118,3 @@ class MigConfigSource(NodeSource):
             # While what failed is tried again it has still failed, and a person is still needed.
             self._has_failed = judged and self._state is MigState.FAILED
         return Wanted(labels={STATE: self._state and self._state.value})
-
-    def withdrawal(self, view: NodeView) -> Wanted:
-        """The state, which is no longer kept true; the configuration stays."""
-        return Wanted(labels={STATE: None})

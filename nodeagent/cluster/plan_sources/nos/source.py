@@ -27,7 +27,7 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     PartitioningKind,
     partitioning_of,
 )
-from nodeagent.cluster.plan_sources.nos.status import status_annotations, withdrawn
+from nodeagent.cluster.plan_sources.nos.status import status_annotations
 from nodeagent.cluster.plan_sources.nos.to_plan import DeferredNosPlan, deferred_plan
 from nodeagent.errors import UsageError
 from nodeagent.pacing import Backoff
@@ -131,10 +131,6 @@ class NosSource(NodeSource):
             state, offered, annotations=view.annotations, labels=view.labels, judged=judged
         )
         return Wanted(annotations=annotations)
-
-    def withdrawal(self, view: NodeView) -> Wanted:
-        """The counts, which are no longer kept true."""
-        return Wanted(annotations=withdrawn(view.annotations))
 
 
 def _key(view: NodeView) -> str | None:

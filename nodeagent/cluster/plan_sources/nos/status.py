@@ -59,14 +59,6 @@ def status_annotations(
     return wanted
 
 
-def withdrawn(annotations: Mapping[str, str]) -> Mapping[str, None]:
-    """What to remove when the counts are no longer kept true.
-
-    The answer to the last plan stays: without it nos would wait for one, with the whole cluster.
-    """
-    return dict.fromkeys(grammar.status_keys(annotations))
-
-
 def _answered(state: NodeState, offered: PlanUpdate | None, mode: PartitioningKind) -> bool:
     """Whether the agent is done with this plan for now: it is in place, failed, refused or blocked.
 

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.client.node_view import NodeView, Wanted
+from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.plan_sources.nos.grammar import CONFIGURATION_LABEL, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.source import (
     NosConfiguration,
@@ -40,7 +40,6 @@ from tests.simulated_cluster.faults import Answer, Reset
 
 WHERE = ("nebuly-nvidia", "nos-device-plugin-configs")
 PLACE = "/".join(WHERE)
-STATUS = "nos.nebuly.com/status-gpu"
 
 
 def meant(asked: Any, observed: Any) -> PlanUpdate:
@@ -160,7 +159,7 @@ async def test_a_key_without_a_config_map(access: ClusterAccess) -> None:
     assert isinstance(meant(offers[1], TWO), PlanText)
 
 
-# --- the Node, and another source -----------------------------------------------------------------
+# --- the Node -----------------------------------------------------------------------------------
 
 
 async def test_no_node(access: ClusterAccess) -> None:
@@ -171,13 +170,6 @@ async def test_no_node(access: ClusterAccess) -> None:
     for one in (view, None, None, view):
         source.observe(one)
     assert [type(one) for one in offers] == [DeferredNosPlan, NoPlan, DeferredNosPlan]
-
-
-async def test_withdrawal(access: ClusterAccess) -> None:
-    """The counts go; the plan stays answered, and what nos asked for is its own."""
-    source = NosSource(lambda _: None, access, None, rounds=lambda: 0)
-    there = {**spec(**{"0-7g.40gb": "1"}), f"{STATUS}-0-7g.40gb-free": "1", STATUS_PLAN: "1"}
-    assert source.withdrawal(_view(there, MIG)) == Wanted({f"{STATUS}-0-7g.40gb-free": None})
 
 
 # --- the key of the ConfigMap that the label names ----------------------------------------------
