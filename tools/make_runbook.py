@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from nodeagent.catalogue import section
+from nodeagent.health.findings import Action, End
+from nodeagent.health.table import REBOOT_NODE, RESET_GPU, RESTART, ROWS, Row, advice
+from nodeagent.health.xid_findings import cause_of_xid
+from nodeagent.health.xids import XidClass, XidRow, default_table
 from nodeagent.runbook import Entry, EntryKind, actions, runbook
 
 PAGE = Path(__file__).parents[1] / "docs/runbook.md"
@@ -54,12 +60,15 @@ TITLES = {
     ),
     EntryKind.CHECK: (
         "Health checks",
-        "How the findings of each end: [health.md](health.md#checks).",
+        "Notes about them are in [health.md](health.md#checks).",
     ),
-    EntryKind.FINDING: ("Findings", "Of the health checks."),
+    EntryKind.FINDING: (
+        "Findings",
+        "Of the health checks. A reboot ends each ([health.md](health.md#how-a-finding-ends)).",
+    ),
     EntryKind.XID: (
         "XIDs",
-        "The usual ones. The classes are in [health.md](health.md#xids); the command knows all.",
+        "A file of your own can change the class ([health.md](health.md#xids)).",
     ),
     EntryKind.ALERT: ("Alerts", "Of Prometheus ([monitoring.md](monitoring.md#alerts))."),
     EntryKind.PREFLIGHT: ("Preflight checks", "What `nodeagent check` looks at."),
@@ -75,6 +84,7 @@ ACTIONS = {
     "{reboot}": "Reboot the node",
     "{inspect}": "Inspect the hardware",
 }
+_MANY = 2  # entries with the same commands
 _IN_FULL = (EntryKind.PROBLEM, EntryKind.ALERT)  # where people are sent to; the rest is in tables
 
 
@@ -97,14 +107,28 @@ def _actions() -> str:
 
 def _section(kind: EntryKind, entries: list[Entry]) -> str:
     title, sentence = TITLES[kind]
-    body = "".join(map(_entry, entries)) if kind in _IN_FULL else f"\n{_table(kind, entries)}"
+    match kind:
+        case EntryKind.PROBLEM | EntryKind.ALERT:
+            body = "".join(map(_entry, entries))
+        case EntryKind.FINDING:
+            body = f"\n{_findings()}"
+        case EntryKind.XID:
+            body = f"\n{_classes()}\nThe usual ones:\n\n{_xids(entries)}"
+        case _:
+            usual, count = Counter((e.look, e.mend) for e in entries).most_common(1)[0]
+            if count > _MANY:
+                look, mend = map(_cell, usual)
+                sentence += f" Where nothing is named: {look}; {mend[0].lower()}{mend[1:]}"
+            body = f"\n{_table(kind, entries, usual if count > _MANY else None)}"
     return f"\n## {title}\n\n{_filled(sentence)}\n{body}"
 
 
 def _entry(entry: Entry) -> str:
     see = f" See also {_links(entry.see)}." if entry.see else ""
-    block = _block((*entry.look, "# what mends it:", *entry.mend))
-    return f"\n### `{entry.code}`\n\n{_filled(entry.means + see)}\n\n{block}"
+    text = "\n".join((*entry.look, "# mend:", *entry.mend))
+    for name, action in actions().items():
+        text = text.replace("\n".join(action), f"# {ACTIONS[name]}: common actions")
+    return f"\n### `{entry.code}`\n\n{_filled(entry.means + see)}\n\n{_block(text.splitlines())}"
 
 
 def _filled(text: str) -> str:
@@ -129,21 +153,93 @@ def _anchor(code: str) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _table(kind: EntryKind, entries: Iterable[Entry]) -> str:
-    """A row for each; findings and XIDs have no commands of their own to look at."""
-    match kind:
-        case EntryKind.FINDING:
-            heads = ("finding", "check", "means", "advice")
-            rows = ((e.code, _links(e.see), e.means, e.mend[0].removeprefix("# ")) for e in entries)
-        case EntryKind.XID:
-            heads = ("XID", "means", "finding", "what mends it")
-            rows = ((e.code, e.means, _links(e.see), _cell(e.mend)) for e in entries)
-        case _:
-            heads = (kind.value, "means", "to look at", "what mends it")
-            rows = ((e.code, _means(e), _cell(e.look), _cell(e.mend)) for e in entries)
-    lines = (heads, *((f"`{code}`", *cells) for code, *cells in rows))
-    head, *body = (f"| {' | '.join(line)} |\n" for line in lines)
+def _rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(line)} |\n" for line in (heads, *rows))
     return f"{head}|{'---|' * len(heads)}\n{''.join(body)}"
+
+
+def _table(kind: EntryKind, entries: Iterable[Entry], usual: object) -> str:
+    """A row for each; commands that are the section's usual ones are left out."""
+    return _rows(
+        (kind.value, "means", "to look at", "what mends it"),
+        [
+            (
+                f"`{e.code}`",
+                _means(e),
+                *(("", "") if (e.look, e.mend) == usual else (_cell(e.look), _cell(e.mend))),
+            )
+            for e in entries
+        ],
+    )
+
+
+def _findings() -> str:
+    """What each check finds, as the table has it in force."""
+    names = {
+        End.GONE: "gone",
+        End.RESET: "reset",
+        End.LAPSED: "lapse",
+        End.INSTANCE_GONE: "instance gone",
+    }
+    return _rows(
+        ("check", "finding", "raised when", "severity: action", "advice", "ends by"),
+        [
+            (
+                "" if row.check is before else f"`{row.check.value}`",
+                f"`{row.cause}`",
+                row.when,
+                row.severity.value + ("" if row.action is Action.NONE else f": {row.action.value}"),
+                _own_advice(row).replace("|", "\\|"),
+                ", ".join(name for end, name in names.items() if end in row.ends),
+            )
+            for before, row in zip((None, *(r.check for r in ROWS)), ROWS, strict=False)
+        ],
+    )
+
+
+def _own_advice(row: Row) -> str:
+    """What is said beside the action's own sentence."""
+    text = advice(row.cause, row.action)
+    for sentence in (RESET_GPU, RESTART, advice("eccStorm", Action.INSPECT_HARDWARE)):
+        text = text.replace(sentence, "")
+    return " ".join((text if row.action is Action.NONE else text.replace(REBOOT_NODE, "")).split())
+
+
+def _classes() -> str:
+    texts, rows = section("xid")["classes"], default_table().rows.values()
+    return _rows(
+        ("class", "XIDs", "means", "finding", "what mends it"),
+        [
+            (
+                f"`{kind.value}`",
+                _ranges([row.xid for row in rows if row.kind is kind]),
+                texts[kind.value]["means"],
+                f"`{cause}`" if (cause := cause_of_xid(XidRow(0, "", kind))) else "",
+                _cell(texts[kind.value]["mend"].splitlines()),
+            )
+            for kind in XidClass
+        ],
+    )
+
+
+def _xids(entries: Iterable[Entry]) -> str:
+    notes, table = section("xid")["notes"], default_table()
+    found = [(table.row(int(entry.code)), notes.get(int(entry.code), "")) for entry in entries]
+    return _rows(
+        ("XID", "class", "name", "note"),
+        [(f"`{row.xid}`", f"`{row.kind.value}`", row.name, note) for row, note in found],
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`8, 39-41`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
 
 
 def _means(entry: Entry) -> str:

@@ -1,7 +1,6 @@
 """The check table: every cause there is, how bad it is, what would help and what ends it.
 
-The rows are data (`check_table.json`). `docs/health.md` shows the same ones; a test compares the
-two.
+The rows are data (`check_table.json`); `docs/runbook.md` is made of them.
 """
 
 from __future__ import annotations

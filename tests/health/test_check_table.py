@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from tests.health.rig import GPU, Node, gpu
 
 Step = Callable[[Node], Any]
 _JOINED = Fabric(3)
-PAGE = (Path(__file__).parents[2] / "docs/health.md").read_text(encoding="utf-8")
 
 
 def _steady(reading: GpuReading, *, seconds: float = 0.0) -> Step:
@@ -302,27 +300,6 @@ def test_severity_and_action_belong_together() -> None:
             assert row.action in repairs, row.cause
         if row.severity is Severity.HEALTHY:
             assert row.action not in repairs, row.cause
-
-
-def page_row(cause: str) -> str:
-    """A row of the table as `docs/health.md` shows it."""
-    row = BY_CAUSE[cause]
-    names = {
-        End.GONE: "gone",
-        End.RESET: "reset",
-        End.REBOOT: "reboot",
-        End.LAPSED: "lapse",
-        End.INSTANCE_GONE: "instance gone",
-    }
-    ends = ", ".join(name for end, name in names.items() if end in row.ends)
-    names_of_row = f"| `{row.check.value}` | `{cause}` | {row.when} |"
-    return f"{names_of_row} {row.severity.value} | {row.action.value} | {ends} |"
-
-
-def test_the_page_shows_the_rows() -> None:
-    """docs/health.md has each as it is in force, and no other."""
-    shown = [line for line in PAGE.splitlines() if line.startswith("| `") and line.count("|") == 7]
-    assert sorted(shown) == sorted(map(page_row, BY_CAUSE))
 
 
 def test_the_advice_fits_the_action() -> None:

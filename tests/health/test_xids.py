@@ -21,45 +21,6 @@ from nodeagent.health.xids import XidClass, default_table
 
 PAGE = (Path(__file__).parents[2] / "docs/health.md").read_text(encoding="utf-8")
 
-_FINDINGS = {
-    XidClass.APPLICATION: "`xidApplication`",
-    XidClass.INFORMATION: "none: counted and reported",
-    XidClass.GPU_RESET: "`xidReset`",
-    XidClass.NODE_REBOOT: "`xidReboot`; 79 is `fallenOffBus`",
-    XidClass.HARDWARE: "`xidHardware`",
-    XidClass.SOFTWARE: "`xidSoftware`",
-    XidClass.SUPPORT: "`xidSupport`",
-    XidClass.NVLINK5: "`xidNvlink`",
-    XidClass.RECOVERY_ACTION: "none of its own: `recoveryAction`",
-    XidClass.UNCLASSIFIED: "`xidUnclassified`",
-}
-
-
-def _ranges(numbers: list[int]) -> str:
-    """`8, 39-41`."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
-
-
-def page_row(kind: XidClass) -> str:
-    """A row of the page's table of classes."""
-    numbers = [row.xid for row in default_table().rows.values() if row.kind is kind]
-    shown = "all others of 1-173" if kind is XidClass.SUPPORT else _ranges(numbers)
-    if kind is XidClass.UNCLASSIFIED:
-        shown += ", and what is not in the table"
-    return f"| `{kind.value}` | {shown} | {_FINDINGS[kind]} |"
-
-
-@pytest.mark.parametrize("kind", XidClass)
-def test_the_page_shows_the_classes(kind: XidClass) -> None:
-    """docs/health.md has the XIDs of each class as they are in the table."""
-    assert page_row(kind) in PAGE.splitlines()
-
 
 def test_the_table_is_whole() -> None:
     """It has each number from 1 to 173, and the classes that NVIDIA's catalog asks for."""
