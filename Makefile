@@ -144,7 +144,7 @@ bench: $(RUN)  ## print the tables of benchmarks
 man: $(RUN)  ## write a manual page for each command into build/man
 	$(BIN)/python tools/make_man_pages.py build/man
 
-dist: $(RUN)  ## what is released, in dist/: wheel, sdist, image recipe, rendered manifests, chart, SBOM
+dist: $(RUN)  ## what is released, in dist/: wheel, sdist, image recipe, manifests, chart, plugin, man, SBOM
 	@$(BIN)/python -m tools.make_dist
 
 card-kit: $(DEV)  ## pack what examines the agent on a machine with a GPU, Python 3.12 and no network

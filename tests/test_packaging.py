@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from nodeagent import __version__
-from tests.manifests.rendering import OVERLAYS, overlay, why_not
+from tests.manifests.rendering import OVERLAYS, overlay, why_not, with_service_monitor
 from tools import make_sbom
 
 ROOT = Path(__file__).parents[1]
@@ -251,11 +251,13 @@ def test_the_bill_of_materials(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_what_is_released(tmp_path: Path) -> None:
     """`make dist`: a wheel that says what it needs, sources that are whole, the image's recipe with
-    every file that it copies, each overlay as kubectl renders it, the chart, and the sums.
+    every file that it copies, manifests as kubectl renders them, the chart, manual pages, and sums.
     """
-    folder, name = tmp_path / "dist", f"nodeagent-{__version__}"
-    command = [sys.executable, "-m", "tools.make_dist", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    folder, again, name = tmp_path / "dist", tmp_path / "again", f"nodeagent-{__version__}"
+    for each in (folder, again):
+        command = [sys.executable, "-m", "tools.make_dist", str(each)]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert (folder / "SHA256SUMS").read_bytes() == (again / "SHA256SUMS").read_bytes()
 
     with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl") as wheel:
         metadata = email.message_from_bytes(wheel.read(f"{name}.dist-info/METADATA"))
@@ -282,9 +284,15 @@ def test_what_is_released(tmp_path: Path) -> None:
         assert any(path == source or path.startswith(f"{source}/") for path in inside), source
 
     if not why_not():
-        for one in OVERLAYS:
+        rendered = {one: overlay(one) for one in OVERLAYS}
+        rendered["monitoring-service-monitor"] = with_service_monitor(tmp_path)
+        for one, documents in rendered.items():
             text = (folder / f"{name}-{one}.yaml").read_text(encoding="utf-8")
-            assert tuple(yaml.safe_load_all(text)) == overlay(one)
+            assert tuple(yaml.safe_load_all(text)) == documents
+        assert (folder / f"{name}-monitoring.yaml").is_file()
+
+    with tarfile.open(folder / f"{name}-man.tar.gz") as manual:
+        assert {"man1/nodeagent.1", "man1/nodeagent-mps-drain.1"} <= set(manual.getnames())
 
     sums = (folder / "SHA256SUMS").read_text(encoding="utf-8").split()
     summed = dict(zip(sums[1::2], sums[::2], strict=True))

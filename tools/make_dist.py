@@ -1,5 +1,5 @@
 """Make what is released: wheel, sdist, the image's recipe with its files, rendered manifests, the
-Helm chart, the kubectl plugin, and the bill of materials.
+Helm chart, the kubectl plugin, manual pages, and the bill of materials.
 
     python -m tools.make_dist [FOLDER]
 
@@ -11,6 +11,7 @@ sources, with SOURCE_DATE_EPOCH as their time.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -20,9 +21,10 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from gzip import GzipFile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from nodeagent import __version__
-from tools import make_sbom
+from tools import make_man_pages, make_sbom
 
 ROOT = Path(__file__).parents[1]
 NAME = f"nodeagent-{__version__}"
@@ -42,6 +44,7 @@ def main() -> int:
     write_recipe(folder / f"{NAME}-image.tar.gz")
     write_chart(folder / f"{NAME}-chart.tgz")
     shutil.copy(ROOT / "nodeagent/kubectl.py", folder / "kubectl-nodeagent")
+    write_manual(folder / f"{NAME}-man.tar.gz")
     make_sbom.write(folder / f"{NAME}-sbom.cdx.json")
     kubectl = shutil.which("kubectl")
     if kubectl:
@@ -70,6 +73,14 @@ def write_chart(target: Path) -> None:
     _pack(target, ((path, str(path.relative_to(charts))) for path in found))
 
 
+def write_manual(target: Path) -> None:
+    """The manual pages, for a folder `man1`."""
+    with TemporaryDirectory() as folder:
+        for name, page in make_man_pages.pages().items():
+            Path(folder, name).write_text(page, encoding="utf-8")
+        _pack(target, ((path, f"man1/{path.name}") for path in Path(folder).iterdir()))
+
+
 def _pack(target: Path, files: Iterable[tuple[Path, str]]) -> None:
     with (
         target.open("wb") as raw,
@@ -81,10 +92,25 @@ def _pack(target: Path, files: Iterable[tuple[Path, str]]) -> None:
 
 
 def render_manifests(kubectl: str, folder: Path) -> None:
-    """Each overlay, and the objects for monitoring, as one file that `kubectl apply -f` takes."""
-    for source in (*sorted((ROOT / "manifests/overlays").iterdir()), ROOT / "manifests/monitoring"):
-        done = subprocess.run([kubectl, "kustomize", str(source)], check=True, capture_output=True)
-        (folder / f"{NAME}-{source.name}.yaml").write_bytes(done.stdout)
+    """Each overlay, and the objects for monitoring, with a PodMonitor or with a ServiceMonitor, as
+    one file that `kubectl apply -f` takes.
+    """
+    monitoring = ROOT / "manifests/monitoring"
+    with TemporaryDirectory() as own:
+        service_monitor = Path(own).resolve() / "monitoring-service-monitor"
+        service_monitor.mkdir()
+        there = os.path.relpath(monitoring, service_monitor)
+        content = {
+            "resources": [there],
+            "components": [f"{there}/service-monitor"],
+            "sortOptions": {"order": "fifo"},
+        }
+        (service_monitor / "kustomization.yaml").write_text(json.dumps(content), encoding="utf-8")
+        overlays = sorted((ROOT / "manifests/overlays").iterdir())
+        for source in (*overlays, monitoring, service_monitor):
+            command = [kubectl, "kustomize", str(source)]
+            done = subprocess.run(command, check=True, capture_output=True)
+            (folder / f"{NAME}-{source.name}.yaml").write_bytes(done.stdout)
 
 
 def _recipe() -> Iterator[Path]:
