@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection, Coroutine
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.app.after_change import AfterChange
@@ -80,6 +81,7 @@ class Agent:
         self._without_effect = settings.dra.without_effect(in_cluster=shared.in_cluster)
         self._notifier = notifier
         self._on_ready = on_ready
+        self._started_at = datetime.now(UTC)
         # The cluster, then from the hardware up: the driver, health, MPS, metrics.
         self._cluster = ClusterService(shared) if shared.in_cluster else None
         # One for life: a driver that hangs is not called again and again in new threads.
@@ -265,6 +267,7 @@ class Agent:
             less_offered=self._claims.offers.less_offered if self._claims else (),
             free_shares=self._claims.offers.free_shares if self._claims else {},
             readings=self._metrics.exporter.readings,
+            started_at=self._started_at,
             problems=(*state.problems, *self._metrics.problems, *of_cluster),
         )
 

@@ -35,7 +35,9 @@ from nodeagent.text import listed, quote
 _STATUS = "/v1/status"
 _LAST_HOUR = "/v1/events?within=3600"
 _WATCH_INTERVAL = 1.0  # seconds between two requests while watching
-_SAMPLED = frozenset({"utilization", "temperature", "power", "memory"})  # of a GPU
+_SAMPLED = frozenset(  # of a GPU
+    {"utilization", "temperature", "power", "memory", "smClock", "memoryClock", "clockReasons"}
+)
 
 _PROBLEMS = ("node", "observedAt", "headline", "troubles")  # of the status
 # With --exit-code, by the worst that needs a hand; these mean something else than elsewhere.

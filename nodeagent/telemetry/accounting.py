@@ -6,11 +6,14 @@ the share that the GPU or slice was active meanwhile. A gap that is too long cou
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
+from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import Struct, replace
@@ -33,30 +36,34 @@ def activity(sample: SampleSet) -> Mapping[Device, float]:
     return found
 
 
-_TEMPERATURE, _POWER = 150, 155  # DCGM's field ids; degrees Celsius and watts
-READING_FIELDS = (*ACTIVITY_FIELDS, _TEMPERATURE, _POWER, FB_USED)
+_FIGURES: Final = {  # DCGM's field ids, by what a Reading calls it
+    "temperature": 150,
+    "slowdown_temperature": 158,
+    "power": 155,
+    "power_limit": 164,
+    "memory": FB_USED,
+    "sm_clock": 100,
+    "memory_clock": 101,
+    "clock_reasons": CLOCK_EVENT_REASONS,
+    "ecc_corrected": 310,
+    "ecc_uncorrected": 311,
+}
+READING_FIELDS = (*ACTIVITY_FIELDS, *_FIGURES.values())
 _MEBIBYTE = 1 << 20
 
 
 def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Device, Reading]:
     """The status' figures of each GPU and GPU instance; `active`: as `activity` has it."""
-    temperature, power, memory = (
-        {
-            device: value
-            for subject, value in sample.values.get(number, ())
-            if (device := device_of(subject.entity)) is not None
-        }
-        for number in (_TEMPERATURE, _POWER, FB_USED)
+    found: dict[Device, dict[str, Any]] = defaultdict(
+        dict, {device: {"utilization": round(100.0 * part, 1)} for device, part in active.items()}
     )
-    return {
-        device: Reading(
-            utilization=round(100.0 * active[device], 1) if device in active else None,
-            temperature=temperature.get(device),
-            power=round(power[device], 1) if device in power else None,
-            memory=int(memory[device]) * _MEBIBYTE if device in memory else None,
-        )
-        for device in active.keys() | temperature.keys() | power.keys() | memory.keys()
-    }
+    for name, number in _FIGURES.items():
+        for subject, value in sample.values.get(number, ()):
+            device = device_of(subject.entity)
+            if device is not None:
+                scaled = int(value) * _MEBIBYTE if name == "memory" else round(value, 1)
+                found[device][name] = scaled
+    return {device: Reading(**figures) for device, figures in found.items()}
 
 
 class _Hold(Struct, frozen=True):

@@ -26,6 +26,7 @@ from nodeagent.metrics.samples import Node, SampleSet, Slice, Subject, Value
 from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
 from nodeagent.metrics.sources import Happening
 from nodeagent.telemetry.samples import SampleBatch
+from nodeagent.views.node_state import CLOCK_REASONS
 
 _NVLINK_XID = 74
 _NO_ERROR = (("err_code", "0"), ("err_msg", "No Error"))
@@ -34,10 +35,6 @@ _NO_ERROR = (("err_code", "0"), ("err_msg", "No Error"))
 _Counted = tuple[Happening, Subject, int]  # what of whom, and how often
 _WINDOW = 300.0  # seconds, as dcgm-exporter has it
 _WINDOW_LABEL = ("window_size_in_ms", "300000")
-_CLOCK_EVENTS = (  # by the number of their bit
-    *("gpu_idle", "clocks_setting", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal"),
-    *("hw_thermal", "hw_power_brake", "display_clocks"),
-)
 
 
 class EventValues:
@@ -146,7 +143,7 @@ class EventValues:
 def _clock_events(found: SampleBatch) -> Iterator[_Counted]:
     for sample in found.samples.values():
         for whole, bits in sample.values.get(CLOCK_EVENT_REASONS, ()):
-            for number, name in enumerate(_CLOCK_EVENTS):
+            for number, name in enumerate(CLOCK_REASONS):
                 if int(bits) >> number & 1:
                     subject = Subject(whole.entity, (("clock_event", name), _WINDOW_LABEL))
                     yield Happening.CLOCKS, subject, 1

@@ -62,17 +62,30 @@ _NOTHING_SEEN = ObservedNode()
 FOR_CLAIMS = "no plan: the GPUs are for claims"
 
 
+CLOCK_REASONS = (  # why clocks are lower just now, by the number of NVML's bit
+    *("gpu_idle", "clocks_setting", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal"),
+    *("hw_thermal", "hw_power_brake", "display_clocks"),
+)
+
+
 class Reading(Struct, frozen=True):
     """What was sampled last of a GPU or a GPU instance; None: not read.
 
-    `utilization` in percent, `temperature` in degrees Celsius, `power` in watts, `memory`: bytes
-    used.
+    `utilization` in percent, temperatures in degrees Celsius, powers in watts, `memory`: bytes
+    used, clocks in MHz, `clock_reasons`: bits of CLOCK_REASONS, ECC errors since the driver's load.
     """
 
     utilization: float | None = None
     temperature: float | None = None
     power: float | None = None
     memory: int | None = None
+    slowdown_temperature: float | None = None
+    power_limit: float | None = None
+    sm_clock: float | None = None
+    memory_clock: float | None = None
+    clock_reasons: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
 
 
 class NodeState(Struct, frozen=True):
@@ -87,7 +100,7 @@ class NodeState(Struct, frozen=True):
     are the node's MPS daemons. `cluster` is None for a node without one, `health` where it is not
     watched, `claims` where none are served. `less_offered`: why GPUs offer less to claims than they
     could; `free_shares`, by UUID, what is left of those that they share. `readings` are by the UUID
-    of the GPU and the id of the GPU instance, None for the GPU as a whole.
+    of the GPU and the id of the GPU instance, None for the GPU as a whole. `started_at`: the agent.
     """
 
     node: str
@@ -111,6 +124,7 @@ class NodeState(Struct, frozen=True):
     less_offered: tuple[Problem, ...] = ()
     free_shares: Mapping[str, FreeShare] = field(default_factory=dict)
     readings: Mapping[tuple[str, int | None], Reading] = field(default_factory=dict)
+    started_at: datetime | None = None
 
     @property
     def unread(self) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from msgspec import structs
 
+from nodeagent import __version__
 from nodeagent.health.findings import Finding, Moment, in_order, worst
 from nodeagent.health.reporting import of_gpu
 from nodeagent.health.state import HealthState
@@ -21,7 +23,7 @@ from nodeagent.views.devices import devices_by_uuid, gpu_of
 from nodeagent.views.headline import headline, troubles
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.mps import daemon_shapes
-from nodeagent.views.node_state import NodeState, Reading
+from nodeagent.views.node_state import CLOCK_REASONS, NodeState, Reading
 from nodeagent.views.plan_report import mode_shape
 from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.text import time_json
@@ -42,6 +44,8 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     remedies = HealthRemedies(state.node, in_cluster, state.observed)
     report = status_shapes.Status(
         node=state.node,
+        version=__version__,
+        started_at=time_json(state.started_at) if state.started_at else "",
         headline=headline(state, in_cluster=in_cluster),
         troubles=[t for t in troubles(state, remedies) if gpu is None or t.gpu in ("", gpu)],
         phase=state.phase,
@@ -57,7 +61,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         gpus=[
             _gpu(
                 g,
-                state.readings,
+                state,
                 _health(g, state.health, remedies),
                 state.free_shares.get(g.uuid),
             )
@@ -83,14 +87,19 @@ def _concerns(claim: Claim, gpu: str | None) -> bool:
 
 _Readings = Mapping[tuple[str, int | None], Reading]
 _NOT_READ = Reading()
+_FIGURES = (  # that are shown as they were read
+    *("temperature", "slowdown_temperature", "power", "power_limit", "sm_clock", "memory_clock"),
+    *("ecc_corrected", "ecc_uncorrected"),
+)
 
 
 def _gpu(
-    gpu: Gpu, readings: _Readings, health: status_shapes.Health, free: FreeShare | None
+    gpu: Gpu, state: NodeState, health: status_shapes.Health, free: FreeShare | None
 ) -> status_shapes.Gpu:
     answers = gpu.access is Access.OK
-    found: _Readings = readings if answers else {}
+    found: _Readings = state.readings if answers else {}
     whole = found.get((gpu.uuid, None), _NOT_READ)
+    bits = whole.clock_reasons
     seen = gpu.instances if answers else tuple(map(_last_seen, gpu.instances))
     return status_shapes.Gpu(
         index=gpu.index,
@@ -104,8 +113,11 @@ def _gpu(
         numa_node=gpu.numa_node,
         nvlink=nvlink_shape(gpu),
         utilization=utilization(gpu, found),
-        temperature=whole.temperature,
-        power=whole.power,
+        **{name: getattr(whole, name) for name in _FIGURES},
+        clock_reasons=None
+        if bits is None
+        else [word for bit, word in enumerate(CLOCK_REASONS) if bits >> bit & 1],
+        xids=_xids(state.health, gpu.uuid) if state.health else None,
         slots=Card.of(gpu).slots,
         instances=[
             entry
@@ -119,6 +131,14 @@ def _gpu(
         else None,
         health=health,
     )
+
+
+def _xids(health: HealthState, uuid: str) -> dict[str, int]:
+    found = Counter[str]()
+    for xid in health.xids:
+        if xid.gpu == uuid:
+            found[str(xid.xid)] += xid.count
+    return dict(found)
 
 
 def utilization(gpu: Gpu, readings: _Readings) -> float | None:

@@ -109,6 +109,14 @@ class Gpu(Shape, frozen=True, kw_only=True):
     utilization: Utilization | None = None
     temperature: Annotated[float, Meta(description="degrees Celsius")] | None = None
     power: Annotated[float, Meta(description="watts")] | None = None
+    slowdown_temperature: Annotated[float, Meta(description="where it slows down")] | None = None
+    power_limit: Annotated[float, Meta(description="watts, the one in force")] | None = None
+    sm_clock: Annotated[float, Meta(description="MHz")] | None = None
+    memory_clock: Annotated[float, Meta(description="MHz")] | None = None
+    clock_reasons: Annotated[list[str], Meta(description="why clocks are lower")] | None = None
+    ecc_corrected: Annotated[int, Meta(description="since the driver's load")] | None = None
+    ecc_uncorrected: Annotated[int, Meta(description="since the driver's load")] | None = None
+    xids: Annotated[dict[str, int], Meta(description="how often, by number")] | None = None
     slots: Annotated[int, Meta(description="memory slices of the card")]
     instances: list[Instance]
     users: list[User]
@@ -119,6 +127,8 @@ class Gpu(Shape, frozen=True, kw_only=True):
 
 class Status(Shape, frozen=True, kw_only=True):
     node: str
+    version: Annotated[str, Meta(description="the agent's")]
+    started_at: Annotated[shapes.Time, Meta(description="when the agent started")] = ""
     headline: shapes.Headline
     troubles: Annotated[
         list[shapes.Trouble], Meta(description="all that needs a hand, the worst first")

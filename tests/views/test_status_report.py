@@ -234,7 +234,7 @@ def _at_work(*read: tuple[str, int | None, Reading]) -> list[dict[str, Any]]:
 
 
 def test_what_was_sampled_is_shown() -> None:
-    of_gpu = Reading(37.5, 64, 412.3, 5 << 30)
+    of_gpu = Reading(37.5, 64, 412.3, 5 << 30, power_limit=700.0, clock_reasons=0x44)
     gpu, lost = _at_work(
         ("GPU-0", None, of_gpu), ("GPU-0", 1, Reading(90.0)), ("GPU-1", None, of_gpu)
     )
@@ -244,8 +244,9 @@ def test_what_was_sampled_is_shown() -> None:
         "power": 412.3,
         "memory": {"total": 80 << 30, "used": 5 << 30},
     }
+    assert (gpu["powerLimit"], gpu["clockReasons"]) == (700.0, ["power_cap", "hw_thermal"])
     assert gpu["instances"][0]["utilization"] == 90.0
-    assert not {"utilization", "temperature", "power", "memory"} & lost.keys()
+    assert not {"utilization", "temperature", "power", "powerLimit", "memory"} & lost.keys()
 
 
 def test_with_mig_the_instances_make_the_gpus_utilization() -> None:
