@@ -32,7 +32,7 @@ SIMULATOR = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
 SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["security.md", "reliability.md"])
+@pytest.mark.parametrize("name", ["security.md", "developers/reliability.md"])
 def test_the_tests_that_a_page_names_are_there(name: str) -> None:
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
@@ -127,8 +127,17 @@ def test_commands_in_the_pages_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_in_the_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", text):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in _anchors(file), f"{target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings: in small letters, blanks as hyphens, no punctuation."""
+    headings = re.findall(r"^##+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -259,14 +259,6 @@ def test_the_page_is_up_to_date() -> None:
     assert set(re.findall(r"`([A-Z]+)`", HEAD)) == PLACEHOLDERS
 
 
-def test_the_pages_links_lead_to_headings() -> None:
-    """As GitHub makes anchors of them: in small letters, blanks as hyphens."""
-    text = page()
-    headings = re.findall(r"^##+ `?(.*?)`?$", text, re.MULTILINE)
-    anchors = {heading.lower().replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors
-
-
 # --- looking one up -------------------------------------------------------------------------------
 
 
