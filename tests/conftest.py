@@ -103,6 +103,15 @@ def pytest_timeout_cancel_timer() -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """The limit anew for the teardown: pytest-timeout ends it with the first failure of a test."""
+    if isinstance(node, pytest.Item):
+        settings = pytest_timeout._get_item_settings(node)
+        if settings.timeout:
+            pytest_timeout_set_timer(node, settings)
+
+
 # --- what is seen of a failure ------------------------------------------------------------------
 
 

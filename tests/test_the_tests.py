@@ -114,8 +114,7 @@ async def test_that_does_not_end():
 def test_daemons_end_with_their_run(
     tmp_path: Path, end: Callable[[subprocess.Popen[bytes]], None]
 ) -> None:
-    conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
-    (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (tmp_path / "test_case.py").write_text(CASE)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop(PRESENT)
@@ -137,8 +136,7 @@ def test_daemons_end_with_their_run(
 
 
 def test_the_exit_code_is_that_of_the_tests(tmp_path: Path) -> None:
-    conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
-    (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     run = run_of(tmp_path, "def test_fails():\n    assert False\n")
     assert run.returncode == 1
     assert run.stdout.count("1 failed") == 1
@@ -173,8 +171,7 @@ def test_hangs():
 
 
 def test_a_run_that_is_ended_names_what_failed(tmp_path: Path) -> None:
-    conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
-    (tmp_path / "conftest.py").write_text(conftest.replace("STUCK = 60.0", "STUCK = 0.1"))
+    (tmp_path / "conftest.py").write_text(CONFTEST.replace("STUCK = 60.0", "STUCK = 0.1"))
     run = run_of(tmp_path, HANGS, "-o", "timeout=0.5")
     assert run.returncode == 1
     assert "assert (6 * 7) == 54" in run.stdout
@@ -182,10 +179,35 @@ def test_a_run_that_is_ended_names_what_failed(tmp_path: Path) -> None:
     assert run.stderr.endswith("Failed so far:\ntest_case.py::test_fails\n")
 
 
+TEARDOWN_HANGS = """
+import time, pytest
+
+@pytest.fixture
+def held():
+    yield
+    time.sleep(3600)
+
+def test_fails(held):
+    assert 6 * 7 == 54
+
+def test_is_slow(held):
+    time.sleep(3600)
+
+def test_after(): pass
+"""
+
+
+def test_a_teardown_that_hangs_after_a_failure_ends(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    run = run_of(tmp_path, TEARDOWN_HANGS, "-o", "timeout=0.5")
+    assert "assert (6 * 7) == 54" in run.stdout
+    assert run.stdout.count("\nE       Failed: Timeout (>0.5s)") == 3
+    assert re.search(r"2 failed, 1 passed, 2 errors in", run.stdout)
+
+
 def test_a_part_says_how_it_ended_and_what_failed(tmp_path: Path) -> None:
     """With the options of `make test`: nothing of what passes but their number."""
-    conftest = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
-    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     makefile = Path(__file__).parents[1].joinpath("Makefile").read_text(encoding="utf-8")
     (options,) = re.findall(r"^QUIET .*LABELLED\),(.*)\)$", makefile, re.MULTILINE)
     cases = "def test_a(): pass\ndef test_b(): assert 6 * 7 == 54\ndef test_c(): pass\n"
