@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -23,18 +23,18 @@ from nodeagent.cli.agent_client import (
 )
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import MIN_HEIGHT, Output, complain, json_text
+from nodeagent.cli.watch import INTERVAL, away, watch
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.events_page import events_page
 from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.mps_page import clients_page, daemons_page
-from nodeagent.terminal.page import Json, Line, Span, Tone, at_most, line, screen, wrapped
+from nodeagent.terminal.page import Json, Line, line
 from nodeagent.terminal.status_page import problems_page, status_page
 from nodeagent.text import listed, quote
 
 _STATUS = "/v1/status"
 _LAST_HOUR = "/v1/events?within=3600"
-_WATCH_INTERVAL = 1.0  # seconds between two requests while watching
 _SAMPLED = frozenset(  # of a GPU
     {"utilization", "temperature", "power", "memory", "smClock", "memoryClock", "clockReasons"}
 )
@@ -75,7 +75,7 @@ def run_status(options: Namespace, output: Output) -> ExitCode:
         output.document({key: status[key] for key in _PROBLEMS if key in status})
     else:
         if output.is_text:
-            output.page(_page(address, status, options.one_gpu, output, MIN_HEIGHT))
+            output.page(_page(address, status, options.one_gpu, output))
         output.document(status)
     severities = {trouble["severity"] for trouble in status.get("troubles", ())}
     code = next((code for worst, code in _CODES.items() if worst in severities), ExitCode.DONE)
@@ -123,20 +123,20 @@ def _ask(address: AgentAddress, gpu: str | None) -> Json:
     return {**found, "gpus": one}
 
 
-def _page(
-    address: AgentAddress, status: Json, gpu: str | None, output: Output, least: int = 0
-) -> tuple[Line, ...]:
-    """The status of all GPUs or of one, with the events of the last hour, where the agent still
-    answers; a terminal counts as `least` rows high, at least.
-    """
-    events: Sequence[Json] = ()
-    with suppress(NodeagentError):
-        events = _of_gpu(get_list(address, _LAST_HOUR), status, gpu)
-    if gpu is None:
-        width, height = output.room
-        return status_page(status, width, max(height, least), events)
+def _page(address: AgentAddress, status: Json, gpu: str | None, output: Output) -> tuple[Line, ...]:
+    """The status of all GPUs or of one; a terminal counts as MIN_HEIGHT rows high, at least."""
+    events = _lately(address, status, gpu)
+    if gpu is not None:
+        return gpu_page(status, output.width, events)
+    width, height = output.room
+    return status_page(status, width, max(height, MIN_HEIGHT), events)
 
-    return gpu_page(status, output.width, events)
+
+def _lately(address: AgentAddress, status: Json, gpu: str | None) -> Sequence[Json]:
+    """The events of the last hour, where the agent still answers."""
+    with suppress(NodeagentError):
+        return _of_gpu(get_list(address, _LAST_HOUR), status, gpu)
+    return ()
 
 
 def _of_gpu(events: Sequence[Json], status: Json, gpu: str | None) -> Sequence[Json]:
@@ -150,7 +150,7 @@ def _of_gpu(events: Sequence[Json], status: Json, gpu: str | None) -> Sequence[J
 def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
     """Every new picture; one JSON document a line where a program reads."""
     if output.is_text and output.painted:
-        _redraw(address, gpu, output)
+        watch(partial(_ask, address), partial(_lately, address), gpu, output)
         return
     last: object = None
     for status, failure in _answers(address, gpu):
@@ -158,7 +158,7 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
             continue
         last = known
         if output.is_text:
-            page = failure or _page(address, status, gpu, output, MIN_HEIGHT)
+            page = failure or _page(address, status, gpu, output)
             output.page((*page, ()))
         elif output.format == "json":
             output.text(json_text(status) + "\n")
@@ -167,21 +167,6 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
             output.document(status)
         if output.closed:
             return
-
-
-def _redraw(address: AgentAddress, gpu: str | None, output: Output) -> None:
-    """The page on the whole terminal, drawn anew when anything on it changes, or the terminal."""
-    last: object = None
-    more = f"nodeagent status --gpu {gpu} shows all"
-    with screen(sys.stdout) as show:
-        for status, failure in _answers(address, gpu):
-            width, height = output.room
-            page = failure or _page(address, status, gpu, output)
-            if (page, width, height) != last:
-                last = page, width, height
-                fitting = at_most(page, height, width, keep=2, more=more)
-                rows = wrapped(fitting, width)
-                show(output.drawable(rows[:height]))
 
 
 def _answers(address: AgentAddress, gpu: str | None) -> Iterator[tuple[Json, tuple[Line, ...]]]:
@@ -196,10 +181,10 @@ def _answers(address: AgentAddress, gpu: str | None) -> Iterator[tuple[Json, tup
             if first:
                 raise
             status = {"phase": "unknown", "problems": [{"message": error.message}]}
-            answer = status, (line(Span(error.message, Tone.BAD)), line(f"  {error.remedy}"))
+            answer = status, away(error)
         first = False
         yield answer
-        time.sleep(_WATCH_INTERVAL)
+        time.sleep(INTERVAL)
 
 
 def _lasting(status: Json) -> Json:

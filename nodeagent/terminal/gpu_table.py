@@ -65,7 +65,8 @@ def _length(spans: Line) -> int:
 
 def _index(gpu: Json) -> Line:
     sick = not (status_words.answers(gpu) and status_words.is_well(gpu))
-    return (Span(f"{gpu['index']:>3}"), Span(f"{_UNHEALTHY if sick else ' '} ", Tone.BAD))
+    mark = ">" if gpu.get("marked") else " "  # by the keys of --watch
+    return (Span(f"{mark}{gpu['index']:>2}"), Span(f"{_UNHEALTHY if sick else ' '} ", Tone.BAD))
 
 
 # --- what was read --------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from nodeagent.text import index_ranges
 
@@ -75,8 +74,6 @@ _STYLES = {
     Tone.WARNING: _YELLOW,
     Tone.BAD: f"{_BOLD};{_RED}",
 }
-_ALTERNATE_SCREEN, _NORMAL_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # and cursor
-_CLEAR = "\x1b[H\x1b[J"
 
 
 def painted(lines: Iterable[Line]) -> str:
@@ -86,23 +83,6 @@ def painted(lines: Iterable[Line]) -> str:
 
 def _painted(text: str, tone: Tone) -> str:
     return f"\x1b[{_STYLES[tone]}m{text}\x1b[0m" if text and tone in _STYLES else text
-
-
-@contextmanager
-def screen(terminal: TextIO) -> Iterator[Callable[[Iterable[Line]], None]]:
-    """Take the whole terminal, and restore it at the end; each call of the result shows a page."""
-
-    def show(lines: Iterable[Line]) -> None:
-        # No newline at the end, which would move the page up.
-        terminal.write(_CLEAR + painted(lines).removesuffix("\n"))
-        terminal.flush()
-
-    terminal.write(_ALTERNATE_SCREEN)
-    try:
-        yield show
-    finally:
-        terminal.write(_NORMAL_SCREEN)
-        terminal.flush()
 
 
 # --- rows -----------------------------------------------------------------------------------------

@@ -314,27 +314,6 @@ def _all_of(terminal: int) -> bytes:
     return shown
 
 
-def test_watch_redraws_a_terminal_and_gives_it_back(program: Program) -> None:
-    with answering(json.dumps(STATUS).encode()) as (where, _):
-        ours, theirs = pty.openpty()
-        words = ("status", "--watch", "--listen", where)
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
-        environment.pop("NO_COLOR", None)
-        with program.process(
-            *words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-        ) as process:
-            os.close(theirs)
-            shown = b""
-            while b"End it" not in shown:
-                shown += os.read(ours, 4096)
-            process.send_signal(signal.SIGINT)
-            shown += _all_of(ours)
-    assert process.returncode == 130
-    assert b"\x1b[?1049h" in shown  # the other screen
-    assert shown.index(b"Blocked") < shown.index(b"\x1b[?1049l")
-    assert b"Traceback" not in shown
-
-
 def test_what_ails_a_gpu_is_shown(program: Program) -> None:
     findings = [
         {
