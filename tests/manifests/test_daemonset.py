@@ -99,7 +99,7 @@ def test_the_pod_reaches_the_hosts_systemd(name: str) -> None:
 @pytest.mark.parametrize("taint", [CHANGING, UNHEALTHY, "nvidia.com/gpu", "gpu"])
 def test_the_agent_comes_back_to_a_tainted_node(taint: str) -> None:
     """An agent that ended while its own taint is on the Node has to come back to remove it; the
-    others are those of GPU pools (docs/around-a-change.md).
+    others are those of GPU pools (docs/tasks.md).
     """
     tolerated = ((one.get("key", taint), one["effect"]) for one in POD["tolerations"])
     assert (taint, "NoSchedule") in tolerated

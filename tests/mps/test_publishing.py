@@ -84,7 +84,7 @@ def test_slots_that_make_no_file(slot: str) -> None:
 
 
 def test_the_page_for_users() -> None:
-    page = Path(__file__).parents[2] / "docs/mps-clients.md"
+    page = Path(__file__).parents[2] / "docs/mps.md"
     written = re.findall(r"\{name: ([A-Z_]+), value: \"?([^\"}]+)\"?\}", page.read_text())
     slot = wanted().sharing.slots[0]
     environment = client_environment(spec_of(wanted(), "GPU-..."), slot)
