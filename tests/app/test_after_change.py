@@ -22,7 +22,7 @@ env | cut -d= -f1 | sort | grep -v -e PWD -e SHLVL -e '^_$' | paste -sd' ' > "$h
 def settings_of_the_page(folder: Path, **more: object) -> str:
     """The page's settings, with the stand-in as the program that it names."""
     page = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
-    [block] = (one.body for one in blocks_of(page) if "after_change" in one.body)
+    block = next(one.body for one in blocks_of(page) if PROGRAM in one.body)
     settings = yaml.safe_load(block)
     command = settings["after_change"]["command"]
     assert command[0] == PROGRAM
