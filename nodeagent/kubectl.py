@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from argparse import SUPPRESS
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,8 +28,12 @@ DONE, FAILED, USAGE, BLOCKED, INTERRUPTED = 0, 1, 2, 3, 130  # the agent's own e
 _STATUS, _LAYOUT, _PLAN = (f"nodeagent.io/{key}" for key in ("status", "layout", "plan"))
 _CONDITIONS = ("GPUHealthy", "GPUPartitionsReady")
 _AGENTS = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
-_HEADER = ("NODE", "PHASE", "GPUS", "MIG USED", "IDLE", "FREE", "MPS READY", "AGE", "WORST")
+_HEADER = (
+    *("NODE", "PHASE", "GPUS", "MIG USED", "IDLE", "FREE", "MPS READY", "CLAIMS WAIT"),
+    *("AGE", "WORST"),
+)
 _DAMAGE = (ValueError, TypeError, OverflowError, RecursionError)  # of what an annotation holds
+_OUTAGE = re.compile("(?i)connect|timed? ?out|deadline|handshake|eof|unable to|etcd|no json")
 
 _Kind = TypeVar("_Kind")
 
@@ -60,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     cluster = argparse.ArgumentParser(add_help=False)
     for name in ("--context", "--kubeconfig"):
-        cluster.add_argument(name, default=argparse.SUPPRESS, help="as of kubectl")
+        cluster.add_argument(name, default=SUPPRESS, help="as of kubectl")
     words = "without a command: a table of the nodes with an agent, from their annotations"
     parser = argparse.ArgumentParser("kubectl nodeagent", description=words, parents=[cluster])
     parser.set_defaults(command=_table)
@@ -68,8 +73,12 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, words: str, run: object) -> argparse.ArgumentParser:
         added = commands.add_parser(name, parents=[cluster], help=words, allow_abbrev=False)
-        added.set_defaults(command=run, page=name, file=None)
+        added.set_defaults(command=run, page=name, file=None, given=[])
         added.add_argument("node", metavar="POD" if run is _why else "NODE")
+        if run is _in_pod:  # with a value, which is not NODE; flags may come as they are
+            for names in (("-o", "--output"), ("--gpu",), ("-c", "--configuration"), ("--reset",)):
+                taken = f"{names[-1]}={{}}".format
+                added.add_argument(*names, action="append", type=taken, dest="given", help=SUPPRESS)
         return added
 
     why = command("why", "what keeps a pod: its claims, its Events, its node", _why)
@@ -87,7 +96,7 @@ def _run(options: argparse.Namespace, *words: str, **io: Any) -> subprocess.Comp
     chosen = (f"--{n}={getattr(options, n)}" for n in ("context", "kubeconfig") if n in options)
     command = ["kubectl", *chosen, *words]
     try:
-        return subprocess.run(command, check=False, stderr=subprocess.PIPE, **io)
+        return subprocess.run(command, check=False, **{"stderr": subprocess.PIPE, **io})
     except OSError as error:
         message = f"kubectl cannot be started: {error.strerror}"
         remedy = "have it in PATH: https://kubernetes.io/docs/tasks/tools/"
@@ -123,7 +132,9 @@ def _in_pod(options: argparse.Namespace) -> int:
         remedy = f"see kubectl get pods -A -o wide -l {_AGENTS}"
         raise PluginError(f"the agent's pod on node {node} {state}", remedy)
     pod = ("-n", running[-1]["namespace"], "-c", "nodeagent", running[-1]["name"])
-    command = ("--", "nodeagent", options.page, *file, *options.others)
+    command = ("--", "nodeagent", options.page, *file, *options.given, *options.others)
+    if "--watch" in options.others and os.isatty(0) and os.isatty(1):  # it has keys
+        return _run(options, "exec", "-it", *pod, *command, stderr=None).returncode
     done = _run(options, "exec", *(file and ("-i",)), *pod, *command, stdin=stdin)
     for line in done.stderr.decode(errors="replace").splitlines():
         if not line.startswith("command terminated with exit code"):  # which is handed on
@@ -136,7 +147,15 @@ def _wait(options: argparse.Namespace) -> int:
     end = time.monotonic() + options.timeout
     see = f"see kubectl nodeagent status {options.node}"
     while True:
-        node = _asked(options, "get", "node", options.node)["metadata"]
+        left = end - time.monotonic()
+        limit = f"--request-timeout={max(1, round(left))}s"
+        try:
+            node = _asked(options, "get", "node", options.node, limit)["metadata"]
+        except PluginError as error:
+            if left <= 0 or not _OUTAGE.search(error.args[0]):
+                raise
+            time.sleep(min(1.0, left))
+            continue
         plan = _wanted(options, node.get("annotations", {}))
         status, refused, said = {}, {}, "the status annotation is damaged"
         with suppress(*_DAMAGE):
@@ -151,7 +170,7 @@ def _wait(options: argparse.Namespace) -> int:
         if ours and phase == "InSync":
             print(_escaped(f"node {options.node} is as plan {digest} says"))
             return DONE
-        if (left := end - time.monotonic()) <= 0:
+        if left <= 0:
             state = f"{phase}: {said}" if ours else f"at {digest or 'no plan'}"
             code = BLOCKED if ours and phase == "Blocked" else FAILED
             raise PluginError(f"node {options.node} is not as plan {plan} says: {state}", see, code)
@@ -224,7 +243,7 @@ def _table(options: argparse.Namespace) -> int:
         try:
             *cells, severity, worst = _cells(annotations, conditions, now)
         except _DAMAGE:
-            cells, severity = ["?"] * 7, "damaged"
+            cells, severity = ["?"] * 8, "damaged"
             worst = f"{_STATUS} or {_LAYOUT} is not what an agent writes"
         ready = conditions.get("Ready", {})
         if ready.get("status") != "True":
@@ -245,7 +264,7 @@ def _cells(annotations: Any, conditions: Mapping[str, Any], now: datetime) -> tu
     if _STATUS not in annotations:  # before the agent's first look at the GPUs
         known = [conditions[name] for name in _CONDITIONS if name in conditions]
         bad = next((one for one in known if one.get("status") != "True"), known[-1])
-        return *("?" * 7), "unknown", str(bad.get("message", ""))
+        return *("?" * 8), "unknown", str(bad.get("message", ""))
     status = _a(dict, json.loads(annotations[_STATUS]))
     cut = _a(dict, status.get("more", {}))
     more, more_daemons = ("+" if name in cut else "" for name in ("gpus", "mps"))
@@ -264,6 +283,7 @@ def _cells(annotations: Any, conditions: Mapping[str, Any], now: datetime) -> tu
         f"{len(devices) - used}{more}",
         f"{free}{'+' if 'more' in layout else ''}" if layout else "-",
         f"{ready}/{len(daemons)}{more_daemons}" if daemons or more_daemons else "-",
+        str(_a(int, status["claimsWaiting"])) if "claimsWaiting" in status else "-",
         _age(int(passed.total_seconds())),
         *_headline(status),
     )

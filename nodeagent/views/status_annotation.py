@@ -14,6 +14,7 @@ from typing import Any, Final
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.users import as_used
+from nodeagent.views.claims import Claim, ClaimPhase
 from nodeagent.views.devices import mig_devices
 from nodeagent.views.mps import daemon_shapes
 from nodeagent.views.node_state import NodeState, Phase
@@ -51,6 +52,8 @@ def status_content(state: NodeState, worst: Headline) -> Json:
         content["message"] = shortened(state.sentence, most=_MESSAGE)
     if state.refusal:
         content["rejected"] = _rejected(state.refusal)
+    if state.claims is not None:
+        content["claimsWaiting"] = sum(_waits(claim) for claim in state.claims)
     content |= {"gpus": [], "mps": [], "problems": []}
     return content | _lists(state, MAX_BYTES - json_size(content) - _TIME - _MORE)
 
@@ -130,6 +133,11 @@ def _lists(state: NodeState, room: int) -> Json:
     if any(left_out.values()):
         content["more"] = {what: count for what, count in left_out.items() if count}
     return content
+
+
+def _waits(claim: Claim) -> bool:
+    """Whether the claim, or its release, waits for a hand; an attempt that runs changes nothing."""
+    return claim.refusal is not None or claim.phase is ClaimPhase.UNREADABLE
 
 
 def _problem(problem: Problem) -> Json:

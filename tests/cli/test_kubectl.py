@@ -118,10 +118,11 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
     starting.append({"type": "GPUPartitionsReady", "status": "True", "message": "as planned"})
     late = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
     damaged = {"7-none": "{}", "8-cut": '{"phase"', "9-list": STATUS | {"gpus": [1]}}
+    damaged["9-many"] = STATUS | {"claimsWaiting": "\x1b"}
     items = [
         node("6-new", conditions=starting),
         node("2-bad", bad, **layout(LAYOUT | {"more": 1})),
-        node("1-used", STATUS, **layout()),
+        node("1-used", STATUS | {"claimsWaiting": 2}, **layout()),
         node("3-well", well | {"mps": []}),
         node("4-late", well, late),
         node("5-none"),
@@ -133,11 +134,11 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
     header, *rows, counted = shown.stdout.splitlines()
     assert header.split("  ")[0] == "NODE"
     cells = [[c.strip() for c in row.split("  ") if c.strip()] for row in rows]
-    assert [row[:7] for row in cells[:4]] == [
-        ["1-used", "Blocked", "2", "2", "1", "2", "1/2"],
-        ["2-bad", "Blocked", "2+", "2+", "1+", "2+", "1/2"],
-        ["3-well", "InSync", "2", "2", "1", "-", "-"],
-        ["4-late", "InSync", "2", "2", "1", "-", "1/2"],
+    assert [row[:8] for row in cells[:4]] == [
+        ["1-used", "Blocked", "2", "2", "1", "2", "1/2", "2"],
+        ["2-bad", "Blocked", "2+", "2+", "1+", "2+", "1/2", "-"],
+        ["3-well", "InSync", "2", "2", "1", "-", "-", "-"],
+        ["4-late", "InSync", "2", "2", "1", "-", "1/2", "-"],
     ]
     assert rows[0].endswith("  warning: Something is in use.")
     assert rows[1].endswith(f"  error: {long}\\x1b[2J\\u202e")
@@ -150,7 +151,7 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
             "nodeagent.io/status or nodeagent.io/layout is not what an agent writes"
         )
     assert counted == (
-        "9 nodes with an agent (4 damaged, 1 error, 1 not Ready, 1 ok, 1 unknown, 1 warning), "
+        "10 nodes with an agent (5 damaged, 1 error, 1 not Ready, 1 ok, 1 unknown, 1 warning), "
         "1 without"
     )
 
@@ -186,13 +187,13 @@ def test_a_page_of_the_agent_beside_it(run: Run, tmp_path: Path) -> None:
     shown = run("plan", "n1", "-f", str(plan), "-o", "json", getpods=pods, exec="the page\n")
     assert (shown.returncode, shown.stdout, shown.stderr) == (3, "the page\n", "one\\x1b[1m word\n")
     assert (tmp_path / "stdin").read_text() == "version: v1\n"
-    run("status", "n1", "--problems")
+    run("status", "-o", "json", "--problems", "--gpu", "3", "n1")
     assert (tmp_path / "stdin").read_text() == ""
     assert (tmp_path / "asked").read_text().splitlines() == [
         f"get pods {AGENTS} --field-selector spec.nodeName=n1 -o json",
-        "exec -i -n gpus -c nodeagent agent-x -- nodeagent plan -f - -o json",
+        "exec -i -n gpus -c nodeagent agent-x -- nodeagent plan -f - --output=json",
         f"get pods {AGENTS} --field-selector spec.nodeName=n1 -o json",
-        "exec -n gpus -c nodeagent agent-x -- nodeagent status --problems",
+        "exec -n gpus -c nodeagent agent-x -- nodeagent status --output=json --gpu=3 --problems",
     ]
 
 
@@ -252,6 +253,26 @@ def test_waiting_ends_when_the_agent_is_done(run: Run, tmp_path: Path) -> None:
     stand_in.write_text(script)
     shown = run("wait", "n1", "--digest", DIGEST, getnoden1=asked_once(STATUS))
     assert (shown.returncode, later.exists()) == (0, False)
+
+
+def test_an_outage_is_waited_out(run: Run, tmp_path: Path) -> None:
+    """What another try does not mend ends it at once, and so does the end of the time."""
+    stand_in, script = tmp_path / "kubectl", STAND_IN.replace("no context", "$(cat refused)")
+    refused = tmp_path / "refused"
+    refused.write_text("The connection to the server 127.0.0.1:6443 was refused")
+    stand_in.write_text(script + "exit\n")
+    wait = ("wait", "n1", "--digest", DIGEST, "--timeout")
+    over = run(*wait, "0")
+    assert (over.returncode, "get node failed: The connection to" in over.stderr) == (1, True)
+    done = json.dumps(asked_once(STATUS | {"phase": "InSync"}))
+    (tmp_path / "later.json").write_text(done)
+    again = "if [ -f refused2 ]; then mv later.json getnoden1.json; else touch refused2; fi\n"
+    stand_in.write_text(script.replace("for word; do case", f"{again}for word; do case"))
+    assert run(*wait, "60").returncode == 0
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3
+    (tmp_path / "getnoden1.json").unlink()
+    refused.write_text('Error from server (NotFound): nodes "n1" not found')
+    assert "not found" in run(*wait, "60").stderr
 
 
 def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from nodeagent.plan.observed import (
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
+from nodeagent.views.claims import Claim, ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
 from nodeagent.views.status_annotation import (
@@ -95,6 +96,23 @@ def test_a_node_without_gpus_and_a_card_without_mig() -> None:
 
 
 # --- when it changes ------------------------------------------------------------------------------
+
+
+def test_claims_that_wait_are_counted() -> None:
+    """Also while the next attempt at a refused one runs, so that attempts write nothing anew."""
+    refusal = Problem(code=Code.IN_USE, message="in use")
+    claims = tuple(
+        Claim(uid=str(n), phase=phase, pods=[], devices=[], refusal=found, problems=[])
+        for n, (phase, found) in enumerate((
+            (ClaimPhase.WAITING, refusal),
+            (ClaimPhase.RELEASING, refusal),
+            (ClaimPhase.UNREADABLE, None),
+            (ClaimPhase.WAITING, None),
+            (ClaimPhase.READY, None),
+        ))
+    )  # fmt: skip
+    assert content_of(replace(IN_SYNC, claims=claims))["claimsWaiting"] == 3
+    assert content_of(replace(IN_SYNC, claims=()))["claimsWaiting"] == 0
 
 
 def test_the_text_is_compact_and_has_its_moment() -> None:
