@@ -13,7 +13,7 @@ from math import isnan, nan
 
 from nodeagent.structs import Struct, field
 from nodeagent.views.node_state import Reading
-from nodeagent.views.shapes import GpuHistory, History
+from nodeagent.views.shapes import GpuSeries, History
 from nodeagent.views.text import time_json
 
 COLUMNS = 90
@@ -54,13 +54,13 @@ class _GpuRings(Struct):
                 ring[column % COLUMNS] = grown
         self.last = column
 
-    def shape(self, columns: range) -> GpuHistory:
+    def shape(self, columns: range) -> GpuSeries:
         def rounded(ring: array[float], unit: int = 1) -> list[int | None]:
             oldest, last = self.last - COLUMNS, self.last
             found = (ring[n % COLUMNS] if oldest < n <= last else nan for n in columns)
             return [None if isnan(value) else round(value) * unit for value in found]
 
-        return GpuHistory(
+        return GpuSeries(
             utilization=rounded(self.utilization),
             memory_used=rounded(self.memory, _MEBIBYTE),
             temperature=rounded(self.temperature),

@@ -322,7 +322,7 @@ class Event(Shape, frozen=True, kw_only=True):
 
 
 # What a GPU did: a number for each column of time, the oldest first; null where nothing was read.
-class GpuHistory(Shape, frozen=True, kw_only=True):
+class GpuSeries(Shape, frozen=True, kw_only=True):
     utilization: Annotated[list[int | None], Meta(description="percent")]
     memory_used: Annotated[list[int | None], Meta(description="bytes")] = field(name="memory_used")
     temperature: Annotated[list[int | None], Meta(description="degrees Celsius")]
@@ -332,7 +332,7 @@ class GpuHistory(Shape, frozen=True, kw_only=True):
 class History(Shape, frozen=True, kw_only=True):
     interval: Annotated[float, Meta(description="seconds of a column")]
     end: Annotated[Time, Meta(description="of the last column, which still grows")]
-    gpus: Annotated[dict[str, GpuHistory], Meta(description="by UUID, all equally long")]
+    gpus: Annotated[dict[str, GpuSeries], Meta(description="by UUID, all equally long")]
 
 
 class Alive(Shape, frozen=True, kw_only=True):
