@@ -19,6 +19,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import time_text
 from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.cluster.keeper import Keeper, WriteIntervals
+from nodeagent.views.text import shortened
 
 _COMPONENT = "nodeagent"
 _MAX_MESSAGE = 1024  # characters; the API allows no more
@@ -174,9 +175,7 @@ class EventPublisher:
             self._known.popitem(last=False)
 
     def _body(self, name: str, event: NodeEvent, waiting: _Waiting) -> JsonObject:
-        message = event.message
-        if len(message) > _MAX_MESSAGE:
-            message = message[: _MAX_MESSAGE - 1] + "…"
+        message = shortened(event.message, most=_MAX_MESSAGE, command="nodeagent events")
         # As the kubelet writes it: `kubectl describe node` looks for the name as the uid too.
         about = event.about or ObjectReference("v1", "Node", "", self._node, self._node)
         reference = {"apiVersion": about.api_version, "kind": about.kind, "name": about.name}

@@ -14,7 +14,6 @@ from nodeagent.health.xid_findings import xid_evidence
 from nodeagent.health.xids import XidTable
 from nodeagent.structs import Struct
 
-_MAX_MESSAGE = 1024  # letters; a condition is for people
 _MAX_FINDINGS = 8
 
 
@@ -82,8 +81,7 @@ def _reason(findings: list[Finding]) -> str:
 def _message(gpus: Mapping[str, GpuHistory], findings: list[Finding]) -> str:
     shown = list(dict.fromkeys(f"{sentence(f, gpus)} ({f.action.value})" for f in findings))
     more = len(shown) - _MAX_FINDINGS
-    text = "; ".join(shown[:_MAX_FINDINGS]) + (f"; and {more} more" if more > 0 else "")
-    return text[:_MAX_MESSAGE]
+    return "; ".join(shown[:_MAX_FINDINGS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def sentence(finding: Finding, gpus: Mapping[str, GpuHistory]) -> str:

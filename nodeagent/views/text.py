@@ -106,6 +106,7 @@ def time_json(moment: datetime) -> str:
 
 
 _CUT = "…"
+ALL_PROBLEMS = "nodeagent status --problems"  # shows them in full
 
 
 def one_line(text: str) -> str:
@@ -115,15 +116,16 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def shortened(text: str, *, most: int) -> str:
-    """Cut text to one line of at most `most` characters; an ellipsis marks the cut. A command is
-    left out whole: half of it could be pasted.
+def shortened(text: str, *, most: int, command: str = "") -> str:
+    """Cut text to one line of at most `most` characters; an ellipsis marks the cut, and `command`
+    shows all of it. A command is left out whole: half of it could be pasted.
     """
     line = one_line(text)
     if len(line) <= most:
         return line
-    kept = line[: most - 1]
-    return (kept.rpartition("`")[0] if kept.count("`") % 2 else kept) + _CUT
+    mark = f"{_CUT}; in full: {command}" if command else _CUT
+    kept = line[: most - len(mark)]
+    return (kept.rpartition("`")[0] if kept.count("`") % 2 else kept) + mark
 
 
 def compact_json(value: object) -> str:

@@ -154,4 +154,4 @@ async def test_a_long_message_is_shortened(server: ApiServer, access: ClusterAcc
         await until(lambda: server.events)
     message = server.events[0]["message"]
     assert len(message) == 1024
-    assert message.endswith("x…")
+    assert message.endswith("x…; in full: nodeagent events")

@@ -168,12 +168,12 @@ def test_one_line() -> None:
         assert line == one_line(text), text
 
 
-@given(st.text(), st.integers(1, 50))
-def test_shortened_text_is_never_longer_than_allowed(text: str, most: int) -> None:
-    short = shortened(text, most=most)
+@given(st.text(), st.integers(30, 80), st.sampled_from(["", "nodeagent events"]))
+def test_shortened_text_is_never_longer_than_allowed(text: str, most: int, command: str) -> None:
+    short = shortened(text, most=most, command=command)
     assert len(short) <= most
     assert short.isprintable()
-    assert short == one_line(text) or short.endswith("…")
+    assert short == one_line(text) or short.endswith(command or "…")
 
 
 @given(st.lists(st.text()), st.integers(2, 200))

@@ -227,7 +227,7 @@ def test_no_command_is_cut() -> None:
     kill = f"`kill {' '.join(map(str, range(1000, 1100)))}`"
     problem = Problem(code=Code.IN_USE, message="in use", remedy=f"run `ps`, then {kill}")
     remedy = content_of(replace(IN_SYNC, problems=(problem,)))["problems"][0]["remedy"]
-    assert remedy == "run `ps`, then …"
+    assert remedy == "run `ps`, then …; in full: nodeagent status --problems"
 
 
 @settings(max_examples=30)

@@ -179,13 +179,15 @@ async def test_an_agent_that_ends_during_a_call(root: Path, claims: Claims) -> N
 
 # --- health ---------------------------------------------------------------------------------------
 
+CUT = "...; in full: nodeagent status --problems"
+
 
 @pytest.mark.parametrize(
     ("text", "sent"),
     [
         ("x" * 1024, "x" * 1024),
-        ("x" * 1025, "x" * 1021 + "..."),
-        ("ä" * 600, "ä" * 510 + "..."),  # 2 bytes each
+        ("x" * 1025, "x" * 983 + CUT),
+        ("ä" * 600, "ä" * 491 + CUT),  # 2 bytes each
         ("/run/\udcff", "/run/?"),  # a path with a byte that is not a text
     ],
     ids=["as long as it may be", "too long", "no half letters", "no text"],
