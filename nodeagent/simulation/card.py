@@ -52,8 +52,6 @@ class Card:
 
     def mig_uuid(self, instance: GpuInstance, compute: ComputeInstance) -> str:
         """The same place on the same board gives the same UUID (unless a switch says not)."""
-        if self._node.switches.old_mig_uuids:
-            return f"MIG-{self.identity.uuid}/{instance.id}/{compute.id}"
         fresh = compute.serial if self._node.switches.new_uuid_on_recreate else 0
         return self.identity.mig_uuid(instance.id, compute.id, fresh)
 
@@ -223,8 +221,7 @@ class Card:
 
     def _may_join(self, profile: GpuProfile) -> bool:
         present = [self.profile(i.profile) for i in self.state.instances]
-        switch = self._node.switches.old_driver_no_4g_with_3g
-        return geometry.may_join(profile, present, no_4g_with_3g=switch)
+        return geometry.may_join(profile, present)
 
     def _id_at(self, placement: InstancePlacement) -> int:
         return placement.mirrored_id if self.state.mirrored else placement.id

@@ -11,10 +11,8 @@ from typing import TypeVar
 
 from nodeagent.simulation.boards import (
     ALL_MEDIA_ENGINES,
-    FOUR_SLICES,
     MEDIA_EXTENSIONS,
     NO_MEDIA_ENGINES,
-    THREE_SLICES,
     GpuProfile,
     Slices,
 )
@@ -31,9 +29,7 @@ def occupied(instances: Iterable[Instance]) -> int:
     return taken
 
 
-def may_join(
-    profile: GpuProfile, present: Collection[GpuProfile], *, no_4g_with_3g: bool = False
-) -> bool:
+def may_join(profile: GpuProfile, present: Collection[GpuProfile]) -> bool:
     """Whether one more of `profile` is allowed beside GPU instances of those, were there room.
 
     Beside the number of each profile, the media engines limit: one +me a card (A30: over both
@@ -46,10 +42,7 @@ def may_join(
         return False
     if profile.kind in ALL_MEDIA_ENGINES and kinds - NO_MEDIA_ENGINES:
         return False
-    if kinds & ALL_MEDIA_ENGINES and profile.kind not in NO_MEDIA_ENGINES:
-        return False
-    rivals = {THREE_SLICES: FOUR_SLICES, FOUR_SLICES: THREE_SLICES}
-    return not (no_4g_with_3g and rivals.get(profile.kind) in kinds)
+    return not (kinds & ALL_MEDIA_ENGINES and profile.kind not in NO_MEDIA_ENGINES)
 
 
 def choose(

@@ -231,8 +231,7 @@ def _set_policies(node: SimulatedNode, cards: Sequence[Card], time_slice: int) -
 def _refusal(node: SimulatedNode, card: Card) -> Code | None:
     if card.state.failure:
         return Code(card.state.failure)
-    has_them = node.switches.time_slices and not node.switches.vgpu_guest
-    return None if has_them else Code.NOT_SUPPORTED
+    return None if node.switches.time_slices else Code.NOT_SUPPORTED
 
 
 def _text(code: Code) -> str:

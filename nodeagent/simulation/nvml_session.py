@@ -112,7 +112,7 @@ class Session:
                 raise Refused(Code(card.state.failure))
             found = locate(card, handle)
         if found is None or handle.session != self._number:
-            raise Refused(Code[self.node.switches.stale_handles])
+            raise Refused(Code.INVALID_ARGUMENT)
         return found
 
     def require_privilege(self) -> None:

@@ -14,8 +14,6 @@ _CHOICES = {
     "ampere_mode": ("pending", "whenIdle"),
     "hopper_mode": ("whenIdle", "pending"),
     "gpu_reset": ("works", "NOT_SUPPORTED", "NO_PERMISSION", "in vain"),
-    "stale_handles": ("INVALID_ARGUMENT", "NOT_FOUND"),
-    "missing_mig_index": ("NOT_FOUND", "INVALID_ARGUMENT"),
     "compute_mode_of_mig_parent": ("NOT_SUPPORTED", "INVALID_ARGUMENT", "DEFAULT"),
 }
 
@@ -33,12 +31,6 @@ class Switches(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     passthrough: bool = False
     """The machine is a virtual machine with the GPUs passed through."""
 
-    vgpu_guest: bool = False
-    """The machine is a guest with virtual GPUs, which cannot be divided from inside."""
-
-    old_driver_no_4g_with_3g: bool = False
-    """Drivers before R510 refuse 4g beside 3g."""
-
     profiles_need_mig: bool = False
     """R535 and older report profiles and placements only while MIG is on."""
 
@@ -48,21 +40,12 @@ class Switches(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     new_uuid_on_recreate: bool = False
     """A MIG device that is created again at the same place gets another UUID."""
 
-    old_mig_uuids: bool = False
-    """Drivers before R470 name MIG devices `MIG-GPU-<uuid>/<gi>/<ci>`."""
-
     disable_needs_no_instances: bool = False
     """MIG cannot be switched off while instances exist, even idle ones."""
 
     pending_mode_stays: bool = False
     """A mode change that waits for a reset cannot be taken back: the driver says that the GPU is
     in use, and leaves it pending."""
-
-    stale_handles: str = "INVALID_ARGUMENT"
-    """What a handle of a destroyed instance answers."""
-
-    missing_mig_index: str = "NOT_FOUND"
-    """What a MIG device index without a device answers."""
 
     compute_mode_of_mig_parent: str = "NOT_SUPPORTED"
     """What a GPU in MIG mode answers when it is asked for its compute mode; `DEFAULT`: that mode.
@@ -72,7 +55,7 @@ class Switches(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     """MIG devices have a compute mode each. Older drivers refuse it."""
 
     time_slices: bool = True
-    """GPUs have a time slice that can be set. Not on virtual GPUs, nor before Volta."""
+    """GPUs have a time slice that can be set. Not before Volta."""
 
     supported_events_tell_mig: bool = False
     """Whether the supported event types include the MIG configuration change."""

@@ -1,11 +1,12 @@
 """NVML calls as the tests make them: through pynvml, by the names of profiles."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_uint
 from typing import Any
 
 import pynvml
+import pytest
 
 from nodeagent.simulation import SimulatedNode, simulated
 
@@ -27,6 +28,13 @@ def node_with(
             node.clear_faults()
             if node.state.driver_failure == 0 and pynvml.nvmlLib.session.initialised:
                 pynvml.nvmlShutdown()
+
+
+def refused(error: str, *asked: Callable[[], object]) -> None:
+    """Each of these calls fails with this error of pynvml's."""
+    for ask in asked:
+        with pytest.raises(getattr(pynvml, f"NVMLError_{error}")):
+            ask()
 
 
 def gpu(index: int = 0) -> Any:

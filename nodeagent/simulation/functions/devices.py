@@ -127,11 +127,8 @@ def nvmlDeviceGetCudaComputeCapability(
 
 @c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetVirtualizationMode(session: Session, device: GpuIn, mode: ULongOut) -> None:
-    switches = session.node.switches
     mode.value = pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
-    if switches.vgpu_guest:
-        mode.value = pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
-    elif switches.passthrough:
+    if session.node.switches.passthrough:
         mode.value = pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
 
 

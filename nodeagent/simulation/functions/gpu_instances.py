@@ -144,21 +144,14 @@ def _profile_of_kind(session: Session, gpu: Device, kind: int) -> GpuProfile:
 
 
 def _require_reported(session: Session, gpu: Device) -> None:
-    _require_no_guest(session)
     gpu.card.require_mig_capable()
     if session.node.switches.profiles_need_mig:
         gpu.card.require_mig()
 
 
 def _require_configurable(session: Session, gpu: Device) -> None:
-    _require_no_guest(session)
     gpu.card.require_mig()
     session.require_privilege()
-
-
-def _require_no_guest(session: Session) -> None:
-    if session.node.switches.vgpu_guest:
-        raise Refused(Code.NOT_SUPPORTED)
 
 
 def _fill(info: Any, profile: GpuProfile) -> None:

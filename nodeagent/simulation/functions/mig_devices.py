@@ -39,7 +39,7 @@ def nvmlDeviceGetMigDeviceHandleByIndex(
     gpu.card.require_mig_capable()
     found = list(gpu.card.mig_devices())
     if index >= len(found):
-        raise Refused(Code[session.node.switches.missing_mig_index])
+        raise Refused(Code.NOT_FOUND)
     handle.give(MigDevice(gpu.card, *found[index]))
 
 

@@ -1,22 +1,21 @@
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import pynvml
 import pytest
 
-from nodeagent.simulation import Switches
 from tests.simulation import calls
 
 
 def test_what_is_not_there() -> None:
     with calls.node_with("h100-80gb"):
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            calls.gpu(1)
-        with pytest.raises(pynvml.NVMLError_NotFound):
-            pynvml.nvmlDeviceGetHandleByUUID("GPU-00000000-0000-0000-0000-000000000000")
-        with pytest.raises(pynvml.NVMLError_NotFound):
-            pynvml.nvmlDeviceGetHandleByPciBusId("0000:FF:00.0")
+        calls.refused("InvalidArgument", lambda: calls.gpu(1))
+        calls.refused(
+            "NotFound",
+            lambda: pynvml.nvmlDeviceGetHandleByUUID("GPU-00000000-0000-0000-0000-000000000000"),
+            lambda: pynvml.nvmlDeviceGetHandleByPciBusId("0000:FF:00.0"),
+            lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(calls.gpu(), 0),
+        )
 
 
 def test_a_lost_gpu_answers_nothing() -> None:
@@ -25,29 +24,17 @@ def test_a_lost_gpu_answers_nothing() -> None:
         mig_device = calls.create_device(device, "1g")
         uuid = pynvml.nvmlDeviceGetUUID(device)
         node.lose(0)
-        asked: tuple[Callable[[], object], ...] = (
+        calls.refused(
+            "GpuIsLost",
             lambda: pynvml.nvmlDeviceGetUUID(device),
             lambda: pynvml.nvmlDeviceGetUUID(mig_device),
             lambda: calls.gpu(0),
             lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid),
         )
-        for ask in asked:
-            with pytest.raises(pynvml.NVMLError_GpuIsLost):
-                ask()
         assert pynvml.nvmlDeviceGetCount() == 2
         assert pynvml.nvmlDeviceGetIndex(other) == 1
         node.reset(0)
         assert pynvml.nvmlDeviceGetUUID(calls.gpu(0)) == uuid
-
-
-def test_a_virtual_gpu_cannot_be_divided() -> None:
-    with calls.node_with("h100-80gb", switches=Switches(vgpu_guest=True)):
-        device = calls.gpu()
-        mode = pynvml.nvmlDeviceGetVirtualizationMode(device)
-        assert mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
-        assert calls.profiles(device) == {}
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            pynvml.nvmlDeviceCreateGpuInstance(device, 19)
 
 
 MIB = 1 << 20
@@ -69,17 +56,6 @@ def test_the_order_is_that_of_the_ids() -> None:
         devices = calls.mig_devices(calls.gpu())
         assert [_ids(device) for device in devices] == [(1, 0), (1, 1), (13, 0)]
         assert [pynvml.nvmlDeviceGetIndex(device) for device in devices] == [0, 1, 2]
-
-
-def test_an_index_without_a_device() -> None:
-    with calls.node_with("h100-80gb"), pytest.raises(pynvml.NVMLError_NotFound):
-        pynvml.nvmlDeviceGetMigDeviceHandleByIndex(calls.gpu(), 0)
-    switches = Switches(missing_mig_index="INVALID_ARGUMENT")
-    with (
-        calls.node_with("h100-80gb", switches=switches),
-        pytest.raises(pynvml.NVMLError_InvalidArgument),
-    ):
-        pynvml.nvmlDeviceGetMigDeviceHandleByIndex(calls.gpu(), 0)
 
 
 @pytest.mark.parametrize(("board", "most"), [("a100-40gb", 7), ("a30", 4), ("rtx-pro-6000", 4)])
@@ -145,52 +121,30 @@ def test_memory_and_bar1_of_a_device(board: str, name: str, memory: int, bar1: i
         assert pynvml.nvmlDeviceGetBAR1MemoryInfo(device).bar1Total == bar1 * MIB
 
 
-def test_instance_ids_are_for_mig_devices_only() -> None:
-    with calls.node_with("h100-80gb"):
-        for ask in (
-            pynvml.nvmlDeviceGetGpuInstanceId,
-            pynvml.nvmlDeviceGetComputeInstanceId,
-            pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle,
-        ):
-            with pytest.raises(pynvml.NVMLError_InvalidArgument):
-                ask(calls.gpu())
-
-
-def test_gpu_calls_refuse_mig_devices() -> None:
+def test_some_calls_are_for_gpus_or_for_mig_devices_only() -> None:
     with calls.node_with("h100-80gb"):
         device = calls.create_device(calls.gpu(), "1g")
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlDeviceGetMigMode(device)
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlDeviceCreateGpuInstance(device, 19)
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            pynvml.nvmlDeviceGetMinorNumber(device)
+        calls.refused(
+            "InvalidArgument",
+            lambda: pynvml.nvmlDeviceGetGpuInstanceId(calls.gpu()),
+            lambda: pynvml.nvmlDeviceGetComputeInstanceId(calls.gpu()),
+            lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(calls.gpu()),
+            lambda: pynvml.nvmlDeviceGetMigMode(device),
+            lambda: pynvml.nvmlDeviceCreateGpuInstance(device, 19),
+        )
+        calls.refused("NotSupported", lambda: pynvml.nvmlDeviceGetMinorNumber(device))
 
 
-@pytest.mark.parametrize("policy", ["INVALID_ARGUMENT", "NOT_FOUND"])
-def test_handles_go_stale_with_what_they_stand_for(policy: str) -> None:
-    error = {"INVALID_ARGUMENT": "InvalidArgument", "NOT_FOUND": "NotFound"}[policy]
-    with calls.node_with("h100-80gb", switches=Switches(stale_handles=policy)):
+def test_handles_go_stale_with_what_they_stand_for() -> None:
+    with calls.node_with("h100-80gb"):
         device = calls.create_device(calls.gpu(), "1g", 0)
         instance = calls.instances(calls.gpu(), "1g")[0]
         compute = pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
         _destroy(calls.gpu(), device)
         calls.create_device(calls.gpu(), "1g", 0)
-        asked: tuple[Callable[[], object], ...] = (
+        calls.refused(
+            "InvalidArgument",
             lambda: pynvml.nvmlDeviceGetUUID(device),
             lambda: pynvml.nvmlGpuInstanceGetInfo(instance),
             lambda: pynvml.nvmlComputeInstanceGetInfo(compute),
         )
-        for ask in asked:
-            with pytest.raises(getattr(pynvml, f"NVMLError_{error}")):
-                ask()
-
-
-def test_old_drivers_name_mig_devices_by_their_numbers() -> None:
-    """Before R470; a device is found by that name too."""
-    with calls.node_with("a100-40gb", switches=Switches(old_mig_uuids=True)):
-        device = calls.create_device(calls.gpu(), "3g", 0)
-        text = pynvml.nvmlDeviceGetUUID(device)
-        assert text == f"MIG-{pynvml.nvmlDeviceGetUUID(calls.gpu())}/1/0"
-        found = pynvml.nvmlDeviceGetHandleByUUID(text)
-        assert pynvml.nvmlDeviceGetGpuInstanceId(found) == 1

@@ -1,6 +1,6 @@
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ctypes import byref, c_uint
 from pathlib import Path
 from typing import Any
@@ -46,16 +46,6 @@ def test_creations_land_where_they_were_seen_to_land(seen: dict[str, Any], board
         assert seen["gi_ids"] == ids
         if "placements" in seen and board != "a30":
             assert seen["placements"] == places
-
-
-def test_an_old_driver_refuses_4g_beside_3g() -> None:
-    """With the switch for drivers before R510, either one shuts the other out."""
-    with calls.node_with("a100-80gb", switches=Switches(old_driver_no_4g_with_3g=True)):
-        device = calls.gpu()
-        calls.create(device, "3g", 4)
-        with pytest.raises(pynvml.NVMLError_InsufficientResources):
-            calls.create(device, "4g", 0)
-        calls.create(device, "3g", 0)
 
 
 Layout = frozenset[tuple[str, int]]  # profile and how many of it
@@ -127,42 +117,29 @@ def _short(profile: GpuProfile) -> str:
     return f"{profile.slices}g{profile.name.partition('gb')[2]}"
 
 
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        (pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1, pynvml.NVMLError_NotSupported),
-        (pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT, pynvml.NVMLError_InvalidArgument),
-    ],
-)
-def test_absent_profiles(kind: int, error: type[Exception]) -> None:
-    with calls.node_with("h100-80gb"), pytest.raises(error):
-        pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), kind)
-
-
 def test_profiles_with_mig_off() -> None:
     """New drivers tell profiles and placements regardless of the mode, old ones do not."""
     with calls.node_with("h100-80gb", mig=False):
         assert calls.placements(calls.gpu(), 9) == [(0, 4), (4, 4)]
     with calls.node_with("h100-80gb", mig=False, switches=Switches(profiles_need_mig=True)):
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), 0)
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            calls.placements(calls.gpu(), 9)
+        calls.refused(
+            "NotSupported",
+            lambda: pynvml.nvmlDeviceGetGpuInstanceProfileInfo(calls.gpu(), 0),
+            lambda: calls.placements(calls.gpu(), 9),
+        )
 
 
 def test_what_needs_mig_on() -> None:
     with calls.node_with("h100-80gb", mig=False):
         device, count = calls.gpu(), c_uint()
         array = (pynvml.c_nvmlGpuInstance_t * 7)()
-        asked: tuple[Callable[[], object], ...] = (
+        calls.refused(
+            "NotSupported",
             lambda: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 19),
             lambda: pynvml.nvmlDeviceGetGpuInstances(device, 19, array, byref(count)),
             lambda: pynvml.nvmlDeviceGetGpuInstanceById(device, 1),
             lambda: pynvml.nvmlDeviceCreateGpuInstance(device, 19),
         )
-        for refused in asked:
-            with pytest.raises(pynvml.NVMLError_NotSupported):
-                refused()
 
 
 def test_an_occupied_place_is_insufficient_resources() -> None:
@@ -176,17 +153,15 @@ def test_an_occupied_place_is_insufficient_resources() -> None:
 
 @pytest.mark.parametrize(("start", "size"), [(1, 4), (0, 3), (8, 4), (4, 8)])
 def test_an_invalid_place_is_an_invalid_argument(start: int, size: int) -> None:
-    place = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
+    """So is the enumeration value of a profile in place of its id, as 3 of 4g."""
+    create_at = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+    place = byref(pynvml.c_nvmlGpuInstancePlacement_t(start, size))
     with calls.node_with("h100-80gb"):
-        device = calls.gpu()
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, 9, byref(place))
-
-
-def test_an_unknown_profile_id_is_an_invalid_argument() -> None:
-    """The enumeration value of a profile is no id (3 is 4g's enumeration value)."""
-    with calls.node_with("h100-80gb"), pytest.raises(pynvml.NVMLError_InvalidArgument):
-        pynvml.nvmlDeviceCreateGpuInstance(calls.gpu(), 3)
+        calls.refused(
+            "InvalidArgument",
+            lambda: create_at(calls.gpu(), 9, place),
+            lambda: pynvml.nvmlDeviceCreateGpuInstance(calls.gpu(), 3),
+        )
 
 
 def test_media_extensions_exclude_each_other_on_a30() -> None:
@@ -238,10 +213,13 @@ def test_an_instance_with_compute_instances_cannot_be_destroyed() -> None:
 def test_an_ordinary_user_may_only_ask_for_profiles() -> None:
     with calls.node_with("h100-80gb", privileged=False) as node:
         made = node.cards[0].create_instance(19)
+        node.cards[0].create_compute(made, 0)
         device, count = calls.gpu(), c_uint()
         array = (pynvml.c_nvmlGpuInstance_t * 7)()
         assert pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, 0).id == 19
-        asked: tuple[Callable[[], object], ...] = (
+        assert pynvml.nvmlDeviceGetGpuInstanceId(calls.mig_devices(device)[0]) == made.id
+        calls.refused(
+            "NoPermission",
             lambda: calls.placements(device, 19),
             lambda: pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 19),
             lambda: pynvml.nvmlDeviceGetGpuInstances(device, 19, array, byref(count)),
@@ -249,9 +227,6 @@ def test_an_ordinary_user_may_only_ask_for_profiles() -> None:
             lambda: pynvml.nvmlDeviceCreateGpuInstance(device, 19),
             lambda: pynvml.nvmlDeviceSetMigMode(device, 0),
         )
-        for refused in asked:
-            with pytest.raises(pynvml.NVMLError_NoPermission):
-                refused()
 
 
 # --- compute instances ----------------------------------------------------------------------------
@@ -303,19 +278,22 @@ def test_double_memory_has_a_profile_of_its_own() -> None:
         assert calls.whole(calls.create(calls.gpu(), "1gR2")).id == 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "engines", "error"),
-    [
-        (pynvml.NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE, 0, pynvml.NVMLError_NotSupported),
-        (pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT, 0, pynvml.NVMLError_InvalidArgument),
-        (pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, 1, pynvml.NVMLError_InvalidArgument),
-    ],
-)
-def test_absent_compute_profiles(kind: int, engines: int, error: type[Exception]) -> None:
+def test_absent_profiles() -> None:
+    of_gpu = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+    of_instance = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
     with calls.node_with("h100-80gb"):
-        instance = calls.create(calls.gpu(), "3g")
-        with pytest.raises(error):
-            pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, kind, engines)
+        device, instance = calls.gpu(), calls.create(calls.gpu(), "3g")
+        calls.refused(
+            "NotSupported",
+            lambda: of_gpu(device, pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE_REV1),
+            lambda: of_instance(instance, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE, 0),
+        )
+        calls.refused(
+            "InvalidArgument",
+            lambda: of_gpu(device, pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT),
+            lambda: of_instance(instance, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT, 0),
+            lambda: of_instance(instance, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, 1),
+        )
 
 
 def test_a_compute_instance_with_a_process_stays() -> None:
@@ -330,14 +308,3 @@ def test_a_compute_instance_with_a_process_stays() -> None:
         pynvml.nvmlComputeInstanceDestroy(compute)
         with pytest.raises(pynvml.NVMLError_NotFound):
             pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
-
-
-def test_an_ordinary_user_changes_nothing() -> None:
-    with calls.node_with("h100-80gb", privileged=False) as node:
-        card = node.cards[0]
-        made = card.create_instance(9)
-        card.create_compute(made, 0)
-        device = calls.mig_devices(calls.gpu())[0]
-        assert pynvml.nvmlDeviceGetGpuInstanceId(device) == made.id
-        with pytest.raises(pynvml.NVMLError_NoPermission):
-            pynvml.nvmlDeviceGetGpuInstanceById(calls.gpu(), made.id)

@@ -98,25 +98,18 @@ def test_a_reset_and_a_reboot_lose_what_was_set(how: str) -> None:
         assert (state.compute_mode, state.time_slice) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("mode", "error"),
-    [
-        (pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD, pynvml.NVMLError_NotSupported),
-        (pynvml.NVML_COMPUTEMODE_COUNT, pynvml.NVMLError_InvalidArgument),
-    ],
-)
-def test_compute_modes_that_do_not_exist(mode: int, error: type[Exception]) -> None:
-    with calls.node_with("t4"), pytest.raises(error):
-        pynvml.nvmlDeviceSetComputeMode(calls.gpu(), mode)
-
-
-def test_persistence_mode() -> None:
+def test_modes_that_are_set() -> None:
+    set_mode = pynvml.nvmlDeviceSetComputeMode
     with calls.node_with("t4"):
+        thread, none = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD, pynvml.NVML_COMPUTEMODE_COUNT
+        calls.refused("NotSupported", lambda: set_mode(calls.gpu(), thread))
+        calls.refused("InvalidArgument", lambda: set_mode(calls.gpu(), none))
         assert pynvml.nvmlDeviceGetPersistenceMode(calls.gpu()) == 1
         pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)
         assert pynvml.nvmlDeviceGetPersistenceMode(calls.gpu()) == 0
     with calls.node_with("t4", privileged=False):
-        with pytest.raises(pynvml.NVMLError_NoPermission):
-            pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0)
-        with pytest.raises(pynvml.NVMLError_NoPermission):
-            pynvml.nvmlDeviceSetComputeMode(calls.gpu(), EXCLUSIVE)
+        calls.refused(
+            "NoPermission",
+            lambda: pynvml.nvmlDeviceSetPersistenceMode(calls.gpu(), 0),
+            lambda: set_mode(calls.gpu(), EXCLUSIVE),
+        )
