@@ -76,28 +76,9 @@ def whole(value: Number) -> str:
     return str(value if type(value) is int else round(value))
 
 
-@dataclass(slots=True)
-class Page:
-    """A text that was written once, to which each scrape may add a few lines.
-
-    Compressing is done once too, when it is first asked for; what is added is compressed
-    alone and follows in the same gzip member.
-    """
-
-    body: bytes
-    _begun: tuple[bytes, zlib._Compress] | None = field(default=None, repr=False)
-
-    def text(self, added: bytes = b"") -> bytes:
-        return self.body + added if added else self.body
-
-    def gzipped(self, added: bytes = b"") -> bytes:
-        if self._begun is None:
-            compressor = zlib.compressobj(_FASTEST, zlib.DEFLATED, _GZIP)
-            begun = compressor.compress(self.body) + compressor.flush(zlib.Z_SYNC_FLUSH)
-            self._begun = (begun, compressor)
-        begun, compressor = self._begun
-        end = compressor.copy()
-        return begun + end.compress(added) + end.flush()
+def gzipped(text: bytes) -> bytes:
+    """The text as a gzip member."""
+    return zlib.compress(text, _FASTEST, _GZIP)
 
 
 # --- the labels of a series as dcgm-exporter writes them ---

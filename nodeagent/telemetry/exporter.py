@@ -16,7 +16,7 @@ from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import Family, LabelBlocks, Page, render
+from nodeagent.metrics.exposition import Family, LabelBlocks, gzipped, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slice, Subject, merged
 from nodeagent.metrics.selection import Selection
@@ -76,7 +76,7 @@ class Exporter:
         self._of_state: list[Family] = []
         self._readers: tuple[ReaderState, ...] = ()
         self._state_at = clock()
-        self._page: Page | None = None
+        self._page: bytes | None = None  # the text, if it was written since the last change
         self._scraped_at = self._renewed_at = -math.inf
         self._between_scrapes = math.inf  # seconds between the last two
 
@@ -168,10 +168,10 @@ class Exporter:
         cluster = self._current().cluster
         if cluster is not None:
             samples.append(AgentSample("nodeagent_cluster_reachable", int(cluster.reachable)))
-        added = render(agent_families(samples))
-        return self._page.gzipped(added) if zipped else self._page.text(added)
+        text = self._page + render(agent_families(samples))
+        return gzipped(text) if zipped else text
 
-    def _write(self, state: NodeState, who: Mapping[Device, DeviceUse], sample: SampleSet) -> Page:
+    def _write(self, state: NodeState, who: Mapping[Device, DeviceUse], sample: SampleSet) -> bytes:
         sample = by_owner(sample, who)
         ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
         health = health_samples(state.health) if state.health else ()
@@ -182,7 +182,7 @@ class Exporter:
             *self.work.families(),
             *agent_families(health),
         )
-        return Page(render(page))
+        return render(page)
 
     def _of_node(self, state: NodeState) -> list[Family]:
         """The families of the node's state, made anew only when that changed."""

@@ -1,4 +1,3 @@
-import gzip
 import math
 from collections.abc import Callable
 
@@ -6,7 +5,7 @@ import pytest
 
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import Family, LabelBlocks, Page, block, decimals, render, whole
+from nodeagent.metrics.exposition import Family, LabelBlocks, block, decimals, render, whole
 from nodeagent.metrics.samples import (
     GpuIdentity,
     Labels,
@@ -243,11 +242,3 @@ def test_a_broken_text_costs_nothing_else() -> None:
     """Half of a surrogate pair cannot be encoded; it becomes a question mark."""
     series = {block([("pod", "a\udcff")]): 1.0, "": 2.0}
     assert b'a{pod="a?"} 1.0\na 2.0\n' in render([Family("a", "gauge", "x", series)])
-
-
-def test_a_page_is_compressed_once_and_lines_are_added() -> None:
-    page = Page(b"a 1\n" * 1000)
-    assert gzip.decompress(page.gzipped()) == page.text()
-    assert gzip.decompress(page.gzipped(b"b 2\n")) == page.text(b"b 2\n")
-    assert gzip.decompress(page.gzipped()) == page.body
-    assert len(page.gzipped()) < 100
