@@ -19,12 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from nodeagent.gpu.event_listener import Binding, Event
 from nodeagent.health.state import HealthState, XidCount
 from nodeagent.health.xids import default_table
-from nodeagent.metrics import sources
 from nodeagent.metrics.catalogue import Field, catalogue
 from nodeagent.metrics.node_metrics import check_samples
 from nodeagent.metrics.samples import Node, SampleSet, Slice, Subject, Value
 from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
-from nodeagent.metrics.sources import Happening
+from nodeagent.metrics.sources import EventCount, Happening
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.views.node_state import CLOCK_REASONS
 
@@ -88,13 +87,7 @@ class EventValues:
                 ),
             ),
         }
-        return SampleSet(
-            {
-                row.id: values[row.whole.happening]
-                for row in catalogue().fields
-                if isinstance(row.whole, sources.EventCount) and values[row.whole.happening]
-            }
-        )
+        return _by_row(catalogue().fields, values)
 
     def composed(
         self,
@@ -117,13 +110,7 @@ class EventValues:
             if gpu in wholes:
                 subject = Subject(wholes[gpu].entity, (("health_watch", name),))
                 values[Happening.HEALTH][subject] = round(20 * (1 - check.value))
-        return SampleSet(
-            {
-                row.id: tuple(values[row.whole.happening].items())
-                for row in fields
-                if isinstance(row.whole, sources.EventCount) and row.whole.happening in values
-            }
-        )
+        return _by_row(fields, {of: tuple(counts.items()) for of, counts in values.items()})
 
     def _new_xids(
         self, found: SampleBatch, health: HealthState, wholes: Mapping[str, Subject]
@@ -138,6 +125,12 @@ class EventValues:
             if new > 0 and (hit := subjects.get((gpu, instance))):
                 subject = Subject(hit.entity, (_WINDOW_LABEL, ("xid", str(xid))))
                 yield Happening.XIDS, subject, new
+
+
+def _by_row(rows: Iterable[Field], values: Mapping[Happening, tuple[Value, ...]]) -> SampleSet:
+    """The values of what each row follows, where there are any."""
+    followed = {row.id: row.whole.happening for row in rows if isinstance(row.whole, EventCount)}
+    return SampleSet({row: values[of] for row, of in followed.items() if values.get(of)})
 
 
 def _clock_events(found: SampleBatch) -> Iterator[_Counted]:
