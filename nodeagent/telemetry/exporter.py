@@ -1,12 +1,11 @@
 """Renders one page of metrics: values of all readers, the node's state, and owners of devices.
 
-It is rendered when something new was read, and served as it is until the next. Instances that the
-newest sample of a GPU did not find appear nowhere in it, whichever source mentioned them.
+The first scrape after something was read renders it, and the next ones get it as it is. Instances
+that the newest sample of a GPU did not find appear nowhere in it, whichever source mentioned them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -77,8 +76,6 @@ class Exporter:
         self._readers: tuple[ReaderState, ...] = ()
         self._state_at = clock()
         self._page: bytes | None = None  # the text, if it was written since the last change
-        self._scraped_at = self._renewed_at = -math.inf
-        self._between_scrapes = math.inf  # seconds between the last two
 
     # --- what is read -----------------------------------------------------------------------------
 
@@ -87,10 +84,7 @@ class Exporter:
         self._page = None
 
     def take(self, batch: SampleBatch) -> None:
-        """Take over what the sampler delivered.
-
-        The text is made at once only if a scrape is expected before the next batch but one.
-        """
+        """Take over what the sampler delivered."""
         self._by_reader |= batch.samples
         for reader in batch.gone:
             self._by_reader.pop(reader, None)
@@ -98,7 +92,6 @@ class Exporter:
         self._readers = batch.readers
         self._page = None
         now = self._clock()
-        between, self._renewed_at = now - self._renewed_at, now
         state = self._state()
         who = self._uses(state)
         sample = self._sample(who)
@@ -107,13 +100,6 @@ class Exporter:
         known = {uuid for uuid, gpu in self._gpus.items() if now - gpu.at <= _MAX_GAP}
         active = {device: part for device, part in active.items() if device[0] in known}
         self._accounts.observe(now, state.observed, who, active)
-        if self._is_expected(now, within=2 * between):
-            self._page = self._write(state, who, sample)
-
-    def _is_expected(self, now: float, *, within: float) -> bool:
-        """Whether the next scrape comes so soon, if it comes as the last ones did."""
-        late = now - self._scraped_at - self._between_scrapes
-        return -within <= late <= self._between_scrapes + within
 
     def put_processes(
         self, gpu: str, found: Mapping[int | None, tuple[ProcessReading, ...]]
@@ -155,11 +141,8 @@ class Exporter:
         clients were `refused`, by listener and reason.
         """
         now = self._clock()
-        self._between_scrapes, self._scraped_at = now - self._scraped_at, now
         if self._page is None:
-            state = self._state()
-            who = self._uses(state)
-            self._page = self._write(state, who, self._sample(who))
+            self._page = self._write()
         samples = [*reader_samples(self._readers, now), *cost]
         samples += [
             AgentSample("nodeagent_http_refused_total", count, key)
@@ -171,8 +154,10 @@ class Exporter:
         text = self._page + render(agent_families(samples))
         return gzipped(text) if zipped else text
 
-    def _write(self, state: NodeState, who: Mapping[Device, DeviceUse], sample: SampleSet) -> bytes:
-        sample = by_owner(sample, who)
+    def _write(self) -> bytes:
+        state = self._state()
+        who = self._uses(state)
+        sample = by_owner(self._sample(who), who)
         ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
         health = health_samples(state.health) if state.health else ()
         page = (

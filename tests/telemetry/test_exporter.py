@@ -51,10 +51,6 @@ class Rig:
         self.exporter.changed()
 
     @property
-    def written(self) -> bool:
-        return self.exporter._page is not None
-
-    @property
     def lines(self) -> list[str]:
         return self.exporter.scrape(False).decode().splitlines()
 
@@ -211,25 +207,3 @@ def test_what_a_gpu_does_that_is_not_sampled_is_not_known() -> None:
     ((_, held),) = (s.split("} ") for s in rig.series("nodeagent_gpu_seconds_held_total"))
     assert (float(used), float(held)) == (120.0, 600.0)
     assert rig.series("nodeagent_held_idle_seconds") == []
-
-
-def test_nothing_is_written_without_a_scraper() -> None:
-    rig = Rig(whole())
-    rig.sample({USED: ((WHOLE, 7),)})
-    assert not rig.written
-    for value in (8, 9):  # a client scrapes every ten seconds
-        rig.now += 9
-        rig.sample({USED: ((WHOLE, value),)})
-        assert rig.series("DCGM_FI_DEV_FB_USED") == [f"{{}} {value}"]
-    made = []
-    for value in range(10):
-        rig.sample({USED: ((WHOLE, value),)})
-        made.append(rig.written)
-    assert made == [False] * 7 + [True] * 3  # just before the next one
-    assert rig.series("DCGM_FI_DEV_FB_USED") == ["{} 9"]
-    rig.now += 1000
-    written = []
-    for _ in range(2):
-        rig.sample({USED: ((WHOLE, 9),)})
-        written.append(rig.written)
-    assert written == [True, False]
