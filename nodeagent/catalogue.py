@@ -5,7 +5,6 @@ It is read when the first of them is needed: most commands need none.
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -23,6 +22,8 @@ class Words(NamedTuple):
 @cache
 def section(kind: str) -> Mapping[str, Any]:
     """The entries of one kind (`problem`, `phase` and so on), by code. Only these are parsed."""
+    import pkgutil
+
     import yaml
 
     text = (pkgutil.get_data("nodeagent", "catalogue.yaml") or b"").decode()

@@ -6,7 +6,9 @@ enter; nothing above that border ever sees the foreign type.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from nodeagent.catalogue import filled, section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,12 @@ class NodeagentError(Exception):
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+
+    @classmethod
+    def of(cls, case: str, **facts: object) -> Self:
+        """The error in the words of the catalogue."""
+        words = section("error")[case]
+        return cls(filled(words["message"], facts), remedy=filled(words["remedy"], facts))
 
     def __str__(self) -> str:
         return f"{self.message} ({self.remedy})" if self.remedy else self.message

@@ -28,16 +28,11 @@ from tools.make_runbook import HEAD, PAGE, page
 
 SOURCES = Path(__file__).parents[1] / "nodeagent"
 RAISING = ("of", "problem", "refuse")
-ERRORS = {
-    "ClaimRefused": Code.CLAIM_REFUSED,
-    "ClaimHeldUp": Code.CLAIM_REFUSED,
-    "KubeletError": Code.READER,
-    "KubeletBusy": Code.READER,
-}
 OF_ITSELF = {"title", "index"}  # what `Gpu.problem` knows
 NOT_FACTS = {"gpu", "path"}
+OF_A_PLACE = {"below", "of_key"}
 
-Key = tuple[Code, str]
+Key = tuple[str, str]  # code and case; of an error "" and its own
 
 
 def _keys() -> Iterator[Key]:
@@ -45,6 +40,11 @@ def _keys() -> Iterator[Key]:
         if "message" in entry:
             yield Code(code), ""
         yield from ((Code(code), case) for case in entry.get("cases", ()))
+    yield from (("", case) for case in section("error"))
+
+
+def _words(code: str, case: str) -> Words:
+    return problem_words(code, case) if code else Words(**section("error")[case])
 
 
 def _facts(words: Words) -> set[str]:
@@ -75,12 +75,16 @@ def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
                 given = {keyword.arg for keyword in node.keywords if keyword.arg} - NOT_FACTS
                 for case in _cases(more[0], body) if more else [""]:
                     yield node.lineno, (Code[code], case), given, name != "of"
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=kind), attr="of"), args=[named]) if (
-                kind in ERRORS
+            case ast.Call(func=ast.Attribute(attr="refused"), args=[ast.Constant(value=str(case))]):
+                given = {keyword.arg for keyword in node.keywords if keyword.arg} - OF_A_PLACE
+                yield node.lineno, (Code.INVALID_VALUE, case), given, False
+            case ast.Call(
+                func=ast.Attribute(attr="of"),
+                args=[ast.Constant(value=str()) | ast.Name(id="case") as named],
             ):
                 given = {keyword.arg for keyword in node.keywords if keyword.arg}
                 for case in _cases(named, body):
-                    yield node.lineno, (ERRORS[kind], case), given, False
+                    yield node.lineno, ("", case), given, False
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
@@ -115,12 +119,15 @@ RAISED = list(_raised())
     ("key", "given", "of_gpu"), [each for _, *each in RAISED], ids=[where for where, *_ in RAISED]
 )
 def test_problems_are_raised_with_facts_they_need(key: Key, given: set[str], of_gpu: bool) -> None:
-    needed = _facts(problem_words(*key))
+    needed = _facts(_words(*key))
     assert needed - (OF_ITSELF if of_gpu else set()) == given
 
 
 def test_all_words_are_used() -> None:
     assert {key for _, key, *_ in RAISED} == set(_keys())
+    text = (SOURCES / "catalogue.yaml").read_text(encoding="utf-8")
+    errors = re.findall(r"^  (\w+):$", text[text.index("\nerror:\n") :], re.MULTILINE)
+    assert len(errors) == len(section("error"))
 
 
 def test_an_empty_fact_takes_its_punctuation_along() -> None:

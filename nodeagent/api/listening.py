@@ -34,9 +34,8 @@ async def listen(
         try:
             await serving.start(host=host or None, port=port)
         except OSError as error:
-            raise NodeagentError(
-                f"the API cannot listen on {host}:{port}: {error.strerror or error}",
-                remedy="set api.listen to an address of this machine that is free",
+            raise NodeagentError.of(
+                "apiAddress", host=host, port=port, why=error.strerror or error
             ) from error
         yield serving.port
     finally:
@@ -80,7 +79,4 @@ def _private_socket(path: Path) -> socket.socket:
         return listener
     except OSError as error:
         listener.close()
-        raise NodeagentError(
-            f"the API cannot listen on {path}: {error.strerror or error}",
-            remedy="set run.dir to a short path that the agent can write",
-        ) from error
+        raise NodeagentError.of("apiSocket", path=path, why=error.strerror or error) from error

@@ -169,7 +169,6 @@ def _socket(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise NodeagentError(
-            f"metrics cannot be served on {host}:{port}: {error.strerror or error}",
-            remedy="set metrics.listen to an address of this machine that is free",
+        raise NodeagentError.of(
+            "metricsAddress", host=host, port=port, why=error.strerror or error
         ) from error

@@ -192,22 +192,13 @@ class _Routes:
         """The UUID of the device meant; raises UnknownDevice unless it has exactly one daemon."""
         report = self._answers.mps(device)
         if report is None:
-            raise UnknownDevice(
-                f"this node has no device {_shown(device)}",
-                remedy="nodeagent mps status lists the devices with MPS",
-            )
+            raise UnknownDevice.of("noSuchDevice", device=_shown(device))
         daemons: list[Json] = report["daemons"]
         if not daemons:
-            raise UnknownDevice(
-                f"{device} has no MPS daemon",
-                remedy="nodeagent mps status lists the devices with one",
-            )
+            raise UnknownDevice.of("noDaemon", device=device)
         if len(daemons) > 1:
             first = daemons[0]["device"]
-            raise UnknownDevice(
-                f"{device} has {len(daemons)} MPS daemons",
-                remedy=f"name the MIG device, by UUID or as GPU:SLICE, such as {first}",
-            )
+            raise UnknownDevice.of("severalDaemons", device=device, count=len(daemons), first=first)
         return str(daemons[0]["device"])
 
 

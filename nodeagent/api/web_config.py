@@ -75,10 +75,7 @@ class Tls(Struct, frozen=True, forbid_unknown_fields=True):
                 used = str(self.client_ca_file)
                 context.load_verify_locations(used)
         except ssl.SSLError as error:
-            raise UsageError(
-                f"{used} cannot be used: {error.reason or error}",
-                remedy=f"PEM files without a passphrase; {_BOTH_NEEDED}",
-            ) from None
+            raise UsageError.of("tlsFiles", files=used, why=error.reason or error) from None
         except OSError as error:
             raise _unreadable(used, error) from None
         context.verify_mode = _CLIENT_AUTH[self.client_auth_type]

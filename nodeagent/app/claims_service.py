@@ -230,10 +230,7 @@ class ClaimsService:
     async def _observed(self) -> ObservedNode:
         # Before the first state of this agent it is not known what the plan has.
         if self._observation.node is None or self._states.newest.observed_at is None:
-            raise Transient(
-                "the node's GPUs have not been read yet",
-                remedy="`nodeagent status` shows what is wrong with the driver; the agent retries",
-            )
+            raise Transient.of("gpusUnread")
         return self._observation.node
 
     def _kubelet_client(self) -> PodResourcesClient | None:

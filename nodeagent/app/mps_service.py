@@ -113,10 +113,8 @@ class MpsService:
             clients = [known.get(pid, MpsClient(pid=pid)) for pid in left]
             names = ", ".join(map(client_words, clients))
             end = end_commands(client.end for client in clients)
-            raise DrainTimedOut(
-                f"not drained within {seconds or 0:g} s: these clients are left: {names}",
-                remedy=f"end them ({end}), give them more time, or end the daemon under them: "
-                f"`nodeagent mps drain {device} --timeout {seconds or 0:g} --force`",
+            raise DrainTimedOut.of(
+                "drainTimedOut", seconds=f"{seconds or 0:g}", names=names, end=end, device=device
             )
 
     def _report(self, device: str, report: Report) -> None:

@@ -98,10 +98,7 @@ class Paths:
         try:
             make_open_directory(directory)  # programs of every user read what is in it
         except OSError as error:
-            raise NodeagentError(
-                f"the folder {directory} cannot be made: {error.strerror}",
-                remedy="run as root, or set run.dir to a folder that can be written",
-            ) from error
+            raise NodeagentError.of("folder", folder=directory, why=error.strerror) from error
         return directory
 
 

@@ -53,8 +53,5 @@ def source_of(plan: PlanSettings, *, in_cluster: bool) -> str:
     if plan.source == "auto":
         return "annotation" if in_cluster else "file"
     if plan.source != "file" and not in_cluster:
-        raise UsageError(
-            f"plan.source is {plan.source}, and there is no cluster to read it from",
-            remedy="name a kubeconfig (kubernetes.kubeconfig), or set plan.source: file",
-        )
+        raise UsageError.of("noCluster", source=plan.source)
     return plan.source

@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Self
+from typing import Final
 
-from nodeagent.catalogue import filled, problem_words
 from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.names import DRIVER
 from nodeagent.errors import NodeagentError, Transient
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
-from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import TimeSlice, WantedMps
 
 # The uids that may become part of a file's name or of a CDI device's.
@@ -25,12 +23,6 @@ Configuration = MpsEntry | TimeSlice
 
 class ClaimRefused(NodeagentError):
     """A claim cannot be prepared as it is; nothing was done for it."""
-
-    @classmethod
-    def of(cls, case: str, **facts: object) -> Self:
-        """The refusal in the words of the catalogue."""
-        words = problem_words(Code.CLAIM_REFUSED, case)
-        return cls(filled(words.message, facts), remedy=filled(words.remedy, facts))
 
 
 class ClaimHeldUp(ClaimRefused, Transient):

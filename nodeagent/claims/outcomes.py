@@ -57,10 +57,12 @@ def require_ready(outcome: GpuOutcome, record: ClaimRecord) -> None:
         if device.gpu == gpu.uuid and not is_there(device, gpu):
             anew = f"if none has it any more, run {record.reference.schedule_anew}; "
             by_plan = "" if device.is_held else f"the plan makes it; {anew}"
-            raise Transient(
-                f"{record.title} has to wait: {device.result.device} of {gpu.title} is not there",
-                remedy=f"{by_plan}`nodeagent status --gpu {gpu.index}` shows what keeps it from "
-                "that",
+            raise Transient.of(
+                "deviceNotThere",
+                claim=record,
+                device=device.result.device,
+                gpu=gpu,
+                by_plan=by_plan,
             )
     wanted = record.daemon_on(gpu.uuid)
     if wanted and wanted.is_served_elsewhere(gpu.uuid):

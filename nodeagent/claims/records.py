@@ -163,11 +163,7 @@ def _path(folder: Path, uid: str) -> Path:
 
 
 def _not_kept(path: Path, what: str, error: OSError) -> RecordNotKept:
-    return RecordNotKept(
-        f"the record {what} ({path}): {error.strerror or error}",
-        remedy=f"make room in {path.parent} (`df -h {path.parent}`) and let the agent write there; "
-        "the agent retries",
-    )
+    return RecordNotKept.of("recordNotKept", what=what, path=path, why=error.strerror or error)
 
 
 # --- as JSON --------------------------------------------------------------------------------------

@@ -128,24 +128,16 @@ def post(
             connection.settimeout(patience)
             answer = _exchange(connection, f"POST {path}", json.dumps(body).encode())
         except TimeoutError:
-            raise NodeagentError(
-                f"the agent has not answered for {patience:g} s; it is still working on it",
-                remedy="see nodeagent mps status",
-            ) from None
+            raise NodeagentError.of("agentLate", seconds=f"{patience:g}") from None
         except (OSError, _NoHttp) as error:
-            raise NodeagentError(
-                f"the agent at {address.socket} ended before it answered ({error})",
-                remedy="see its log, and nodeagent mps status",
-            ) from None
+            raise NodeagentError.of("agentEnded", socket=address.socket, why=error) from None
     return _json(answer, dict, "a JSON object")
 
 
 def _unreachable(address: AgentAddress, refusals: list[OSError]) -> AgentUnreachable:
     if any(isinstance(error, PermissionError) for error in refusals):
-        return AgentUnreachable(
-            f"{address.socket} may not be opened by this user", remedy="run this as root"
-        )
-    return AgentUnreachable(
+        return AgentUnreachable.of("notRoot", socket=address.socket)
+    return AgentUnreachable(  # not of the catalogue, whose reading takes longer than the answer
         f"no agent answers at {address} ({refusals[-1].strerror or refusals[-1]})",
         remedy="start one: systemctl start nodeagent, or nodeagent run; "
         "or say where it is: --run-dir",

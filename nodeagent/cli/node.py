@@ -80,10 +80,7 @@ def simulation(options: Namespace, *, shared: bool) -> Iterator[SimulatedGpus | 
         yield None
         return
     if options.simulate is None and options.state is not None and not options.state.exists():
-        raise UsageError(
-            f"the state file {options.state} does not exist",
-            remedy="create it with --simulate BOARDS",
-        )
+        raise UsageError.of("noStateFile", file=options.state)
     from nodeagent.simulation import simulated
 
     with _directory(options.state) as directory:

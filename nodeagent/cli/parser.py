@@ -116,10 +116,7 @@ def parse(argv: list[str] | None) -> Namespace:
         raise _unrecognized(unknown, options)
     subcommands = COMMANDS[options.command].subcommands()
     if subcommands and options.subcommand is None:
-        raise UsageError(
-            f"{options.command} needs one of: {', '.join(subcommands)}",
-            remedy=f"see nodeagent {options.command} --help",
-        )
+        raise UsageError.of("noSubcommand", command=options.command, known=", ".join(subcommands))
     return options
 
 

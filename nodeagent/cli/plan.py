@@ -133,9 +133,7 @@ def _content(options: Namespace) -> bytes:
         with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
             return file.read(_MAX_TEXT)
     except OSError as error:
-        raise UsageError(
-            f"{name} cannot be read: {error.strerror}", remedy="name a readable file with -f"
-        ) from None
+        raise UsageError.of("documentUnread", name=name, why=error.strerror) from None
 
 
 def _configuration(content: bytes, options: Namespace) -> str | None:

@@ -127,9 +127,6 @@ def check_free(listen: Address) -> None:
         socket.create_server((listen.host, listen.port), family=family).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise NodeagentError(
-                f"the API cannot listen on {listen}: another program already does",
-                remedy="choose another address, by the setting api.listen or `--listen "
-                f"{Address(listen.host, listen.port + 1)}`, or end the program that "
-                f"`ss -ltnp 'sport = :{listen.port}'` names",
+            raise NodeagentError.of(
+                "apiTaken", address=listen, other=Address(listen.host, listen.port + 1)
             ) from error

@@ -66,9 +66,7 @@ def simulated_node(options: Namespace) -> Iterator[SimulatedNode]:
     """The node in the state file; a new one where --simulate names its boards."""
     state = state_file(options)
     if options.simulate is None and not state.exists():
-        raise UsageError(
-            f"the state file {state} does not exist", remedy="create it with --simulate BOARDS"
-        )
+        raise UsageError.of("noStateFile", file=state)
     with SimulatedNode(options.simulate, state=state) as node:
         yield node
 
@@ -76,10 +74,7 @@ def simulated_node(options: Namespace) -> Iterator[SimulatedNode]:
 def state_file(options: Namespace) -> Path:
     """The file that was named; raises UsageError when none was."""
     if options.state is None:
-        raise UsageError(
-            "this needs a simulated node that outlives the command",
-            remedy="name the node's state file with --state FILE",
-        )
+        raise UsageError.of("throwaway")
     return Path(options.state)
 
 
@@ -92,10 +87,7 @@ def device_on(named: str, node: SimulatedNode) -> str:
     for instance, compute in node.card(gpu).mig_devices():
         if instance.start <= start < instance.start + instance.size:
             return f"{gpu}/{instance.id}/{compute.id}"
-    raise UsageError(
-        f"there is no MIG device on slice {start} of GPU {gpu}",
-        remedy="nodeagent export with the same --state shows its devices",
-    )
+    raise UsageError.of("noMigDevice", start=start, gpu=gpu)
 
 
 def uuid_of(named: str, node: SimulatedNode) -> str:

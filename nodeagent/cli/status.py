@@ -100,10 +100,7 @@ def run_logs(options: Namespace, _: Output) -> ExitCode:
     try:
         os.execvp(words[0], words)  # noqa: S606 - no shell is wanted
     except OSError:
-        raise NodeagentError(
-            "there is no journal here: the agent logs to where it was started",
-            remedy="in a cluster: kubectl -n nodeagent logs POD",
-        ) from None
+        raise NodeagentError.of("noJournal") from None
 
 
 def _ask(address: AgentAddress, gpu: str | None) -> Json:

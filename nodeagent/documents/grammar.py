@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from nodeagent.catalogue import filled, problem_words
 from nodeagent.documents.findings import DocumentPath, Findings, path_text
 from nodeagent.plan.codes import Code
 from nodeagent.text import did_you_mean, listed, nearest, quote
@@ -60,6 +61,14 @@ class DocumentValue(NamedTuple):
         if self.findings.full:
             self.findings.raise_any()
         return NotAccepted()
+
+    def refused(
+        self, case: str, *, below: DocumentPath = (), of_key: bool = False, **facts: object
+    ) -> NotAccepted:
+        """Note an invalid value in the words of the catalogue; as `refuse`."""
+        words = problem_words(Code.INVALID_VALUE, case)
+        message, remedy = filled(words.message, facts), filled(words.remedy, facts)
+        return self.refuse(message, remedy=remedy, below=below, of_key=of_key)
 
     def unexpected(self, accepted: str, remedy: str = "") -> NotAccepted:
         return self.refuse(f"found {quote(self.value)}, expected {accepted}", remedy=remedy)

@@ -155,16 +155,9 @@ def _mig(
     place: DocumentValue, layout: MigLayout | None, *, enabled: bool
 ) -> MigLayout | MigDisabled:
     if enabled and layout is None:
-        raise place.refuse(
-            "mig-devices is missing, and mig-enabled is true",
-            remedy="add mig-devices: a map of profile: count, or {} for no instances",
-        )
+        raise place.refused("noMigDevices")
     if layout is not None and layout.instances and not enabled:
-        raise place.refuse(
-            "found profiles, but mig-enabled is false",
-            remedy="drop them, or write mig-enabled: true",
-            below=("mig-devices",),
-        )
+        raise place.refused("profilesWithoutMig", below=("mig-devices",))
     return (
         layout if enabled and layout is not None else MigDisabled(place.path_below("mig-enabled"))
     )

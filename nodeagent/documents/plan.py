@@ -66,10 +66,12 @@ def _instance(place: DocumentValue, given: Given) -> InstanceEntry:
     name = ProfileName.parse(given["profile"])
     start, count = given["start"], given["count"]
     if start is not None and count * name.compute > name.slices:
-        raise place.refuse(
-            f"found {count} of {given['profile']} at start {start}, where only one GPU instance "
-            f"with {name.slices} compute slices can lie",
-            remedy="give each its own start, or none",
+        raise place.refused(
+            "countAtStart",
+            count=count,
+            profile=given["profile"],
+            start=start,
+            slices=name.slices,
             below=("count",),
         )
     return InstanceEntry(
@@ -161,12 +163,7 @@ TIME_SLICE = word("default", "short", "medium", "long")
 def refuse_two_ways(place: DocumentValue, given: Given) -> None:
     """Refuse mps beside timeSlice."""
     if given["mps"] and given["timeSlice"]:
-        raise place.refuse(
-            "found mps and timeSlice; a device is shared in one way or the other",
-            remedy="drop one of them",
-            below=("timeSlice",),
-            of_key=True,
-        )
+        raise place.refused("mpsAndTimeSlice", below=("timeSlice",), of_key=True)
 
 
 _SAYS = ("mig", "mps", "timeSlice", "share")  # one of them at least
@@ -181,12 +178,7 @@ def _check_share(place: DocumentValue, given: Given) -> None:
     if given["timeSlice"] and share != "time":
         beside = "timeSlice"
     if beside:
-        raise place.refuse(
-            f"found share: {share} beside {beside}; claims share what the plan does not share",
-            remedy=f"drop share or {beside}",
-            below=("share",),
-            of_key=True,
-        )
+        raise place.refused("shareBeside", share=share, other=beside, below=("share",), of_key=True)
 
 
 def _shared_beside(key: str, *but: str) -> JsonSchema:
@@ -198,9 +190,7 @@ def _shared_beside(key: str, *but: str) -> JsonSchema:
 def _entry(place: DocumentValue, given: Given) -> PlanEntry:
     refuse_two_ways(place, given)
     if not any(given[key] for key in _SAYS):
-        raise place.refuse(
-            "the entry says nothing about its GPUs", remedy="give it mig, mps, timeSlice or share"
-        )
+        raise place.refused("emptyEntry")
     _check_share(place, given)
     devices = given["devices"]
     return PlanEntry(

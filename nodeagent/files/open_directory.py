@@ -63,9 +63,7 @@ class OpenDirectory:
         Symlinks above it are the administrator's own (/var/run is one). Raises PathRefused.
         """
         if not path.is_absolute() or ".." in path.parts or "\0" in str(path):
-            raise PathRefused(
-                f"{str(path)!r} is not an absolute path without ..", remedy="write it from / on"
-            )
+            raise PathRefused.of("notAbsolute", path=repr(str(path)))
         with ExitStack() as stack:
             with refusing("used", path, remedies):
                 if make and not os.path.lexists(path):
@@ -117,9 +115,8 @@ class OpenDirectory:
         except OSError as error:
             with suppress(OSError):  # one that is not empty stays
                 os.rmdir(name, dir_fd=self.descriptor)
-            raise PathRefused(
-                f"{self.path / name} cannot be given to user {owner[0]}: {error.strerror}",
-                remedy="run as root",
+            raise PathRefused.of(
+                "notGiven", path=self.path / name, user=owner[0], why=error.strerror
             ) from error
 
     def names(self) -> tuple[str, ...]:
@@ -172,10 +169,7 @@ class OpenDirectory:
         if stat.S_ISLNK(found.st_mode):
             raise _symlink(path, self.remedies)
         if not stat.S_ISREG(found.st_mode):
-            raise PathRefused(
-                f"{path} is not a plain file",
-                remedy=f"see `ls -ld {path}`; find out what created it, and remove it",
-            )
+            raise PathRefused.of("notPlainFile", path=path)
         _check_owner(path, found, os.geteuid(), self.remedies)
         return found
 
@@ -248,9 +242,8 @@ def _symlink(path: Path, remedies: Remedies) -> PathRefused:
 
 def _check_owner(path: Path, found: os.stat_result, uid: int, remedies: Remedies) -> None:
     if found.st_uid != uid:
-        raise PathRefused(
-            f"{path} belongs to user {found.st_uid}, not {uid}",
-            remedy=f"see `ls -ld {path}`; {remedies.owner}",
+        raise PathRefused.of(
+            "otherOwner", path=path, found=found.st_uid, uid=uid, mend=remedies.owner
         )
 
 

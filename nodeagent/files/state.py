@@ -194,10 +194,8 @@ class StateFile(Generic[T]):
             write_state(self.path, self._form, value)
         except (OSError, ValueError) as error:  # ValueError: of what is no JSON, such as NaN
             why = error.strerror or error if isinstance(error, OSError) else error
-            self._unwritten = NodeagentError(
-                f"{self._what} cannot be kept in {self.path}: {why}",
-                remedy=f"make room in {self.path.parent} and let the agent write there; "
-                f"until then {self._lost}",
+            self._unwritten = NodeagentError.of(
+                "stateNotKept", what=self._what, path=self.path, why=why, lost=self._lost
             )
             raise self._unwritten from error
         self._unwritten = None

@@ -57,10 +57,7 @@ def intended(
             raise UnknownDevice(f"{claim}: {error.message}", remedy=remedy) from error
         gpu, place = located.gpu, located.part
         if gpu.access is not Access.OK:
-            raise Transient(
-                f"{claim} has to wait: {gpu.title} does not answer: {gpu.access_reason}",
-                remedy=f"`nodeagent status --gpu {gpu.index}` shows what is wrong with it",
-            )
+            raise Transient.of("gpuSilent", claim=claim, gpu=gpu)
         consumed, own_rules = result.consumed, rules(gpu)
         profile, mps = place.profile if place else None, None
         memory = capacity_of(gpu, profile).memory

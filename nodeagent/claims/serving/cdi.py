@@ -172,10 +172,7 @@ class ClaimFiles:
         name, content = file_name(record.uid), self._document(record, observed, self._numbers)
         with OpenDirectory.opened(self.directory, make=True, remedies=_REMEDIES) as directory:
             if directory.put(name, content) and directory.put(name, content):
-                raise PathRefused(
-                    f"{directory.path / name} does not have the content that was written",
-                    remedy=f"find out which other program writes there: `ls -l {directory.path}`",
-                )
+                raise PathRefused.of("otherContent", path=directory.path, name=name)
 
     def states(
         self, records: Iterable[ClaimRecord], observed: ObservedNode
@@ -222,10 +219,7 @@ class ClaimFiles:
         def minor(uuid: str) -> int:
             gpu = observed.gpu(uuid)
             if gpu is None or gpu.minor is None:
-                raise NodeagentError(
-                    f"{record.title} cannot use {uuid}: its device file is not known",
-                    remedy="see `ls -l /dev/nvidia*` and `nvidia-smi`",
-                )
+                raise NodeagentError.of("noDeviceFile", claim=record, uuid=uuid)
             return gpu.minor
 
         devices = []
@@ -252,18 +246,12 @@ def _keys(device: ClaimedDevice, minor: int, numbers: Callable[[], _Numbers]) ->
     if device.placement is None:
         return ()
     if device.instance is None:
-        raise NodeagentError(
-            f"{device.result.device} does not exist, so no container can get it",
-            remedy="`nodeagent status` shows what keeps it from that",
-        )
+        raise NodeagentError.of("noInstance", device=device.result.device)
     try:
         known = numbers()
         return tuple(known[minor, device.instance, part] for part in (None, device.compute))
     except (OSError, KeyError) as error:
-        raise NodeagentError(
-            f"the capability files of {device.result.device} are not known: {error}",
-            remedy="see `cat /proc/driver/nvidia-caps/mig-minors`",
-        ) from error
+        raise NodeagentError.of("noCapabilities", device=device.result.device, why=error) from error
 
 
 def stale(names: Iterable[str], records: Iterable[ClaimRecord | UnreadableRecord]) -> list[str]:

@@ -65,24 +65,14 @@ def within_class(own: Configuration | None, of_class: Configuration | None) -> C
 
 def _class_mps(place: DocumentValue, mps: MpsEntry) -> MpsEntry:
     if isinstance(mps.clients, Shares) and len(mps.clients.entries) > 1:
-        raise place.refuse(
-            f"found {len(mps.clients.entries)} shares, but all containers of a claim have the "
-            "same limits",
-            remedy="keep one of them, and make a claim for each of the others",
-            below=("shares",),
-        )
+        raise place.refused("severalShares", found=len(mps.clients.entries), below=("shares",))
     return mps
 
 
 def _claim_mps(place: DocumentValue, mps: MpsEntry) -> MpsEntry:
     for key in _ADMINISTRATORS:
         if key in place.value:
-            raise place.refuse(
-                f"{key} is allowed in a DeviceClass only, because tenants write claims",
-                remedy=f"leave {key} out, or use a class that has it",
-                below=(key,),
-                of_key=True,
-            )
+            raise place.refused("ofClassOnly", key=key, below=(key,), of_key=True)
     return _class_mps(place, mps)
 
 

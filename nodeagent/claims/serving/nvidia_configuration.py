@@ -116,11 +116,7 @@ def _mps(place: DocumentValue, given: Given) -> _Mps:
     more = None if threads is None else float(threads), ANY_USER if given["multiUser"] else None
     path, limits = place.path_below(), given[_PER_DEVICE]
     if len(limits) > 1:
-        raise place.refuse(
-            f"found {len(limits)} devices, but it is for the configuration's only device",
-            remedy="write a configuration for each request, with defaultPinnedDeviceMemoryLimit",
-            below=(_PER_DEVICE,),
-        )
+        raise place.refused("severalDevices", found=len(limits), below=(_PER_DEVICE,))
     return _Mps(
         _entry(path, given["defaultPinnedDeviceMemoryLimit"], *more),
         next(((name, _entry(path, memory, *more)) for name, memory in limits.items()), None),
@@ -129,12 +125,7 @@ def _mps(place: DocumentValue, given: Given) -> _Mps:
 
 def _claim_mps(place: DocumentValue, mps: _Mps) -> _Mps:
     if mps.entry.user is not None:
-        raise place.refuse(
-            "multiUser runs the MPS server as root, and tenants write claims",
-            remedy="leave it out, or use a DeviceClass that has it",
-            below=("multiUser",),
-            of_key=True,
-        )
+        raise place.refused("multiUser", below=("multiUser",), of_key=True)
     return mps
 
 
@@ -156,11 +147,8 @@ def _sharing(place: DocumentValue, given: Given) -> _Mps | TimeSlice | None:
     is_mps, of_gpu = given["strategy"] == "MPS", "timeSlicingConfig" in given
     other = "timeSlicingConfig" if is_mps else "mpsConfig"
     if given.get(other) is not None:
-        raise place.refuse(
-            f"found {other} beside strategy {given['strategy']}",
-            remedy="drop one of them",
-            below=(other,),
-            of_key=True,
+        raise place.refused(
+            "besideStrategy", key=other, strategy=given["strategy"], below=(other,), of_key=True
         )
     if is_mps:
         mps: _Mps | None = given["mpsConfig"]

@@ -70,11 +70,7 @@ class ToolkitEdits:
                 return edits
         where = " or ".join(map(str, self._folders))
         found = f" ({'; '.join(faults[:3])})" if faults else ""
-        raise NoToolkitEdits(
-            f"no CDI document in {where} has containerEdits for {TOOLKIT_KIND}, so containers "
-            f"would get a GPU without its driver's libraries{found}",
-            remedy="nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        )
+        raise NoToolkitEdits.of("noToolkitEdits", where=where, kind=TOOLKIT_KIND, found=found)
 
 
 def _toolkit_edits(path: Path) -> Edits | None:

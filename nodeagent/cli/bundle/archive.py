@@ -39,9 +39,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         descriptor = os.open(path, _FLAGS, 0o600)
     except FileExistsError as error:
-        raise NodeagentError(
-            f"{path} exists, and is not overwritten", remedy="name a new file"
-        ) from error
+        raise NodeagentError.of("archiveExists", path=path) from error
     except OSError as error:
         raise NodeagentError(f"{path} cannot be made: {error.strerror}") from error
     try:

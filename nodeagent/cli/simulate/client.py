@@ -46,10 +46,7 @@ def run_client(options: Namespace, output: Output) -> None:
     ) as client:
         try:
             if not client.wait_until_connected():
-                raise NodeagentError(
-                    f"no MPS daemon listens in {pipes}: a CUDA program would run without MPS here",
-                    remedy="see nodeagent mps status",
-                )
+                raise NodeagentError.of("noDaemonListens", pipes=pipes)
             who = f"pid {client.pid} of user {uid}"
             facts: dict[str, object] = {"pid": client.pid, "user": uid}
             terms = _accepted(client, until, who, output)
@@ -95,10 +92,7 @@ def _allocated(client: SimulatedClient, size: int | None, output: Output) -> int
     except ClientError as error:
         if error.code != OUT_OF_MEMORY:
             raise
-        raise NodeagentError(
-            f"{gibibytes(size)} cannot be allocated: CUDA error {error.code} (out of memory)",
-            remedy="allocate less; its limit is what its share has",
-        ) from error
+        raise NodeagentError.of("outOfMemory", size=gibibytes(size), code=error.code) from error
     output.sentence(f"it allocated {gibibytes(size)}")
     return size
 
@@ -118,10 +112,7 @@ def _place(options: Namespace) -> tuple[str, Path, dict[str, str]]:
     file: Path = options.env if options.env is not None else _slot_file(options)
     environment = _read_env(file)
     if not environment.get(_PIPES) or not environment.get(_DEVICES):
-        raise UsageError(
-            f"{file} says not both of {_PIPES} and {_DEVICES}",
-            remedy="use a file that the agent published, in run.dir",
-        )
+        raise UsageError.of("slotFile", file=file, names=f"{_PIPES} and {_DEVICES}")
     pipes = Path(environment.pop(_PIPES))
     return environment[_DEVICES], pipes, environment
 
@@ -168,8 +159,4 @@ def _owner(pipes: Path) -> int:
     try:
         return (log if log.exists() else pipes).stat().st_uid
     except OSError as error:
-        raise UsageError(
-            f"{pipes} cannot be read: {error.strerror}",
-            remedy="an agent makes it when the plan gives this device MPS; if the agent was given "
-            "a --run-dir, give the same one here",
-        ) from error
+        raise UsageError.of("pipesUnread", pipes=pipes, why=error.strerror) from error

@@ -152,10 +152,7 @@ def _check_sensor(options: Namespace) -> None:
     from nodeagent.simulation.sensors import NAMES, is_known
 
     if options.sensor is None or (options.figure is None) != options.clear:
-        raise UsageError(
-            "a device, a sensor and either a figure or --clear are needed",
-            remedy="for example: nodeagent simulate sensor 0 temperature.gpu 95",
-        )
+        raise UsageError.of("sensorMissing")
     if not is_known(options.sensor):
         raise UsageError(
             f"no sensor is called {options.sensor!r}",
@@ -166,16 +163,11 @@ def _check_sensor(options: Namespace) -> None:
 
 def _check_fault(options: Namespace) -> None:
     if sum([options.clear, options.lost is not None, options.function is not None]) > 1:
-        raise UsageError(
-            "FUNCTION, --lost and --clear are three different things",
-            remedy="give them one after the other, in commands of their own",
-        )
+        raise UsageError.of("threeThings")
     if options.clear or options.lost is not None:
         return
     if options.function is None:
-        raise UsageError(
-            "no function given", remedy="for example: nodeagent simulate fault 'nvml*' IN_USE"
-        )
+        raise UsageError.of("noFunction")
     from nodeagent.simulation.functions import FUNCTIONS
 
     if not fnmatch.filter(FUNCTIONS, options.function):

@@ -39,9 +39,7 @@ def turn_knob(options: Namespace, output: Output) -> None:
 def _knob(name: str) -> str:
     found = name.replace("-", "_")
     if found not in KNOBS:
-        raise UsageError(
-            f"no knob is called {name!r}", remedy="nodeagent simulate mps lists them all"
-        )
+        raise UsageError.of("noKnob", name=repr(name))
     return found
 
 

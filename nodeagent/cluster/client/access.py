@@ -285,10 +285,7 @@ class ClusterAccess:
         reading = self._reading
         await asyncio.wait((reading,), timeout=self.answer_within)
         if not reading.done():
-            raise CredentialsUnusable(
-                f"the credentials cannot be read within {self.answer_within:g} s",
-                remedy="run by hand the program that the kubeconfig names for them",
-            )
+            raise CredentialsUnusable.of("credentialsLate", seconds=f"{self.answer_within:g}")
         if self._reading is reading:
             self._reading = None
         return reading.result()

@@ -143,27 +143,17 @@ def from_error(error: Exception, *, purpose: str, server: str, cut: bool = False
     headers.
     """
     kind = ConnectionCut if cut else ClusterUnreachable
-    return kind(
-        f"{server} does not answer {purpose}: {_what_happened(error, cut=cut)}",
-        remedy="`nodeagent check` says what is missing; the agent goes on with what it knows and "
-        "tries again",
-    )
+    return kind.of("noAnswer", server=server, purpose=purpose, why=_what_happened(error, cut=cut))
 
 
 def strange_answer(purpose: str, what: str) -> ClusterUnreachable:
     """The fault of an answer that no API server gives; `what` is wrong with it."""
-    return ClusterUnreachable(
-        f"the answer to {purpose} is not an API server's: {what}",
-        remedy="see whether a proxy is in between (`env | grep -i proxy`)",
-    )
+    return ClusterUnreachable.of("notAnApiServer", purpose=purpose, what=what)
 
 
 def too_large(purpose: str, most: int) -> ClusterUnreachable:
     """The fault of an answer of more than so many bytes."""
-    return ClusterUnreachable(
-        f"the answer to {purpose} has more than {most} bytes, and is not read",
-        remedy="see with kubectl whose objects on this node are so large",
-    )
+    return ClusterUnreachable.of("answerTooLarge", purpose=purpose, most=most)
 
 
 def _what_happened(error: Exception, *, cut: bool) -> str:

@@ -16,14 +16,13 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 from urllib.parse import quote
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from nodeagent.catalogue import filled, problem_words
 from nodeagent.claims.model import Allocated
 from nodeagent.claims.names import is_own
 from nodeagent.cluster.kubelet.allocations import (
@@ -43,7 +42,6 @@ from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
 )
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import Signature
-from nodeagent.plan.problems import Code
 from nodeagent.text import listed
 
 MAX_PATH: Final = 107  # bytes that a Unix socket's address holds
@@ -60,12 +58,6 @@ OPTIONS: Final = [
 
 class KubeletError(NodeagentError):
     """The kubelet did not say what is allocated, so everything counts as in use."""
-
-    @classmethod
-    def of(cls, case: str, **facts: object) -> Self:
-        """The error in the words of the catalogue."""
-        words = problem_words(Code.READER, case)
-        return cls(filled(words.message, facts), remedy=filled(words.remedy, facts))
 
 
 class KubeletBusy(KubeletError):

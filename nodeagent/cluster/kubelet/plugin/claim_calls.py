@@ -107,10 +107,11 @@ class ClaimCalls:
                 self._service.give_way(claim)  # its pod is over, say
             await asyncio.wait({work.task}, timeout=max(until - clock(), 0.0))
             if not work.task.done():
-                raise StillWorking(
-                    f"still working on claim {claim}: {work.kind.value} it takes more than "
-                    f"{self._answer_within:g} s",
-                    remedy="it continues, and the kubelet's next call finds it done",
+                raise StillWorking.of(
+                    "stillWorking",
+                    claim=claim,
+                    kind=work.kind.value,
+                    seconds=f"{self._answer_within:g}",
                 )
             if work.kind is kind:
                 return work.task.result()

@@ -43,13 +43,10 @@ _REMEDIES: Final = Remedies(
 def check_path(socket: Path) -> None:
     """Raises PathRefused for a path that no client could connect to."""
     if not socket.is_absolute() or ".." in socket.parts:
-        raise PathRefused(
-            f"{socket} is not an absolute path without ..", remedy="write kubelet.dir from / on"
-        )
+        raise PathRefused.of("socketPath", socket=socket)
     if len(os.fsencode(socket)) > MAX_PATH:
-        raise PathRefused(
-            f"{socket} has {len(os.fsencode(socket))} bytes, a socket's path at most {MAX_PATH}",
-            remedy="set kubelet.dir to a shorter path of the same directory",
+        raise PathRefused.of(
+            "socketPathLong", socket=socket, bytes=len(os.fsencode(socket)), most=MAX_PATH
         )
 
 
@@ -192,10 +189,7 @@ def _bind_hidden(server: grpc.aio.Server, directory: int, socket: Path) -> None:
     try:
         server.add_insecure_port(f"unix:/proc/self/fd/{directory}/{_HIDDEN}")
     except RuntimeError as error:  # which does not say why
-        raise PathRefused(
-            f"no socket can be created in {socket.parent}",
-            remedy="check whether the agent can write there, and whether its file system has room",
-        ) from error
+        raise PathRefused.of("noSocket", folder=socket.parent) from error
 
 
 def _publish(directory: int, socket: Path) -> os.stat_result:

@@ -58,10 +58,7 @@ def place_of(config_map: str) -> tuple[str, str]:
     """Namespace and name of a ConfigMap as the setting has them; raises UsageError."""
     parts = config_map.split("/")
     if len(parts) != _PARTS or not all(parts):
-        raise UsageError(
-            f"kubernetes.nos_config_map is {quote(config_map)}, not NAMESPACE/NAME",
-            remedy="nos' own chart calls it nebuly-nvidia/nos-device-plugin-configs",
-        )
+        raise UsageError.of("nosConfigMap", found=quote(config_map))
     return parts[0], parts[1]
 
 
