@@ -32,7 +32,7 @@ SIMULATOR = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
 SETTINGS = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["security.md", "developers/reliability.md"])
+@pytest.mark.parametrize("name", ["developers/threats.md", "developers/reliability.md"])
 def test_the_tests_that_a_page_names_are_there(name: str) -> None:
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
