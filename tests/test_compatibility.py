@@ -25,6 +25,7 @@ from nodeagent.settings.sources import settings_schema
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "tests/recorded/interface.txt"
+SHAPE = "#/components/schemas/"
 INPUTS = ("plan", "settings", "values")
 CODES = ("action", "problem", "phase", "condition", "reason", "claim", "daemon", "event", "check")
 
@@ -36,8 +37,9 @@ def _of_schema(schema: Mapping[str, Any], path: str) -> Iterator[str]:
     kinds = schema.get("type", ())
     for kind in (kinds,) if isinstance(kinds, str) else kinds:
         yield f"{path}: {kind}"
-    if "$ref" in schema:
-        yield f"{path}: {schema['$ref'].rpartition('/')[2]}"
+    if schema.get("$ref", "").startswith(SHAPE):
+        name = schema["$ref"].removeprefix(SHAPE)
+        yield from _of_schema(DESCRIPTION["components"]["schemas"][name], path)
     for value in schema.get("enum", ()):
         yield f"{path}: {json.dumps(value)}"
     properties = schema.get("properties", {})
@@ -94,12 +96,12 @@ def interface() -> list[str]:
     values = (ROOT / "manifests/helm/nodeagent/values.schema.json").read_text(encoding="utf-8")
     inputs = (plan_schema(), settings_schema(), json.loads(values))
     facts = {fact for name, s in zip(INPUTS, inputs, strict=True) for fact in _of_schema(s, name)}
-    for name, schema in DESCRIPTION["components"]["schemas"].items():
-        facts |= set(_of_schema(schema, f"api {name}"))
     for path, methods in DESCRIPTION["paths"].items():
-        facts |= {
-            f"api {m} {path}: {code}" for m, one in methods.items() for code in one["responses"]
-        }
+        for method, operation in methods.items():
+            for code, answer in operation["responses"].items():
+                facts.add(f"api {method} {path}: {code}")
+                for content in answer.get("content", {}).values():
+                    facts |= set(_of_schema(content["schema"], f"api {path}"))
     facts |= {*_of_annotations(), *_of_metrics(), *_of_state_files()}
     for parser in build_parser().with_subcommands():
         if not parser.prog.startswith("nodeagent simulate"):
@@ -119,7 +121,7 @@ def test_what_was_released_is_still_there() -> None:
     if "NODEAGENT_TEST_RECORD" in os.environ:
         RECORDED.write_text("\n".join((*now, "")), encoding="utf-8")
     recorded = RECORDED.read_text(encoding="utf-8").splitlines()
-    assert len(recorded) > 2000
+    assert len(recorded) > 2500
     of_inputs = {f for f in recorded if f.startswith(INPUTS)}
     gone = sorted({f for f in recorded if not (f in of_inputs and f.endswith("!"))} - set(now))
     objects = {re.sub(r"\.[^.]*$", "", fact) for fact in of_inputs}
