@@ -93,14 +93,17 @@ def run_events(options: Namespace, output: Output) -> ExitCode:
 
 
 def run_logs(options: Namespace, _: Output) -> ExitCode:
-    """Become journalctl, which has the log of an agent that systemd starts."""
+    """Become journalctl, if it has a log of an agent that systemd starts."""
+    from subprocess import run
+
     words = ["journalctl", "--unit", "nodeagent"]
-    words += ["--follow"] if options.follow else []
-    words += ["--output=json"] if options.output != "text" else []  # JSON is YAML, too
-    try:
-        os.execvp(words[0], words)  # noqa: S606 - no shell is wanted
-    except OSError:
-        raise NodeagentError.of("noJournal") from None
+    more = ["--follow"] if options.follow else []
+    more += ["--output=json"] if options.output != "text" else []  # JSON is YAML, too
+    with suppress(OSError):
+        found = run([*words, "--quiet", "--lines=1"], capture_output=True, check=False)
+        if found.stdout or found.returncode:
+            os.execvp(words[0], [*words, *more])  # noqa: S606 - no shell is wanted
+    raise NodeagentError.of("noJournal")
 
 
 def _ask(address: AgentAddress, gpu: str | None) -> Json:

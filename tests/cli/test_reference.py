@@ -89,17 +89,26 @@ def test_help_and_version_are_commands(program: Program) -> None:
 
 
 def test_logs_are_those_of_the_unit(program: Program) -> None:
-    journal = program.file('#!/bin/sh\necho "$@"\n', "journalctl")
-    journal.chmod(0o755)
-    for path, code, out in (
-        (program.directory, 0, "--unit nodeagent --follow --output=json\n"),
-        ("/nowhere", 1, ""),
+    """Or it is said where they are: in no journal, or in that of another unit alone."""
+    journal = program.directory / "journalctl"
+    followed = "--unit nodeagent --follow --output=json\n"
+    for script, code, out in (
+        ('echo "$@"', 0, followed),
+        ('echo "$@"; exit 1', 1, followed),
+        ("", 1, ""),
+        (None, 1, ""),
     ):
-        environment = {**os.environ, "PATH": str(path)}
+        if script is None:
+            journal.unlink()
+        else:
+            program.file(f"#!/bin/sh\n{script}\n", "journalctl").chmod(0o755)
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        environment = {**os.environ, "PATH": str(program.directory)}
         words = ("logs", "--follow", "-o", "json")
-        with program.process(*words, stdout=subprocess.PIPE, text=True, env=environment) as process:
-            assert process.communicate(timeout=stretched(30))[0] == out
-        assert process.returncode == code
+        with program.process(*words, env=environment, **streams) as process:
+            said, complaint = process.communicate(timeout=stretched(30))
+        assert (process.returncode, said) == (code, out)
+        assert bool(out) is ("kubectl -n nodeagent logs POD" not in complaint)
 
 
 def test_an_unknown_code(program: Program) -> None:
