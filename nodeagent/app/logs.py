@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -63,6 +64,19 @@ def _in_reading_order(
     """Time, level and message come before the facts, for people who read the JSON."""
     first = [key for key in ("timestamp", "level", "message") if key in entry]
     return {key: entry[key] for key in first} | dict(entry)
+
+
+def _in_one_row(
+    _: object, __: str, entry: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """What a person at a terminal needs: GPUs by their index, no more facts of what went well."""
+    event = re.sub("(sha256:[0-9a-f]{12})[0-9a-f]{52}", r"\1", str(entry["event"]))
+    if "index" in entry:
+        event = event if "GPU " in event else f"GPU {entry['index']}: {event}"
+    well = ("digest", "reason", "seconds") if entry["level"] == "info" else ()
+    known = ("gpu", "index") if "index" in entry else ()
+    shown = {k: v for k, v in entry.items() if k not in {"event_type", *well, *known}}
+    return shown | {"event": event, "timestamp": f"{entry['timestamp'][11:19]}Z"}
 
 
 class LibraryLines(logging.Handler):
@@ -122,9 +136,13 @@ def configure_logging(
     if as_text:
         # The plain formatter: the default one would print the values of all local variables.
         rest: list[structlog.typing.Processor] = [
+            _in_one_row,
             structlog.dev.ConsoleRenderer(
-                colors=_shows_colours(out), exception_formatter=structlog.dev.plain_traceback
-            )
+                colors=_shows_colours(out),
+                exception_formatter=structlog.dev.plain_traceback,
+                pad_event_to=0,
+                pad_level=False,
+            ),
         ]
     else:
         rest = [

@@ -195,6 +195,7 @@ class EventLog:
         self._now = now
         self._next_id = 1
         self._closed = False
+        self.indices: Mapping[str, int] = {}  # of GPUs, by UUID, for lines of the log
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -223,9 +224,16 @@ class EventLog:
 
         The event's message has the remedy, too; the other arguments are fields of `Event`.
         """
+        index = {"index": self.indices[gpu]} if gpu in self.indices else {}
         named = {"gpu": gpu, "device": device, "claim": claim, "reason": reason, "remedy": remedy}
         write = log.warning if kind.is_warning else log.info
-        write(message, event_type=kind.value, **{k: v for k, v in named.items() if v}, **facts)
+        write(
+            message,
+            event_type=kind.value,
+            **{k: v for k, v in named.items() if v},
+            **index,
+            **facts,
+        )
         event = Event(
             id=self._next_id,
             time=time_json(self._now()),

@@ -70,6 +70,7 @@ class EventReporter:
             self._failure = None
 
     def observed(self, node: ObservedNode) -> None:
+        self._events.indices = {gpu.uuid: gpu.index for gpu in node.gpus}
         for gpu in node.gpus:
             before = self._access.get(gpu.uuid, Access.OK)
             if gpu.access is not Access.OK and gpu.access is not before:

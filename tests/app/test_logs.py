@@ -83,14 +83,22 @@ def test_on_a_real_terminal(no_color: str, coloured: bool, monkeypatch: pytest.M
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", no_color)
     ours, theirs = pty.openpty()
+    applied = f"GPU 3 is as sha256:{'7' * 64} says"
+    on_gpu = {"event_type": "StepDone", "gpu": "GPU-1", "index": 3}
     with os.fdopen(ours, "rb", buffering=0) as read, os.fdopen(theirs, "w") as out:
         configure_logging(stream=out)
-        structlog.get_logger().warning("the plan is blocked", gpu="GPU-1", remedy="end it")
-        shown = read.read(4096).decode()
+        log = structlog.get_logger()
+        log.info("made", **on_gpu, reason="why", seconds=1)
+        log.info(applied, **on_gpu)
+        log.warning("the plan is blocked", gpu="GPU-1", remedy="end it")
+        shown = "".join(read.readline().decode() for _ in range(3))
     assert ("\x1b[" in shown) is coloured
     plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
     assert re.search(
-        r"Z \[warning *\] the plan is blocked +gpu=GPU-1 remedy='?end it'?\r\n$", plain
+        r"^\d\d:\d\d:\d\dZ \[info\] GPU 3: made\r\n"
+        r".{9} \[info\] GPU 3 is as sha256:7{12} says\r\n"
+        r".{9} \[warning\] the plan is blocked gpu=GPU-1 remedy='?end it'?\r\n$",
+        plain,
     )
 
 

@@ -44,6 +44,7 @@ def _explain(events: Any, process: Process) -> None:
     lines = [json.loads(line) for line in process.said().splitlines() if line.startswith("{")]
     logged = [line["event_type"] for line in lines if "event_type" in line]
     assert logged == [*(event["type"] for event in events), "Stopping"]
+    assert {line.get("index") for line in lines if "gpu" in line} == {0}
 
 
 def test_wakes_when_a_simulated_user_goes(tmp_path: Path) -> None:
