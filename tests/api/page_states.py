@@ -3,20 +3,29 @@
 from nodeagent.documents.reading import read_document
 from nodeagent.health.evaluate import evaluate
 from nodeagent.health.findings import Moment
-from nodeagent.health.readings import GpuReading, NodeReading
+from nodeagent.health.readings import GpuReading, NodeReading, XidEvent, XidSource
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import Access, Gpu, Memory, ObservedNode
+from nodeagent.plan.observed import (
+    Access,
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    Memory,
+    ObservedNode,
+)
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
+from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
-from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
-from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
+from nodeagent.views.node_state import NodeState, Phase, Reading
 from nodeagent.views.shapes import Pod
 from nodeagent.views.text import time_json
-from tests.views.daemons import mps_client
+from tests.plan.cards import with_instances
+from tests.views.daemons import WAITING, mps_client
 from tests.views.example_node import AT, BLOCKED, DAEMON, FIRST, IN_SYNC, OBSERVED, SECOND, WHOLE
 
 _GIB = 1 << 30
@@ -123,6 +132,95 @@ MANY = replace(
     problems=tuple(problem for gpu in _all_wait.gpus for problem in gpu.problems),
 )
 
+# --- a full node, and what can be wrong with it ---------------------------------------------------
+
+_NAMES = ("train-0", "train-1", "notebook", "serve-7b", "", "eval", "sweep-12")
+
+
+def _full_gpu(index: int) -> Gpu:
+    cut = with_instances(
+        replace(_divided, index=index, uuid=f"{FIRST[:-1]}{index}"),
+        [("1g.10gb", start) for start in range(7)],
+    )
+
+    def used(instance: GpuInstance, device: ComputeInstance) -> ComputeInstance:
+        slot = instance.placement.start
+        pod = _NAMES[(slot + index) % 7]
+        user = User(5000 + 10 * index + slot, "python", namespace="ml", pod=pod, uid=1000)
+        usage, memory = Usage((user,)) if pod else Usage(), Memory(slot * _GIB, 10 * _GIB)
+        return replace(device, uuid=f"MIG-{index}-{slot}", usage=usage, memory=memory)
+
+    return cut.with_mig_devices(used)
+
+
+_full = ObservedNode(tuple(map(_full_gpu, range(8))), OBSERVED.driver_version)
+FULL = replace(
+    IN_SYNC,
+    observed=_full,
+    mps=(),
+    started_at=AT,
+    readings={
+        (gpu.uuid, None): Reading(
+            *(90.0, 64, 512.5, 60 * _GIB, 87, 700.0),
+            sm_clock=1980,
+            clock_reasons=4,
+            ecc_corrected=2,
+        )
+        for gpu in _full.gpus
+    },
+)
+_hot = {"temperature": 86, "slowdown_temperature": 87}
+_found = NodeReading(
+    Moment(10.0, 1e9),
+    "boot",
+    gpus=(
+        GpuReading(_full.gpus[0].uuid, 0, memory_unrepairable=True),
+        GpuReading(_full.gpus[1].uuid, 1, recovery_action=1),
+        GpuReading(_full.gpus[2].uuid, 2, **_hot),
+        *(GpuReading(gpu.uuid, gpu.index) for gpu in _full.gpus[3:]),
+    ),
+    xids=tuple(
+        XidEvent(xid, 9.0, XidSource.NVML, gpu=_full.gpus[index].uuid)
+        for xid, index in ((95, 1), (13, 3))
+    ),
+)
+FINDINGS = replace(FULL, health=evaluate(HealthState(), _found, default_table()).state)
+_fell_off = replace(_full.gpus[5], access=Access.LOST, access_reason="GPU_IS_LOST")
+ONE_LOST = replace(FULL, observed=ObservedNode((*_full.gpus[:5], _fell_off, *_full.gpus[6:])))
+
+_users = tuple(
+    mps_client(
+        4712 + number,
+        *("python", 1000 + number // 2, "replica", f"replica-{number}"),
+        memory_used=number * 4 * _GIB,
+        memory_limit=20 * _GIB,
+        threads=25.0,
+        script="in\u202efer.py",
+        findings=("it has no memory limit",) if number == 3 else (),
+    )
+    for number in range(4)
+)
+_shared_daemon = replace(DAEMON, clients=_users, waiting=(WAITING,))
+_share = ClaimShare(memory=20 * _GIB, used=5 * _GIB, threads=25.0)
+_refusal = Problem(
+    code=Code.CLAIM_REFUSED, message="GPU 1 has 4.0 GiB left for claims, not 20.0 GiB"
+)
+SHARING = replace(
+    BUSY,
+    mps=(_shared_daemon,),
+    claims=(
+        _CLAIM,
+        replace(
+            _CLAIM,
+            name="serve",
+            devices=[
+                replace(_CLAIM.devices[0], gpu=SECOND, profile="", share=_share, share_id="serve")
+            ],
+        ),
+        replace(_CLAIM, name="late", phase=ClaimPhase.WAITING, devices=[], refusal=_refusal),
+    ),
+)
+
 STATES: dict[str, NodeState] = {
     "idle": IDLE,
     "busy": BUSY,
@@ -131,4 +229,11 @@ STATES: dict[str, NodeState] = {
     "sick": SICK,
     "lost": LOST,
     "many": MANY,
+    "full": FULL,
+    "one lost": ONE_LOST,
+    "findings": FINDINGS,
+    "sharing": SHARING,
+    "no plan": replace(IDLE, phase=Phase.NO_PLAN, digest="", plan=None),
+    "driver": replace(FULL, driver_error="a call hangs for 30 s"),
+    "none": NodeState("gpu-node-0", "file", Phase.NO_PLAN, observed_at=AT),
 }

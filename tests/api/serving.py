@@ -65,16 +65,16 @@ class Agent:
         self._node = node
         self._doing = doing or Doing()
         self._previewing = previewing
-        self._history = GpuHistories(5.0)
-        self._history.add(0.0, {"GPU-a": Reading(3.0)})
-        self._history.add(10.0, {"GPU-b": Reading(7.0)})
+        self.histories = GpuHistories(5.0)
+        self.histories.add(0.0, {"GPU-a": Reading(3.0)})
+        self.histories.add(10.0, {"GPU-b": Reading(7.0)})
         self._rendered = RenderedStatus(lambda: self.state, status_json, time.monotonic)
 
     def status(self, gpu: str | None) -> bytes | None:
         return self._rendered.page(gpu)
 
     def history(self, gpu: str | None) -> dict[str, Any] | None:
-        found = self._history.shape(10.0, datetime.now(UTC), gpu)
+        found = self.histories.shape(10.0, datetime.now(UTC), gpu)
         return as_json(found) if found else None
 
     async def plan(self) -> dict[str, Any]:

@@ -11,14 +11,23 @@ import pytest
 
 from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.plan.plan import Policy
-from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.plan_report import plan_json
 from nodeagent.views.status_report import status_json
-from tests.api.page_states import BUSY, IDLE, LOST, SICK, STATES, WANTED, WORKING
+from tests.api.page_states import (
+    BUSY,
+    FINDINGS,
+    IDLE,
+    LOST,
+    MANY,
+    SICK,
+    STATES,
+    WANTED,
+    WORKING,
+)
 from tests.api.serving import api, preview
-from tests.views.example_node import FIRST, OBSERVED
+from tests.views.example_node import OBSERVED
 
 TEXT = PAGE.decode()
 NODE = shutil.which("node")
@@ -148,11 +157,31 @@ def test_what_is_in_the_way_of_a_blocked_plan() -> None:
 
 
 @needs_node
-def test_nothing_that_needs_a_hand_is_left_out() -> None:
-    codes = "all.map((one) => handsNeeded(one).map((hand) => hand.code))"
-    assert _computed(codes, *STATES.values()) == [[]] * (len(STATES) - 1) + [["InUse"] * 6]
+def test_what_one_remedy_mends_stands_together() -> None:
+    """The headline's own first, and nothing that needs a hand is left out."""
+    codes = "all.map((one) => handsNeeded(one).map((some) => some.map((hand) => hand.code)))"
     twice = replace(SICK, problems=STATES["blocked"].problems)
-    gone = Problem(
-        code=Code.GPU_LOST, message="GPU 0 does not answer", gpu=FIRST
-    )  # as a check found, too
-    assert _computed(codes, twice, replace(LOST, problems=(gone,))) == [["InUse"], []]
+    assert _computed(codes, IDLE, MANY, FINDINGS, twice) == [
+        [[]],
+        [["InUse"] * 6],
+        [["XidReset"], ["MemoryUnrepairable"]],
+        [[], ["InUse"]],
+    ]
+
+
+@needs_node
+def test_the_steps_of_a_remedy() -> None:
+    """What stands behind "or" is another way: it is not to be done with the rest."""
+    remedy = "Drain it: `drain` (`delete`), then `reboot`; or, if that fails, `reset`."
+    found = _computed(f"stepsOf({json.dumps(remedy)}).map(Object.values)")
+    assert found == [
+        ["Drain it:", "drain", False],
+        ["", "delete", False],
+        ["then", "reboot", False],
+        ["or, if that fails,", "reset", True],
+    ]
+
+
+@needs_node
+def test_what_hides_in_a_name_is_written_out() -> None:
+    assert _computed("visible('a\\u202eb\\u009bc é')") == "a\\u202eb\\u009bc é"

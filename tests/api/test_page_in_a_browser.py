@@ -27,6 +27,9 @@ ALIKE = (
     f" - new Set({BUTTONS}.map((one) => one.ariaLabel)).size"
 )
 READ_TWICE = "document.querySelectorAll('[role=img] > :not([aria-hidden])').length"
+ESCAPE = "new KeyboardEvent('keydown', {key: 'Escape', bubbles: true})"
+TYPED = "dispatchEvent(new Event('input'))"
+WITH_ROOM = {"idle", "busy", "working", "blocked", "many", "sharing", "no plan"}
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
@@ -36,6 +39,18 @@ async def _headline_is(page: Tab, text: str) -> None:
 
 async def _preview(page: Tab, plan: str) -> None:
     await page.value(f"byId('pasted').value = {json.dumps(plan)}; byId('preview').click()")
+
+
+async def _is_dense(page: Tab, name: str, gpus: int) -> None:
+    """One row for each GPU, all in one screen, and not much more on a telephone."""
+    assert await page.value("document.querySelectorAll('#gpus tr.gpu').length") == gpus
+    if name in {"full", "one lost"}:
+        await page.show_on(390, "light")
+        assert await page.value("document.documentElement.scrollHeight") < 3000
+        await page.show_on(1280, "light")
+        assert await page.value("byId('gpus').getBoundingClientRect().bottom") < 800
+        silent = await page.value("document.querySelectorAll('#gpus .at-silence').length")
+        assert silent == (name == "one lost")
 
 
 async def _fits_every_screen(page: Tab, name: str, pictures: Path | None) -> None:
@@ -73,12 +88,14 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             wanted = await page.value("byId('gpus').textContent.includes('wanted')")
             assert wanted is (waiting > 0), name
             assert not await page.value("byId('counts').textContent.includes('in use by')")
-            glances = await page.value("document.querySelectorAll('#overview a, details').length")
-            assert glances == (9 if name == "many" else 0)
+            await _is_dense(page, name, len(status["gpus"]))
+            await page.value("document.querySelectorAll('.toggle').forEach((one) => one.click())")
             ready = await page.value("byId('claims').querySelector('.tone-ok') !== null")
-            assert ready is (name == "busy"), "a claim on a GPU that is lost or sick looks well"
+            assert ready is (name in {"busy", "sharing"}), "a claim on a sick GPU looks well"
             room = await page.value("byId('gpus').textContent.includes('Room for')")
-            assert room is (name not in ("sick", "lost")), name
+            assert room is (name in WITH_ROOM), name
+            hidden = await page.value(r"byId('mps').textContent.includes('in\\u202efer.py')")
+            assert hidden is (name == "sharing")
             assert await page.value(ALIKE) == 0
             assert await page.value(READ_TWICE) == 0
             await _fits_every_screen(page, name, pictures)
@@ -102,7 +119,8 @@ async def test_the_page_follows_the_agent_and_its_end(
         assert await page.value("byId('main').hidden")
         await page.value("paint()")
         await page.until("byId('gpus').querySelectorAll('.box.is-idle').length === 4")
-        await page.value("byId('gpus').querySelector('button').focus()")
+        await page.value("byId('gpus').querySelector('button').click()")
+        await page.value("byId('gpus').querySelector('.copy').focus()")
 
         agent.state = BUSY
         agent.events.add(EventType.OTHER_OWNER, "something else came", gpu=FIRST)
@@ -111,9 +129,18 @@ async def test_the_page_follows_the_agent_and_its_end(
         agent.events.add(EventType.OTHER_OWNER, "something else came", gpu=FIRST)
         await page.until("byId('timeline').textContent.includes('something else came (2 times')")
         assert await page.value("byId('timeline').querySelectorAll('tbody tr').length") == 1
-        assert await page.value("document.activeElement === byId('gpus').querySelector('button')")
+        assert await page.value("document.activeElement === byId('gpus').querySelector('.copy')")
         assert await page.value(f"byId('gpus').textContent.includes({json.dumps(MARKUP)})")
         assert await page.value("document.querySelectorAll('img').length") == 0
+
+        await page.value(f"document.activeElement.dispatchEvent({ESCAPE})")
+        assert await page.value("document.activeElement === byId('gpus').querySelector('button')")
+        assert await page.value("document.activeElement.ariaExpanded === 'false'")
+        assert await page.value("byId('gpus').querySelector('.copy') === null")
+        await page.value(f"byId('events-text').value = 'No such'; byId('events-text').{TYPED}")
+        assert await page.value("byId('timeline').textContent") == "Nothing of that."
+        await page.value(f"byId('events-text').value = 'ELSE'; byId('events-text').{TYPED}")
+        assert await page.value("byId('timeline').querySelectorAll('tbody tr').length") == 1
 
         await _preview(page, BESIDE)
         await page.until("byId('previewed').textContent.includes('can be applied')")

@@ -13,8 +13,8 @@ from typing import Final
 
 # In this order: what a file does at once, it does with what stands before it.
 _SCRIPTS: Final = (
-    *("words.js", "facts.js", "elements.js", "gpus.js"),
-    *("sections.js", "preview.js", "live.js"),
+    *("words.js", "facts.js", "elements.js", "picture.js", "details.js", "grid.js"),
+    *("problems.js", "tables.js", "timeline.js", "preview.js", "live.js"),
 )
 
 

@@ -2,18 +2,32 @@
 
 const byId = (id) => document.getElementById(id);
 
-/* Attributes that are undefined are left out, and so are children that are undefined or "". */
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+function filled(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== undefined) made.setAttribute(name, value);
   }
-  made.append(...children.flat(2).filter((child) => child !== undefined && child !== ""));
+  made.append(...children.flat(3).filter((child) => child !== undefined && child !== ""));
   return made;
 }
 
-/* Makes what is there like `fresh` without replacing it, so that focus and selection stay. A style
-   is set by property: the policy allows no attribute for it. What a person unfolded stays so. */
+/* Attributes that are undefined are left out, and so are children that are undefined or "". */
+function element(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+const SVG = byId("svg").content.firstElementChild.namespaceURI;
+
+function drawing(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+/* --- changing what is there --- */
+
+/* A style is set by property: the policy allows no attribute for it. */
+const STYLES = ["gridColumn", "gridTemplateColumns", "width"];
+
+/* Makes what is there like `fresh` without replacing it, so that focus and selection stay. What a
+   person unfolded stays so. */
 function morph(old, fresh) {
   if (old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
   if (old.nodeType === Node.TEXT_NODE) {
@@ -26,17 +40,34 @@ function morph(old, fresh) {
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value && name !== "style") old.setAttribute(name, value);
   }
-  for (const property of ["gridColumn", "gridTemplateColumns"]) {
+  for (const property of STYLES) {
     const value = fresh.style[property];
     if (old.style[property] !== value) old.style[property] = value;
   }
   return morphChildren(old, [...fresh.childNodes]);
 }
 
+function keyOf(node) {
+  return node.dataset && node.dataset.key;
+}
+
+/* Children with a key stay the same wherever they stand, the others where they stand. */
 function morphChildren(parent, fresh) {
-  const old = [...parent.childNodes];
-  fresh.forEach((node, at) => (at < old.length ? morph(old[at], node) : parent.append(node)));
-  old.slice(fresh.length).forEach((node) => node.remove());
+  const keyed = new Map([...parent.childNodes].map((node) => [keyOf(node), node]));
+  let place = parent.firstChild;
+  for (const node of fresh) {
+    const key = keyOf(node);
+    const old = key !== undefined ? keyed.get(key)
+      : place && keyOf(place) === undefined ? place : undefined;
+    if (old && old === place) place = place.nextSibling;
+    else parent.insertBefore(old || node, place);
+    if (old) morph(old, node);
+  }
+  while (place) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
 }
 
 /* Shows these nodes in the element of this id, and the section around it only if there are any. */
@@ -47,18 +78,24 @@ function show(id, ...children) {
   if (section) section.hidden = nodes.length === 0;
 }
 
+/* --- lists and tables --- */
+
 function list(items, attributes = {}) {
   if (!items.length) return "";
   return element("ul", attributes, items.map((item) => element("li", {}, item)));
 }
 
-/* Roles are given since the style lays tables out anew on narrow screens. */
+/* A row of a table is its cells, or has them as `cells`, with attributes of its own. Roles are
+   given since the style lays tables out anew on narrow screens. */
 function table(caption, columns, rows) {
   const heads = columns.map((name) => element("th", { scope: "col", role: "columnheader" }, name));
   const cell = (content, at) => (at === 0
     ? element("th", { scope: "row", role: "rowheader" }, content)
     : element("td", { role: "cell", "data-label": columns[at] }, content));
-  const lines = rows.map((cells) => element("tr", { role: "row" }, cells.map(cell)));
+  const lines = rows.map((row) => {
+    const { cells, ...attributes } = Array.isArray(row) ? { cells: row } : row;
+    return element("tr", { role: "row", ...attributes }, cells.map(cell));
+  });
   return element("table", { role: "table" },
     element("caption", {}, caption),
     element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, heads)),
@@ -66,12 +103,18 @@ function table(caption, columns, rows) {
 }
 
 /* Names and values; a value that is "" is not known, and left out with its name. */
-function facts(pairs, attributes = {}) {
+function facts(pairs) {
   const known = pairs.filter(([, value]) => value !== undefined && value !== "");
   if (!known.length) return "";
-  return element("dl", attributes, known.map(([name, value]) =>
+  return element("dl", { class: "facts" }, known.map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
+
+function folded(summary, ...children) {
+  return element("details", {}, element("summary", {}, summary), ...children);
+}
+
+/* --- words with a glyph --- */
 
 /* A glyph that is read out by its word. */
 function mark(glyph, word, look) {
@@ -98,11 +141,35 @@ function toneMark(word) {
   return nowMark(SEVERITIES[tone].glyph, word, "tone-" + tone);
 }
 
+function warned(text) {
+  return nowMark("▲", text, "tone-warning");
+}
+
+function time(text) {
+  const date = new Date(text);
+  return element("time", { datetime: text, title: timeWords(date) }, shortTimeWords(date));
+}
+
+/* A bar beside its words, which say the same. */
+function bar(ratio, words) {
+  const level = Math.round(100 * Math.min(Math.max(ratio, 0), 1));
+  const drawn = drawing("svg",
+    { class: "bar", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
+    drawing("rect", { class: "rail", width: 100, height: 8 }),
+    drawing("rect", { class: "level", width: level, height: 8 }));
+  return [drawn, element("span", { class: "figure" }, words)];
+}
+
+/* --- commands, and copying --- */
+
+function copyButton(text, what, words = "copy") {
+  const button = { type: "button", class: "copy", "data-copy": text, "aria-label": "copy " + what };
+  return element("button", button, words);
+}
+
 function copyable(text, what) {
-  const label = "copy " + what;
-  const button = { type: "button", class: "copy", "data-copy": text, "aria-label": label };
   return element("span", { class: "copyable" },
-    element("code", {}, text), " ", element("button", button, "copy"));
+    element("code", {}, text), " ", copyButton(text, what));
 }
 
 /* A text of the agent, with `show` of its commands, which stand between backticks. */
@@ -110,26 +177,24 @@ function withCommands(text, show) {
   return text.split("`").map((part, at) => (at % 2 ? show(part) : part));
 }
 
-/* A sentence whose commands can be copied. */
-function prose(text = "") {
+/* A sentence whose command can be copied; several commands as numbered steps, to be copied at once.
+   One that stands behind "or" is another way: copied with the rest, it is a comment. */
+function remedyBlock(text) {
   const sentence = text.slice(0, 1).toUpperCase() + text.slice(1);
-  return withCommands(sentence, (command) => copyable(command, command));
+  const parts = sentence.split("`"), steps = stepsOf(sentence);
+  if (!steps.length) return element("p", { class: "remedy" }, sentence);
+  const all = steps.map(({ words, command, isOther }) =>
+    (words ? "# " + words + "\n" : "") + (isOther ? "# " : "") + command).join("\n");
+  if (steps.length === 1) {
+    return element("p", { class: "remedy" }, parts[0], copyable(parts[1], parts[1]), parts[2]);
+  }
+  const end = parts[parts.length - 1].replace(/^[\s,;.)]+/, "");
+  return element("div", { class: "remedy steps" },
+    element("ol", {}, steps.map(({ words, command }) =>
+      element("li", {}, words && words + " ", element("code", {}, command)))),
+    end && element("p", {}, end),
+    copyButton(all, "all " + steps.length + " commands: " + steps[0].command, "copy all"));
 }
-
-function time(text) {
-  const date = new Date(text);
-  return element("time", { datetime: text, title: text }, timeWords(date));
-}
-
-/* A bar beside its words, which say the same. */
-function bar(ratio, words) {
-  const drawn = byId("bar").content.firstElementChild.cloneNode(true);
-  const percent = Math.round(100 * Math.min(Math.max(ratio, 0), 1));
-  drawn.querySelector(".level").setAttribute("width", percent);
-  return [drawn, element("span", { class: "figure" }, words)];
-}
-
-/* --- copying --- */
 
 let noteEnds;
 
@@ -145,7 +210,8 @@ async function copy(button) {
     await navigator.clipboard.writeText(button.dataset.copy);
     note("Copied.");
   } catch (error) { // browsers give the clipboard only to pages of a secure origin
-    getSelection().selectAllChildren(button.parentElement.querySelector("code"));
+    const near = button.parentElement;
+    getSelection().selectAllChildren(near.querySelector("ol") || near.querySelector("code"));
     note("Selected; copy it with Ctrl+C.");
   }
 }

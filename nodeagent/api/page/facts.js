@@ -37,9 +37,24 @@ function byPlace(devices) {
   return [...places.values()].sort((one, other) => one[0].start - other[0].start);
 }
 
+/* How full memory is, from 0 to 1; undefined while that is not known. */
+function fillOf({ used, total } = {}) {
+  return used === undefined || !total ? undefined : Math.min(1, used / total);
+}
+
+/* Who has it, each name once. */
+function namesOf(users = []) {
+  return [...new Set(users.map(userName))];
+}
+
 function box(devices, states) {
   const { start, size } = devices[0];
-  return { start, size, name: counted(devices.map((device) => device.profile)), states };
+  const fills = devices.map((device) => fillOf(device.memory)).filter((fill) => fill !== undefined);
+  return {
+    start, size, states, name: counted(devices.map((device) => device.profile)),
+    users: namesOf(devices.flatMap((device) => device.users || [])),
+    fill: fills.length ? Math.max(...fills) : undefined,
+  };
 }
 
 /* Whether a step takes away some of these devices, which share a place. */
@@ -70,8 +85,12 @@ function statesOf(gpu, devices, goal) {
 
 /* A GPU as it is, with what its goal makes of it. */
 function boxesNow(gpu, goal) {
-  const whole = { start: 0, size: 1, name: modeWords(gpu), states: wholeStates(gpu) };
-  if (!isDivided(gpu)) return [whole];
+  if (!isDivided(gpu)) {
+    const { current, pending } = gpu.mig || {};
+    const name = current === pending ? "whole GPU" : modeWords(gpu);
+    const of = { users: namesOf(gpu.users), fill: fillOf(gpu.memory), states: wholeStates(gpu) };
+    return [{ start: 0, size: 1, name, ...of }];
+  }
   return byPlace(gpu.instances).map((devices) => box(devices, statesOf(gpu, devices, goal)));
 }
 
@@ -150,56 +169,19 @@ function countsOf(status) {
   return facts.map(([name, parts]) => [name, parts.filter(Boolean).join(", ") || "0"]);
 }
 
-/* What the health checks found at the node or a GPU, called `where`, but for what is well. */
-function findingsAt(where, { health, uuid }) {
-  const findings = (health ? health.findings : []).filter((one) => one.severity !== "healthy");
-  return findings.map((finding) => ({
-    where, gpu: uuid, code: finding.cause[0].toUpperCase() + finding.cause.slice(1),
-    message: where + " " + finding.message, evidence: finding.evidence, remedy: finding.advice,
-    isSevere: finding.severity !== "degraded",
-  }));
-}
-
-/* What is wrong with claims and daemons, as problems. */
-function otherProblems(status) {
-  const found = [];
-  for (const claim of status.claims || []) {
-    const where = "claim " + claimName(claim);
-    const problems = [...(claim.refusal ? [claim.refusal] : []), ...claim.problems];
-    found.push(...problems.map((problem) => ({ ...problem, where })));
+/* What needs a person besides what the headline says: the same remedy once for all that have it.
+   The first group are those that the headline's remedy mends, too. */
+function handsNeeded({ headline, troubles }) {
+  const groups = new Map([[headline.remedy || headline.text, []]]);
+  for (const trouble of troubles) {
+    if (trouble.text === headline.text && trouble.gpu === headline.gpu) continue;
+    const key = trouble.remedy || trouble.text;
+    groups.set(key, [...(groups.get(key) || []), trouble]);
   }
-  for (const daemon of status.mps) {
-    const message = daemon.trouble || (daemon.state === "Backoff" && daemon.why);
-    if (message) found.push({ where: "MPS on " + daemonPlace(daemon), code: "Mps", message });
-  }
-  return found;
+  return [...groups.values()];
 }
 
-/* What a check found is a problem of the plan, too, where that needs the GPU. */
-function isSame(problem, finding) {
-  return problem.code === finding.code && problem.gpu === finding.gpu;
-}
-
-/* All that needs a person, the worst first, besides what the headline says already. */
-function handsNeeded(status) {
-  const { headline, problems } = status;
-  const names = gpuNames(status.gpus);
-  const findings = [
-    ...findingsAt("The node", status),
-    ...status.gpus.flatMap((gpu) => findingsAt("GPU " + gpu.index, gpu)),
-  ];
-  const { problem } = status.cluster || {};
-  const found = [
-    ...findings.filter((one) => one.isSevere),
-    ...problems.filter((one) => !findings.some((other) => isSame(one, other)))
-      .map((one) => ({ ...one, where: names.get(one.gpu) })),
-    ...(problem ? [{ ...problem, code: "Cluster", where: "cluster" }] : []),
-    ...findings.filter((one) => !one.isSevere),
-    ...otherProblems(status).filter((other) =>
-      !problems.some((one) => one.message.includes(other.message))),
-  ];
-  const said = found.findIndex((one) => one.code === headline.code
-    && (one.gpu || "") === (headline.gpu || "")
-    && (one.evidence || headline.text.toLowerCase().includes(one.message.toLowerCase())));
-  return found.filter((_, at) => at !== said);
+/* What the headline is about, with what was read of it. */
+function headlineTrouble({ headline, troubles }) {
+  return troubles.find((one) => one.text === headline.text && one.gpu === headline.gpu) || headline;
 }

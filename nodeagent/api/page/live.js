@@ -3,6 +3,7 @@
 
 const PERIOD = 10000; // all of these are milliseconds
 const HIDDEN_PERIOD = 60000;
+const HISTORY_PERIOD = 9000;
 const BETWEEN = 500;
 const ANSWER_WITHIN = 8000;
 const LONGEST_WAIT = 30000;
@@ -10,6 +11,9 @@ const LONGEST_WAIT = 30000;
 const page = {
   status: undefined,
   plan: undefined,
+  history: undefined,
+  historyFrom: 0, // when it was asked for last
+  ahead: 0, // of this browser's clock, the node's
   awaySince: undefined, // the beginning of the first request that was not answered
   failures: 0,
 };
@@ -22,7 +26,21 @@ function ask(path, options = {}, within = ANSWER_WITHIN) {
 async function askJson(path) {
   const answer = await ask(path);
   if (!answer.ok) throw new Error(path + " answers " + answer.status);
-  return answer.json();
+  const date = Date.parse(answer.headers.get("Date"));
+  if (!Number.isNaN(date)) page.ahead = date - Date.now();
+  return parsed(await answer.text());
+}
+
+/* Names and messages have no character that hides what they say. */
+function parsed(text) {
+  return JSON.parse(text, (_, value) => (typeof value === "string" ? visible(value) : value));
+}
+
+/* The last minutes, asked for once a column; without them the page has no lines. */
+async function askHistory() {
+  if (Date.now() - page.historyFrom < HISTORY_PERIOD) return page.history;
+  page.historyFrom = Date.now();
+  return askJson("/v1/history").catch(() => undefined);
 }
 
 /* Grows with each failure, and differs from page to page. */
@@ -38,7 +56,7 @@ const timeline = {
   seen: [], // changes that this page saw
 };
 
-const MOST_EVENTS = 500;
+const MOST_EVENTS = 500, MOST_SEEN = 100;
 const SAME_CHANGE = 15000; // milliseconds between a change, its event and this page's seeing it
 
 /* What happens again is one event, as it is now. */
@@ -61,7 +79,7 @@ function observeLayouts(status) {
     if (before === undefined || before === after) continue;
     const what = { type: "Changed", gpu: gpu.uuid, message: "GPU " + gpu.index + " was changed" };
     const change = { time: new Date().toISOString(), before, after, ...what };
-    timeline.seen = [change, ...timeline.seen].slice(0, MOST_ROWS);
+    timeline.seen = [change, ...timeline.seen].slice(0, MOST_SEEN);
   }
 }
 
@@ -74,8 +92,7 @@ function hasEvent(change, events) {
 function happened() {
   const events = [...timeline.events.values()];
   const seen = timeline.seen.filter((change) => !hasEvent(change, events));
-  return [...events, ...seen].sort((one, other) =>
-    new Date(other.time) - new Date(one.time) || (other.id || 0) - (one.id || 0));
+  return [...events, ...seen].sort(byTime);
 }
 
 /* --- drawing --- */
@@ -93,14 +110,15 @@ function drawConnection() {
 }
 
 function draw() {
-  const { status, plan } = page;
+  const { status, plan, history } = page;
   drawConnection();
   if (!status) return;
   byId("main").hidden = false;
   byId("zone").textContent = ", " + zoneOf(new Date());
   drawHead(status);
+  drawAges(status, Date.now() + page.ahead);
   drawHands(status);
-  drawGpus(status, plan);
+  drawGpus(status, plan, history);
   drawMps(status);
   drawClaims(status);
   drawPlan(status, plan);
@@ -130,9 +148,9 @@ const painted = new Promise((done) => {
 async function update() {
   const began = new Date();
   try {
-    const answers = [askJson("/v1/status"), askJson("/v1/plan")];
-    const [status, plan] = await Promise.all([...answers, painted]);
-    Object.assign(page, { status, plan, awaySince: undefined, failures: 0 });
+    const answers = [askJson("/v1/status"), askJson("/v1/plan"), askHistory()];
+    const [status, plan, history] = await Promise.all([...answers, painted]);
+    Object.assign(page, { status, plan, history, awaySince: undefined, failures: 0 });
   } catch (error) {
     page.awaySince = page.awaySince || began;
     page.failures += 1;
@@ -179,7 +197,7 @@ function follow() {
   stream.source = source;
   source.onopen = () => { stream.failures = 0; };
   source.onmessage = (message) => {
-    addEvent(JSON.parse(message.data));
+    addEvent(parsed(message.data));
     later(BETWEEN);
   };
   source.onerror = () => {
@@ -196,11 +214,15 @@ function endStream() {
 }
 
 function start() {
-  byId("legend").append(legend());
   byId("retry").addEventListener("click", refresh);
   document.addEventListener("visibilitychange", () => (document.hidden ? endStream() : refresh()));
   window.addEventListener("unhandledrejection", ({ reason }) =>
     show("away", "This page could not draw the agent's answer: " + reason + ". Reload it."));
+  setInterval(() => {
+    if (page.status && !document.hidden) drawAges(page.status, Date.now() + page.ahead);
+  }, 1000);
+  serveGrid();
+  serveTimeline();
   servePreview(() => (page.status ? page.status.gpus : []));
   refresh();
 }

@@ -13,6 +13,7 @@ const STATES = {
   sick: { word: "sick", glyph: "!" },
   lost: { word: "lost", glyph: "?" },
   silent: { word: "no answer", glyph: "?" },
+  free: { word: "free", glyph: "" },
 };
 
 const SEVERITIES = {
@@ -41,10 +42,28 @@ const VERDICTS = {
   invalid: { tone: "error", word: "invalid", words: "This is no valid plan." },
 };
 
+/* Why clocks are lower, and whether the GPU is slowed down against its will. */
+const CLOCK_REASONS = {
+  gpu_idle: ["idle", false], clocks_setting: ["set", false], power_cap: ["power cap", false],
+  hw_slowdown: ["slowdown", true], sync_boost: ["sync boost", false], sw_thermal: ["heat", true],
+  hw_thermal: ["heat (card)", true], hw_power_brake: ["power brake", true],
+  display_clocks: ["display", false],
+};
+
 /* --- sizes and times --- */
 
 function gibibytes(bytes) {
   return (bytes / 2 ** 30).toFixed(1) + " GiB";
+}
+
+/* "4 s", "3 min", "2 h 5 min", "3 d 4 h" */
+function durationWords(milliseconds) {
+  const seconds = Math.max(0, Math.round(milliseconds / 1000)), minutes = Math.floor(seconds / 60);
+  if (minutes < 1) return seconds + " s";
+  if (minutes < 60) return minutes + " min";
+  const hours = Math.floor(minutes / 60);
+  if (hours < 24) return hours + " h " + (minutes % 60) + " min";
+  return Math.floor(hours / 24) + " d " + (hours % 24) + " h";
 }
 
 /* "9.0 of 30.0 GiB" */
@@ -98,10 +117,20 @@ function sliceWords(start, size) {
   return size > 1 ? "slices " + start + "–" + (start + size - 1) : "slice " + start;
 }
 
+function programWords({ command, script }) {
+  return [command, script].filter(Boolean).join(" ");
+}
+
 function userWords(user) {
   const unknown = user.source === "kubelet" ? "allocated" : "a process of unknown pid";
   const who = user.pid ? "pid " + user.pid : unknown;
-  return who + (user.command ? " (" + user.command + ")" : "");
+  return who + (user.command ? " (" + programWords(user) + ")" : "");
+}
+
+/* The shortest that says who it is, where there is little room. */
+function userName(user) {
+  if (user.pod) return user.pod.name;
+  return user.script || user.command || (user.pid ? "pid " + user.pid : "allocated");
 }
 
 function podWords(pod) {
@@ -128,6 +157,12 @@ function stepWords(step) {
   }
 }
 
+/* What a terminal might act on, and what turns the order of letters around, as its number. */
+function visible(text) {
+  return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
+    (character) => "\\u" + character.charCodeAt(0).toString(16).padStart(4, "0"));
+}
+
 /* What each GPU is called, by UUID; one that never answered has none. */
 function gpuNames(gpus) {
   return new Map(gpus.filter((gpu) => gpu.uuid).map((gpu) => [gpu.uuid, "GPU " + gpu.index]));
@@ -142,4 +177,23 @@ function daemonPlace(daemon) {
   if (daemon.gpus) return daemon.gpus.map((index) => "GPU " + index).join(" + ");
   const part = daemon.profile ? placeWords(daemon) + " of " : "";
   return part + "GPU " + daemon.gpu;
+}
+
+/* "03:04:05", of another day than today's with that. */
+function shortTimeWords(date) {
+  const clock = clockWords(date).split(" ")[0];
+  const isToday = date.toDateString() === new Date().toDateString();
+  return isToday ? clock : timeWords(date).slice(0, 10) + " " + clock;
+}
+
+/* --- remedies --- */
+
+/* The commands of a remedy, each with the words before it. */
+function stepsOf(remedy) {
+  const parts = remedy.split("`"), steps = [];
+  for (let at = 1; at < parts.length; at += 2) {
+    const words = parts[at - 1].replace(/^[\s,;.)]+|[\s(]+$/g, "");
+    steps.push({ words, command: parts[at], isOther: /(^|[,;.] *)or\b[^.;]*$/i.test(words) });
+  }
+  return steps;
 }

@@ -1,63 +1,11 @@
-/* The GPUs: each drawn to scale, with its slices, who uses them, and what is wrong with it. */
-
-/* --- the picture --- */
-
-function boxesWords(boxes, slots) {
-  const words = boxes.map(({ name, start, size, states }) =>
-    name + (slots > 1 ? " at " + sliceWords(start, size) : "") + ", " + stateWords(states));
-  return words.join("; ") || "no instances";
-}
-
-/* A profile may be broken behind its point: a narrow box has no room for "1g.10gb". */
-function profileWords(profile) {
-  return profile.split(".").flatMap((part, at) => (at ? [".", element("wbr"), part] : [part]));
-}
-
-function lane(name, boxes, slots) {
-  const row = element("div", { class: "slots" });
-  row.style.gridTemplateColumns = "repeat(" + slots + ", minmax(0, 1fr))";
-  for (let slot = 0; slot < slots; slot += 1) {
-    const place = element("div", { class: "slot" }, slots > 1 ? String(slot) : "");
-    place.style.gridColumn = String(slot + 1);
-    row.append(place);
-  }
-  for (const { name: profile, start, size, states } of boxes) {
-    const drawn = element("div", { class: "box is-" + states[0] },
-      element("span", { class: "glyph" }, STATES[states[0]].glyph),
-      element("span", { class: "name" }, profileWords(profile)),
-      element("span", { class: "word" }, stateWords(states)));
-    drawn.style.gridColumn = start + 1 + " / span " + size;
-    row.append(drawn);
-  }
-  const look = { class: "lane", "aria-hidden": "true" };
-  return element("div", look, name && element("div", { class: "when" }, name), row);
-}
-
-/* Boxes over memory slices, one row for each moment; read out as one sentence for each. */
-function picture(lanes, slots) {
-  const words = lanes.map(([name, boxes]) => (name ? name + ": " : "") + boxesWords(boxes, slots));
-  return element("div", { class: "picture", role: "img", "aria-label": words.join(". ") },
-    lanes.map(([name, boxes]) => lane(name, boxes, slots)));
-}
-
-function gpuPicture(gpu, goal) {
-  const now = boxesNow(gpu, goal), slots = isDivided(gpu) ? gpu.slots : 1;
-  if (isAway() || !answers(gpu)) return picture([["last known", now]], slots);
-  const changes = goal.steps.some((step) => step.kind.endsWith("Instance"));
-  if (!isDivided(gpu) || !changes) return picture([["", now]], slots);
-  const then = goal.onceFree ? "wanted" : "planned";
-  return picture([["now", now], [then, boxesAfter(goal)]], slots);
-}
-
-function legend() {
-  return list(Object.keys(STATES).map(stateMark), { class: "legend", "aria-label": "Legend" });
-}
+/* All that is known of one GPU: its devices, who uses them, its MPS daemons, and what is wrong. */
 
 /* --- what is on it --- */
 
 function usersCell(holder, isKnown, owners) {
   const lines = holder.users.map((user) => {
-    const owner = owners.has(user.pid) ? ", user " + owners.get(user.pid) : "";
+    const uid = user.user === undefined ? owners.get(user.pid) : user.user;
+    const owner = uid === undefined ? "" : ", user " + uid;
     const pod = user.pod ? ", pod " + podWords(user.pod) : "";
     return userWords(user) + owner + pod + (user.memory ? ", " + gibibytes(user.memory.used) : "");
   });
@@ -88,7 +36,7 @@ function purposeCell(gpu, device, { claims, daemons }) {
   return list(words) || "none";
 }
 
-const COLUMNS = ["Device", "State", "Used by", "Memory", "Utilization", "For", "UUID"];
+const DEVICE_COLUMNS = ["Device", "State", "Used by", "Memory", "Utilization", "For", "UUID"];
 
 function uuidCell({ uuid }, what) {
   return uuid ? copyable(uuid, "the UUID of " + what) : "none yet";
@@ -117,7 +65,7 @@ function deviceTable(gpu, goal, node) {
   const rows = byPlace(gpu.instances).flatMap((devices) => devices.map((device) =>
     deviceRow(gpu, device, statesOf(gpu, [device], goal), node)));
   if (!isDivided(gpu) || gpu.users.length) rows.unshift(wholeRow(gpu, node));
-  return rows.length ? table("Devices of GPU " + gpu.index, COLUMNS, rows) : "";
+  return rows.length ? table("Devices of GPU " + gpu.index, DEVICE_COLUMNS, rows) : "";
 }
 
 /* --- what is wrong with it, and what it is --- */
@@ -142,7 +90,7 @@ function findingItem(finding, gpu) {
     " GPU " + gpu.index + " " + finding.message + place + ": " + finding.evidence,
     finding.since ? [", since ", time(finding.since)] : "",
     finding.count > 1 ? ", seen " + finding.count + " times" : "",
-    pods ? ", used then by " + pods : "", ". ", prose(finding.advice),
+    pods ? ", used then by " + pods : "", ".",
   ];
 }
 
@@ -165,20 +113,19 @@ function unusual(value) {
 }
 
 function gpuFacts(gpu) {
-  const { nvlink, temperature, power, utilization } = gpu;
+  const { nvlink } = gpu;
   return facts([
     ["UUID", gpu.uuid && copyable(gpu.uuid, "the UUID of GPU " + gpu.index)],
+    ["Name", gpu.name],
     ["PCI", gpu.pciBusId],
     ["Memory", gpu.memory && gibibytes(gpu.memory.total)],
     ["Mode", modeWords(gpu)],
-    ["Utilization", utilization === undefined ? "" : Math.round(utilization) + " %"],
-    ["Temperature", temperature === undefined ? "" : temperature + " °C"],
-    ["Power", power === undefined ? "" : Math.round(power) + " W"],
+    ["Memory clock", gpu.memoryClock === undefined ? "" : gpu.memoryClock + " MHz"],
     ["Compute mode", unusual(gpu.computeMode)],
     ["Time slice", unusual(gpu.timeSlice)],
     ["NUMA node", gpu.numaNode === undefined ? "" : String(gpu.numaNode)],
     ["NVLink", nvlink && nvlink.active + " of " + nvlink.total + " links up"],
-  ], { class: "facts" });
+  ]);
 }
 
 function roomWords(gpu) {
@@ -192,44 +139,36 @@ function roomWords(gpu) {
   return room.length ? "Room for " + room.join(" or ") + "." : "No room for another " + (isDivided(gpu) ? "instance." : "claim.");
 }
 
-function gpuCard(gpu, node) {
-  const goal = goalOf(node.planned.get(gpu.index));
-  const id = "gpu-" + gpu.index, name = "GPU " + gpu.index + " " + (gpu.name || "");
-  return element("article", { id, "aria-labelledby": id + "-name" },
-    element("h3", { id: id + "-name" }, name + " ", gpuMark(gpu)),
-    gpuPicture(gpu, goal),
-    answers(gpu) && (isDivided(gpu) || gpu.free.share) ? element("p", { class: "faint" }, roomWords(gpu)) : "",
+/* What a daemon is, beside what the table of all of them says. */
+function mpsDetails(daemon) {
+  const { server } = daemon;
+  return [
+    facts([
+      ["MPS", daemonPlace(daemon)],
+      ["Pid", daemon.pid === undefined ? "" : String(daemon.pid)],
+      ["Server", server && server.status + ", pid " + server.pid],
+      ["Over the limit", daemon.enforce],
+      ["Restarts", String(daemon.restarts)],
+      ["Pipes", daemon.pipeDirectory && copyable(daemon.pipeDirectory, "the pipe directory")],
+    ]),
+    list((daemon.lastLines || []).map((text) => [element("code", {}, text)])),
+  ];
+}
+
+function isOn(gpu) {
+  return (daemon) => daemon.gpu === gpu.index || (daemon.gpus || []).includes(gpu.index);
+}
+
+function gpuDetails(gpu, goal, node) {
+  const hasRoom = answers(gpu) && (isDivided(gpu) || gpu.free.share);
+  const advice = [...new Set(gpu.health.findings.map((one) => one.advice))]
+    .filter((text) => text && !node.said.has(text)); // what is said above is not said again
+  return [
     list(gpu.health.findings.map((one) => findingItem(one, gpu)), { class: "plain" }),
+    advice.map(remedyBlock),
     deviceTable(gpu, goal, node),
-    gpuFacts(gpu));
-}
-
-const FEW = 2; // GPUs, whose cards fit a screen
-
-/* More GPUs at a glance, each with the way to its card. */
-function overview(gpus, { planned }) {
-  if (gpus.length <= FEW) return "";
-  return list(gpus.map((gpu) => {
-    const { used, total } = gpu.memory || {};
-    const boxes = boxesNow(gpu, goalOf(planned.get(gpu.index)));
-    return [
-      element("a", { href: "#gpu-" + gpu.index }, "GPU " + gpu.index), " ", gpuMark(gpu),
-      element("span", { class: "faint" },
-        used === undefined || !total ? "" : " " + shareWords(used, total),
-        gpu.utilization === undefined ? "" : ", " + Math.round(gpu.utilization) + " %"),
-      picture([["", boxes]], isDivided(gpu) ? gpu.slots : 1),
-    ];
-  }), { class: "overview" });
-}
-
-/* `planned` has the plan's GPUs by index, `owners` the users of MPS clients by pid. */
-function drawGpus(status, plan) {
-  const claims = status.claims || [], daemons = status.mps;
-  const clients = daemons.flatMap((daemon) => daemon.clients);
-  const owners = new Map(clients.filter((one) => one.user !== undefined)
-    .map((client) => [client.pid, client.user]));
-  const planned = new Map(plan.gpus.map((gpu) => [gpu.index, gpu]));
-  const node = { claims, daemons, planned, owners };
-  show("overview", overview(status.gpus, node));
-  show("gpus", status.gpus.map((gpu) => gpuCard(gpu, node)));
+    hasRoom ? element("p", { class: "faint" }, roomWords(gpu)) : "",
+    node.daemons.filter(isOn(gpu)).map(mpsDetails),
+    gpuFacts(gpu),
+  ];
 }

@@ -1,0 +1,147 @@
+/* The GPUs as one grid: a row each, whose columns line up, and all details on demand. */
+
+const opened = new Set(); // the indices of the GPUs whose details are shown
+
+const GRID = ["GPU", "Memory slices", "Use", "Memory", "Temperature", "Power", "SM clock", "Errors"];
+
+function figureCell(at, words, line = "") {
+  return element("td", { role: "cell", class: "at-" + at, "data-label": GRID[at] },
+    element("span", { class: "figure" }, words), line);
+}
+
+/* "64 / 87 °C": a value and its limit, as far as they are known. */
+function against(value, limit, unit, digits = 0) {
+  if (value === undefined) return "";
+  const shown = value.toFixed(digits);
+  return shown + (limit === undefined ? "" : " / " + limit.toFixed(digits)) + " " + unit;
+}
+
+function clockCell({ smClock, memoryClock, clockReasons = [] }) {
+  const reasons = clockReasons.map((word) => CLOCK_REASONS[word] || [word, true]);
+  const known = memoryClock === undefined ? undefined : "memory clock " + memoryClock + " MHz";
+  return element("td", { role: "cell", class: "at-6", "data-label": GRID[6], title: known },
+    element("span", { class: "figure" }, smClock === undefined ? "" : smClock + " MHz"),
+    reasons.map(([word, isSlowed]) => element("span", { class: "below" },
+      isSlowed ? warned(word) : word)));
+}
+
+/* XIDs by number, and ECC errors: corrected and not corrected. */
+function errorsCell({ xids, eccCorrected, eccUncorrected }) {
+  const seen = Object.entries(xids || {});
+  const words = seen.map(([xid, count]) => xid + (count > 1 ? " ×" + count : "")).join(", ");
+  const counts = [eccCorrected, eccUncorrected].map((count) => (count === undefined ? "?" : count));
+  const isRead = eccCorrected !== undefined || eccUncorrected !== undefined;
+  const title = "ECC errors since the driver was loaded: corrected / not corrected";
+  return element("td", { role: "cell", class: "at-7", "data-label": GRID[7], title },
+    seen.length ? element("span", { class: "figure" }, warned("XID " + words))
+      : xids && element("span", { class: "figure" }, "no XID"),
+    isRead ? element("span", { class: "below" },
+      eccUncorrected ? warned("ECC " + counts.join(" / ")) : "ECC " + counts.join(" / ")) : "");
+}
+
+const STALE_COLUMNS = 6; // of ten seconds, after which a figure is called old
+
+/* How long nothing was read of a GPU that answers, where that is too long. */
+function staleWords(past, interval) {
+  if (!past) return "";
+  const newest = Math.max(...Object.values(past).map((values) =>
+    values.findLastIndex((value) => value !== null)));
+  const missing = past.temperature.length - 1 - newest;
+  return newest < 0 || missing < STALE_COLUMNS ? ""
+    : "figures are " + durationWords(missing * interval * 1000) + " old";
+}
+
+function figures(gpu, { gpus = {}, interval } = {}) {
+  const past = gpus[gpu.uuid] || {};
+  const { utilization, memory = {}, temperature, slowdownTemperature, power, powerLimit } = gpu;
+  const gib = (bytes) => (bytes === undefined ? undefined : bytes / 2 ** 30);
+  const stale = staleWords(gpus[gpu.uuid], interval);
+  return [
+    figureCell(2, [against(utilization, undefined, "%"), stale && element("span", { class: "below" }, warned(stale))],
+      sparkline(past.utilization, 100, "percent of use")),
+    figureCell(3, against(gib(memory.used), gib(memory.total), "GiB", 1),
+      sparkline((past.memory_used || []).map((one) => (one === null ? null : one / 2 ** 30)),
+        gib(memory.total), "GiB")),
+    figureCell(4, against(temperature, slowdownTemperature, "°C"),
+      sparkline(past.temperature, slowdownTemperature, "degrees")),
+    figureCell(5, against(power, powerLimit, "W"), sparkline(past.power, powerLimit, "watts")),
+    clockCell(gpu), errorsCell(gpu),
+  ];
+}
+
+/* In place of the figures of a GPU that does not answer: what is known of that. */
+function silence(gpu) {
+  const [found] = gpu.health.findings.filter(({ severity }) => severity !== "healthy");
+  const since = found && found.since ? [", since ", time(found.since)] : "";
+  return element("td", { role: "cell", class: "at-silence", colspan: 6 },
+    gpuMark(gpu), " ", found ? [found.evidence, since] : "it does not answer",
+    element("span", { class: "below" }, "The slices are as they were known last."));
+}
+
+function gpuRow(gpu, node) {
+  const isOpen = opened.has(gpu.index), id = "gpu-" + gpu.index;
+  const toggle = { type: "button", class: "toggle", "data-gpu": gpu.index, "aria-expanded": isOpen,
+    "aria-controls": isOpen ? id + "-details" : undefined };
+  const goal = goalOf(node.planned.get(gpu.index));
+  const row = element("tr", { role: "row", class: "gpu" },
+    element("th", { role: "rowheader", scope: "row", class: "at-0" },
+      element("button", toggle, element("span", { class: "glyph", "aria-hidden": "true" },
+        isOpen ? "▼" : "►"), " GPU " + gpu.index),
+      node.names.size > 1 && gpu.name ? element("span", { class: "below" }, gpu.name) : "",
+      answers(gpu) ? element("span", { class: "below" }, gpuMark(gpu)) : ""),
+    element("td", { role: "cell", class: "at-1", "data-label": GRID[1] }, gpuPicture(gpu, goal)),
+    answers(gpu) ? figures(gpu, node.history) : silence(gpu));
+  const details = isOpen ? element("tr", { role: "row", class: "details", id: id + "-details" },
+    element("td", { role: "cell", colspan: GRID.length }, gpuDetails(gpu, goal, node))) : "";
+  return element("tbody", { role: "rowgroup", "data-key": id, id }, row, details);
+}
+
+/* "8 × NVIDIA H100 80GB HBM3" */
+function modelWords(gpus) {
+  return counted(gpus.map((gpu) => gpu.name || "GPU of unknown model"));
+}
+
+/* `planned` has the plan's GPUs by index, `owners` the users of MPS clients by pid. */
+function drawGpus(status, plan, history) {
+  const { gpus } = status, daemons = status.mps, claims = status.claims || [];
+  const clients = daemons.flatMap((daemon) => daemon.clients);
+  const owners = new Map(clients.filter((one) => one.user !== undefined)
+    .map((client) => [client.pid, client.user]));
+  const planned = new Map(plan.gpus.map((gpu) => [gpu.index, gpu]));
+  const names = new Set(gpus.map((gpu) => gpu.name).filter(Boolean));
+  const said = new Set([status.headline, ...status.troubles].map((trouble) => trouble.remedy));
+  const node = { claims, daemons, planned, owners, names, history, said };
+  show("models", modelWords(gpus));
+  show("legend", legend(gpus, planned));
+  const heads = GRID.map((name, at) =>
+    element("th", { scope: "col", role: "columnheader", class: "at-" + at }, name));
+  show("gpus", gpus.length ? element("table", { class: "grid", role: "table", "aria-labelledby": "gpus-title" },
+    element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, heads)),
+    gpus.map((gpu) => gpuRow(gpu, node))) : "");
+}
+
+/* --- opening and closing --- */
+
+function toggleGpu(index, isOpen = !opened.has(index)) {
+  opened[isOpen ? "add" : "delete"](index);
+  draw();
+}
+
+function serveGrid() {
+  byId("gpus").addEventListener("click", ({ target }) => {
+    const row = target.closest("tr.gpu"), isOther = target.closest("a, button:not(.toggle)");
+    if (!row || isOther || (!target.closest(".toggle") && String(getSelection()))) return;
+    toggleGpu(Number(row.querySelector(".toggle").dataset.gpu));
+  });
+  byId("gpus").addEventListener("keydown", (event) => {
+    const body = event.target.closest("tbody[id]");
+    if (event.key !== "Escape" || !body) return;
+    const button = body.querySelector(".toggle");
+    button.focus();
+    toggleGpu(Number(button.dataset.gpu), false);
+  });
+  document.addEventListener("click", ({ target }) => { // "See GPU 3"
+    const link = target.closest("a[href^='#gpu-']");
+    if (link) toggleGpu(Number(link.hash.slice("#gpu-".length)), true);
+  });
+}

@@ -1,0 +1,95 @@
+/* The node's line, and what needs a hand. */
+
+/* Where the plan is done but something else is wrong, nothing looks well. */
+function phaseMark({ phase, headline }) {
+  const isWell = headline.severity === "ok" || headline.severity === "info";
+  return phase === "InSync" && !isWell ? nowMark("✓", phase, "tone-plain") : toneMark(phase);
+}
+
+function clusterCell({ server, reachable, problem, since }) {
+  const words = reachable ? " reachable" : problem ? " not reachable" : " not reached yet";
+  return [server + words, since ? [" since ", time(since)] : ""];
+}
+
+/* Since when something is, which grows each second; `now` is the node's. */
+function drawAges({ observedAt, startedAt, version }, now) {
+  const seen = observedAt && now - new Date(observedAt);
+  const isOld = observedAt && (isAway() || seen > OLD);
+  const words = observedAt ? "GPUs looked at " + durationWords(seen) + " ago" : "GPUs not looked at yet";
+  show("age", isOld ? mark("▲", words, "tone-warning") : words,
+    " · nodeagent " + version, startedAt ? ", up " + durationWords(now - new Date(startedAt)) : "");
+}
+
+const OLD = 180000; // milliseconds; the GPUs are looked at every minute, unless that is set otherwise
+
+function codeWords(code) {
+  return code ? element("code", { class: "code", title: "nodeagent explain " + code }, code) : "";
+}
+
+/* A problem in one line, with what was read. */
+function troubleLine({ severity, text, evidence, path, code }) {
+  const { glyph } = SEVERITIES[severity];
+  return [nowMark(glyph, "", "tone-" + severity), text, evidence ? " Read: " + evidence + "." : "",
+    path && !text.includes(path) ? " In the plan: " + path + "." : "", " ", codeWords(code)];
+}
+
+function drawHead(status) {
+  const { severity, text, remedy, gpu } = status.headline;
+  const { glyph, word } = SEVERITIES[severity], trouble = headlineTrouble(status);
+  const now = mark(glyph, word + ":", "tone-" + severity);
+  show("headline", isAway() ? mark("?", "Last known:", "tone-away") : now, " ", text);
+  const shown = status.gpus.find((one) => one.uuid !== undefined && one.uuid === gpu);
+  const isBad = severity === "warning" || severity === "error";
+  const [same] = handsNeeded(status), lines = list(same.map(troubleLine), { class: "plain" });
+  show("remedy",
+    isBad ? element("p", {}, trouble.evidence ? "Read: " + trouble.evidence + ". " : "", codeWords(trouble.code),
+      shown ? [" ", element("a", { href: "#gpu-" + shown.index }, "See GPU " + shown.index)] : "") : "",
+    same.length > 1 ? folded("and " + same.length + " more with this remedy", lines) : lines,
+    remedy ? remedyBlock(remedy) : "");
+  byId("node").textContent = status.node;
+  document.title = (isAway() ? "not answering" : word) + ": " + status.node;
+  const { message, phase, problems } = status;
+  const isSaid = (text + " " + phase).toLowerCase().includes(message.toLowerCase())
+    || problems.some((problem) => message.startsWith(problem.message)); // each is said below
+  show("counts", facts([
+    ["Plan", [phaseMark(status), isSaid ? "" : " " + message]],
+    ...countsOf(status),
+    ["Driver", status.driverVersion],
+    ["Cluster", status.cluster && clusterCell(status.cluster)],
+  ]));
+}
+
+/* A problem of a plan or of a claim. */
+function problemItem({ where, path, message, evidence, remedy, code }) {
+  const isNamed = !where || message.includes(where);
+  return [isNamed ? "" : element("strong", {}, where + ": "), path ? path + ": " : "",
+    message, evidence ? ": " + evidence : "", " ", codeWords(code),
+    remedy ? remedyBlock(remedy) : ""];
+}
+
+/* What to do about it is said where all that needs a hand is. */
+function withoutRemedy(problem) {
+  return problemItem({ ...problem, remedy: "" });
+}
+
+function problemsList(problems) {
+  return list(problems.map(problemItem), { class: "plain" });
+}
+
+const MOST_HANDS = 5; // that are shown at once, so that the GPUs stay near
+
+/* Those that one remedy mends, with that on demand. */
+function hand(troubles) {
+  const lines = troubles.map((one) => element("span", { class: "line" }, troubleLine(one)));
+  const [{ remedy, text }] = troubles, key = "hand " + text;
+  return element("li", { "data-key": key },
+    remedy ? folded(lines, remedyBlock(remedy)) : lines);
+}
+
+function drawHands(status) {
+  const [, ...groups] = handsNeeded(status);
+  const items = groups.map(hand), rest = items.slice(MOST_HANDS);
+  show("hands",
+    items.length ? element("ul", { class: "plain" }, items.slice(0, MOST_HANDS)) : "",
+    rest.length ? folded("and " + rest.length + " more", element("ul", { class: "plain" }, rest)) : "");
+}

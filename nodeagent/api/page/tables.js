@@ -1,0 +1,114 @@
+/* MPS, claims and the plan: one table each. */
+
+/* --- MPS --- */
+
+function threadsWords(percent) {
+  return percent === undefined ? "all" : percent + " %";
+}
+
+function clientMemory({ used, limit }) {
+  if (used === undefined) return limit === undefined ? "not known" : "limit " + gibibytes(limit);
+  return limit === undefined ? gibibytes(used) + ", no limit" : memoryCell(used, limit);
+}
+
+/* A daemon may be Ready and take no new clients all the same. */
+function daemonMark({ state, trouble }, gpu) {
+  return trouble ? nowMark("▲", state, "tone-warning") : markOn(gpu ? [gpu] : [], state);
+}
+
+/* "small: 2 of 4, each 8.0 GiB, 15 %" */
+function shareItems(daemon) {
+  return Object.entries(daemon.shares || {}).map(([name, { count, memory, threads }]) => {
+    const clients = daemon.clients.filter((client) => client.share === name).length;
+    const limits = [memory === undefined ? "" : gibibytes(memory),
+      threads === undefined ? "" : threads + " %"].filter(Boolean).join(", ");
+    return name + ": " + clients + (count === undefined ? "" : " of " + count)
+      + (limits ? ", each " + limits : "");
+  });
+}
+
+function daemonRow(daemon, gpu) {
+  const troubles = [daemon.state === "Ready" ? "" : daemon.why, daemon.trouble].filter(Boolean);
+  return { class: "first", "data-key": daemon.device, cells: [
+    "MPS on " + daemonPlace(daemon),
+    [daemonMark(daemon, gpu), " ", gpuMark(gpu), daemon.since ? [" since ", time(daemon.since)] : ""],
+    daemon.user === undefined ? "" : String(daemon.user), "",
+    list(shareItems(daemon)) || "any number", "", "",
+    list(troubles.map((text) => [warned(text)])),
+  ] };
+}
+
+function clientRow(daemon) {
+  return (client) => ({ "data-key": daemon.device + " " + client.pid, cells: [
+    userWords(client), nowMark("●", "client", "tone-plain"),
+    client.user === undefined ? "not known" : String(client.user),
+    client.pod ? podWords(client.pod) : "", client.slot || client.share || "none",
+    clientMemory(client.memory || {}), threadsWords(client.threads),
+    list((client.findings || []).map((text) => [warned(text)])),
+  ] });
+}
+
+function waitingRow(daemon) {
+  return (client) => ({ "data-key": daemon.device + " waits " + client.pid, cells: [
+    userWords(client), warned("waits"), String(client.user), "", "", "", "",
+    "the server is another user's",
+  ] });
+}
+
+function drawMps(status) {
+  const rows = status.mps.flatMap((daemon) => [
+    daemonRow(daemon, status.gpus.find((gpu) => gpu.index === daemon.gpu)),
+    ...daemon.clients.map(clientRow(daemon)), ...(daemon.waiting || []).map(waitingRow(daemon)),
+  ]);
+  const columns = ["Daemon, client", "State", "User", "Pod", "Share", "Memory", "Threads", "What is wrong"];
+  show("mps", rows.length ? table("MPS daemons, each with its clients", columns, rows) : "");
+}
+
+/* --- claims --- */
+
+function drawClaims(status) {
+  const names = gpuNames(status.gpus);
+  const gpuOf = (device) => status.gpus.find((gpu) => gpu.uuid === device.gpu);
+  const deviceWords = (device) => {
+    const share = device.share && "share (" + claimShareWords(device.share) + ")";
+    const together = device.daemon ? " (MPS of " + device.daemon.length + " GPUs)" : "";
+    const parts = [device.profile && placeWords(device), share].filter(Boolean);
+    const what = (parts.join(", ") || device.device) + together;
+    return [what + " of " + (names.get(device.gpu) || device.gpu) + " ", gpuMark(gpuOf(device))];
+  };
+  const rows = (status.claims || []).map((claim) => [
+    claimName(claim), markOn(claim.devices.map(gpuOf), claim.phase),
+    list(claim.pods.map(podWords)) || "none",
+    list(claim.devices.map(deviceWords)) || "none yet",
+    claim.since ? time(claim.since) : "not known",
+    list([...(claim.refusal ? [claim.refusal] : []), ...claim.problems].map(withoutRemedy)),
+  ]);
+  const columns = ["Claim", "State", "Pods", "Devices", "Since", "What is wrong"];
+  show("claims", rows.length ? table("Claims of pods on this node", columns, rows) : "");
+}
+
+/* --- the plan --- */
+
+function stepsTable(gpus, caption) {
+  const rows = gpus.flatMap((gpu) => goalOf(gpu).steps.map((step) =>
+    ["GPU " + gpu.index, stepWords(step), step.reason]));
+  const words = plural(rows.length, "step") + " " + caption;
+  return rows.length ? folded(words, table(words, ["GPU", "Step", "Why"], rows)) : "";
+}
+
+function drawPlan(status, plan) {
+  const { rejected } = status;
+  const steps = [
+    stepsTable(plan.gpus.filter((gpu) => !gpu.onceFree), "to take"),
+    stepsTable(plan.gpus.filter((gpu) => gpu.onceFree), "once nothing is in the way"),
+  ].filter(Boolean);
+  const none = status.digest ? element("p", { class: "faint" }, "No steps to take now.") : "";
+  show("plan",
+    facts([
+      ["Source", status.source],
+      ["Configuration", status.configuration],
+      ["In force", status.digest ? copyable(status.digest, "the digest") : "no plan"],
+      ["Refused", rejected && (rejected.digest || "the newest plan")],
+    ]),
+    rejected ? list(rejected.problems.map(withoutRemedy), { class: "plain" }) : "", steps.length ? steps : none);
+}
