@@ -169,14 +169,13 @@ FULL = replace(
         for gpu in _full.gpus
     },
 )
-_hot = {"temperature": 86, "slowdown_temperature": 87}
 _found = NodeReading(
     Moment(10.0, 1e9),
     "boot",
     gpus=(
         GpuReading(_full.gpus[0].uuid, 0, memory_unrepairable=True),
         GpuReading(_full.gpus[1].uuid, 1, recovery_action=1),
-        GpuReading(_full.gpus[2].uuid, 2, **_hot),
+        GpuReading(_full.gpus[2].uuid, 2, inforom_corrupt=True),
         *(GpuReading(gpu.uuid, gpu.index) for gpu in _full.gpus[3:]),
     ),
     xids=tuple(

@@ -164,7 +164,7 @@ def test_what_one_remedy_mends_stands_together() -> None:
     assert _computed(codes, IDLE, MANY, FINDINGS, twice) == [
         [[]],
         [["InUse"] * 6],
-        [["XidReset"], ["MemoryUnrepairable"]],
+        [["XidReset"], ["MemoryUnrepairable"], ["InforomCorrupt"]],
         [[], ["InUse"]],
     ]
 
