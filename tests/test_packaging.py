@@ -133,7 +133,7 @@ def test_each_package_has_its_licence() -> None:
 
 
 def test_licences_are_those_of_the_packages() -> None:
-    """Where a package says it exactly this is what it says, else it is of that family."""
+    """Where a package says it exactly this is what it says, else its text is of that family."""
     for name, listed in LICENCES.items():
         try:
             metadata = distribution(name).metadata
@@ -141,6 +141,7 @@ def test_licences_are_those_of_the_packages() -> None:
             continue
         exact = metadata.get_all("License-Expression", [])
         loose = " ".join(metadata.get_all("License", []) + metadata.get_all("Classifier", []))
+        loose += distribution(name).read_text("licenses/LICENSE") or ""
         family = {"PSF-2.0": "Python Software Foundation"}.get(listed, listed.partition("-")[0])
         assert exact == [listed] or (not exact and family in loose), name
 

@@ -241,18 +241,13 @@ def unknown(asked: Asked) -> set[str]:
     for selector in asked.selectors:
         labels = table.get(selector.metric, frozenset())
         known |= labels
-        wrong |= {
-            f"{selector.metric}.{m.label}" for m in selector.matchers if m.label not in labels
-        }
-    return wrong | {
-        label for _, labels in asked.groupings for label in labels if label not in known
-    }
+        wrong |= {f"{selector.metric}.{m.name}" for m in selector.matchers if m.name not in labels}
+    return wrong | {label for one in asked.groupings for label in one if label not in known}
 
 
 def result_labels(asked: Asked) -> frozenset[str]:
     """The labels that a result can have: those it is grouped by, else all of its metrics'."""
-    for word, labels in asked.groupings:
-        if word == "by":
-            return frozenset(labels)
+    if asked.by is not None:
+        return frozenset(asked.by)
     table = metric_table()
     return frozenset().union(*(table[s.metric] for s in asked.selectors))

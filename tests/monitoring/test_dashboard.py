@@ -76,7 +76,7 @@ def test_every_query_heeds_the_node_and_the_data_source() -> None:
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         for target in panel["targets"]:
             matchers = asked(filled(target["expr"], VARIABLES)).selectors[0].matchers
-            assert "instance" in {m.label for m in matchers}, panel["title"]
+            assert "instance" in {m.name for m in matchers}, panel["title"]
 
 
 def test_the_page_lists_the_rows() -> None:

@@ -1,27 +1,21 @@
 import pytest
 
-from tests.monitoring.promql import Matcher, Selector, asked
+from tests.monitoring.promql import asked
 from tests.monitoring.scraped import unknown
 
 
 def test_an_expression_is_taken_apart() -> None:
     found = asked(
-        'sum by (a, le) (rate(m_total{b=~"x|y", c!="\\"z"}[5m])) / on (a) n > bool 1e3'
+        'sum by (a, le) (rate(m_total{b=~"x|y", c!="z"}[5m])) / on (a) group_left (f) n > bool 1e3'
         " unless absent(o offset 5m)"
     )
-    assert found.selectors == (
-        Selector("m_total", (Matcher("b", "=~", "x|y"), Matcher("c", "!=", '"z'))),
-        Selector("n"),
-        Selector("o"),
-    )
-    assert found.groupings == (("by", ("a", "le")), ("on", ("a",)))
-    assert found.labels == {"a", "b", "c", "le"}
-
-
-@pytest.mark.parametrize("expression", ["rats(m[5m])", "sum(m", "m{a~b}", "m # n", "m{a>'b'}"])
-def test_what_is_not_understood_is_refused(expression: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        asked(expression)
+    assert [s.metric for s in found.selectors] == ["m_total", "n", "o"]
+    assert found.by == ("a", "le")
+    assert found.labels == {"a", "b", "c", "f", "le"}
+    series = {"bx": True, "by": True, "bz": False}
+    for text, there in series.items():
+        assert found.selectors[0].finds([("m_total", {text[0]: text[1]})]) is there
+    assert not found.selectors[0].finds([("m_total", {"b": "x", "c": "z"})])
 
 
 @pytest.mark.parametrize(
