@@ -162,12 +162,7 @@ class Driver(Observer):
                 looked |= stale.looked
                 if self.clock() > until:
                     break
-        raise GpuInUse(
-            f"{gpu.worker.name}: {what} was not begun: it waited too long behind other driver "
-            f"calls or for its users, so that what was read of them was over {FRESH:g} s old at "
-            "its turn",
-            remedy="nothing was changed; the agent retries with the next observation",
-        )
+        raise GpuInUse.of("waitedTooLong", worker=gpu.worker.name, what=what, seconds=f"{FRESH:g}")
 
     def _attempt(
         self,

@@ -231,11 +231,7 @@ class Worker:
         try:
             thread.start()
         except RuntimeError as error:
-            raise DriverError(
-                f"{self.name}: no thread can be started for driver calls: {error}",
-                remedy="raise the limit: `systemctl show nodeagent -p TasksMax`, pids.max of the "
-                "pod, or `sysctl kernel.pid_max`",
-            ) from error
+            raise DriverError.of("noThread", worker=self.name, why=error) from error
         return thread
 
     async def _wait(self, job: _Job, limit: float, *, changing: bool = False) -> float:

@@ -96,10 +96,7 @@ def read_selection(text: str) -> Selection:
     """
     lines = text.count("\n") + 1
     if lines > MAX_LINES:
-        raise NodeagentError(
-            f"the file of counters has {lines:,} lines; at most {MAX_LINES:,} are read",
-            remedy="keep the lines of the fields to export; dcgm-exporter's own file is a start",
-        )
+        raise NodeagentError.of("countersTooLong", lines=f"{lines:,}", most=f"{MAX_LINES:,}")
     metrics: dict[str, SelectedField] = {}
     labels: dict[str, SelectedLabel] = {}
     findings: list[LineFault] = []
@@ -118,10 +115,7 @@ def read_selection(text: str) -> Selection:
     if not metrics and not labels:
         faults = "; ".join(map(str, findings[:3])) or "it has only comments"
         more = f" (and {len(findings) - 3} more)" if len(findings) > 3 else ""
-        raise NoCounters(
-            f"the file of counters selects nothing: {faults}{more}",
-            remedy="each line needs a field, a type and a help, with commas between them",
-        )
+        raise NoCounters.of("countersSelectNothing", faults=f"{faults}{more}")
     return Selection(
         metrics=tuple(sorted(metrics.values(), key=lambda m: m.field.id)),
         labels=tuple(sorted(labels.values(), key=lambda label: label.name)),

@@ -117,12 +117,7 @@ class ControlClient:
         if turned_away:
             device = Path(self.pipe_directory).parent.name
             # Without the directory, which is another one while it drains, so that it is said once.
-            return DaemonBusy(
-                f"another front-end held the MPS daemon for {deadline:g} s",
-                remedy="end the nvidia-cuda-mps-control that is still open, which `pgrep -a "
-                "nvidia-cuda-mps` names; if another program is connected in its place, `nodeagent "
-                f"mps restart {device} --force` ends that, and the daemon's clients",
-            )
+            return DaemonBusy.of("frontEndHeld", seconds=f"{deadline:g}", device=device)
         return DaemonSilent(
             f"the MPS daemon at {self.pipe_directory} did not answer within {deadline:g} s"
         )
@@ -138,10 +133,7 @@ class ControlClient:
                 return await self._attempt(script, batch)
             raise DaemonDead(f"no MPS daemon answers at {directory}")
         if _REFUSED in complaint:
-            raise FrontEndFailed(
-                f"the MPS daemon at {directory} does not admit this user: {complaint}",
-                remedy="run as root or as the daemon's user",
-            )
+            raise FrontEndFailed.of("notAdmitted", folder=directory, why=complaint)
         if _BUSY in complaint:
             return None
         if len(batch) == 1 and batch[0].ends:
@@ -165,10 +157,7 @@ class ControlClient:
                 f"the MPS daemon at {self.pipe_directory} answered more than {MAX_OUTPUT} bytes"
             ) from None
         except OSError as error:
-            raise FrontEndFailed(
-                f"{program[0]} cannot be run: {error.strerror}",
-                remedy="install it, or set mps.path to where it is",
-            ) from error
+            raise FrontEndFailed.of("noFrontEnd", program=program[0], why=error.strerror) from error
         return said.stdout, said.stderr.strip()
 
 

@@ -147,10 +147,7 @@ class Fleet:
                 # One of its GPUs may lack what only that GPU's own steps could give it.
                 wrong = self._context.check(spec_in(self._context.run_dir, device, wanted))
                 if wrong:
-                    raise requests.NotReady(
-                        f"the MPS daemon of {device} is not started: {'; '.join(wrong)}",
-                        remedy="see `nodeagent status` for what failed there; the agent retries",
-                    )
+                    raise requests.NotReady.of("notStarted", device=device, why="; ".join(wrong))
             self._coming[device] = wanted.devices_on(device)
             try:
                 supervisor = self._supervisors.get(device) or await self._new(device, wanted)
@@ -166,10 +163,7 @@ class Fleet:
         served = self._coming | {s.device: s.devices for s in self._supervisors.values()}
         for other, theirs in served.items():
             if other != device and (shared := set(devices).intersection(theirs)):
-                raise NodeagentError(
-                    f"{min(shared)} is served by the MPS daemon of {other}",
-                    remedy=f"wait until that has no client, or `nodeagent mps drain {other}`",
-                )
+                raise NodeagentError.of("servedByOther", device=min(shared), other=other)
 
     async def stop(self, device: str) -> None:
         """End the daemon that serves the device, remove its files. Raises StillInUse and changes
@@ -273,10 +267,7 @@ class Fleet:
             async with asyncio.timeout(self._context.settings.answer_deadline):
                 await lock.acquire()
         except TimeoutError:
-            raise requests.NotReady(
-                f"the MPS daemon of {device} is being drained or restarted on request",
-                remedy="wait for that, or cancel it (Ctrl-C); the agent retries",
-            ) from None
+            raise requests.NotReady.of("onRequest", device=device) from None
         try:
             yield
         finally:

@@ -159,11 +159,10 @@ def _not_known(supervisor: Supervisor) -> StillInUse:
     why = supervisor.state.unreachable or (monitor.sockets_fault if monitor else "")
     if not why and seen is not None:
         why = seen.usage.reason
-    return StillInUse(
-        f"whether the MPS daemon of {supervisor.device} has clients is not known: "
-        f"{why or 'it does not answer, and has a server'}",
-        remedy="try again later, or force a restart: "
-        f"`nodeagent mps restart {supervisor.device} --force`",
+    return StillInUse.of(
+        "clientsUnknown",
+        device=supervisor.device,
+        why=why or "it does not answer, and has a server",
     )
 
 
@@ -177,10 +176,11 @@ async def _remove(supervisor: Supervisor) -> None:
                 lambda: supervisor.state.phase not in WITH_PROCESS and supervisor.is_idle
             )
     except TimeoutError:
-        raise NodeagentError(
-            f"the MPS daemon of {supervisor.device} (pid {supervisor.state.pid}) does not end: "
-            f"{supervisor.state.why}",
-            remedy="look at `dmesg | grep NVRM`, else reboot the node",
+        raise NodeagentError.of(
+            "daemonStays",
+            device=supervisor.device,
+            pid=supervisor.state.pid,
+            why=supervisor.state.why,
         ) from None
     await _sweep(supervisor)
     await asyncio.to_thread(remove_directories, supervisor.context.run_dir, supervisor.device)

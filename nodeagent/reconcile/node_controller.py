@@ -238,10 +238,8 @@ class NodeController(NodeReader):
 
     async def _apply(self, step: Step) -> None:
         if isinstance(step, StartMps | SetComputeMode) and not step.device:
-            raise NodeagentError(
-                f"there is no new {step.profile} at {step.placement} of {step.gpu} that waits for "
-                "it",
-                remedy="run `nodeagent check`: it finds other programs that change MIG",
+            raise NodeagentError.of(
+                "instanceGone", profile=step.profile, placement=step.placement, gpu=step.gpu
             )
         if not isinstance(step, StartMps | StopMps):
             await self._driver.apply(step)

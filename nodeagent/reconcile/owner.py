@@ -181,11 +181,7 @@ class GpuOwners:
         finally:
             self.changes.publish(outcome)
         if terms.stop.is_set() and any(r.result is StepResult.SKIPPED for r in outcome.steps):
-            raise Transient(
-                f"the change of {plan.before.title} is not finished: the driver was closed "
-                "meanwhile",
-                remedy="the next call goes on from there",
-            )
+            raise Transient.of("driverClosed", gpu=plan.before)
         return outcome
 
     def _opened(self) -> NodeDriver:

@@ -15,10 +15,7 @@ def counters_text(path: Path) -> str:
     try:
         raw = read_regular_file(path, _MAX_BYTES + 1)
     except OSError as error:
-        raise NodeagentError(
-            f"the file of counters {path} cannot be read: {error.strerror or error}",
-            remedy="set metrics.counters to a file in dcgm-exporter's format",
-        ) from error
+        raise NodeagentError.of("countersUnread", path=path, why=error.strerror or error) from error
     if len(raw) > _MAX_BYTES:
         raise NodeagentError(f"the file of counters {path} is larger than 1 MiB")
     return raw.decode("utf-8", "replace")

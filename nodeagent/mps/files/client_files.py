@@ -37,10 +37,7 @@ class NotPlain(NodeagentError):
 def file_name(slot: str) -> str:
     """The name of a slot's env file. Raises NotPlain where the slot's name is no file name."""
     if not _SLOT_NAME.fullmatch(slot):
-        raise NotPlain(
-            f"the slot {slot!r} makes no file name",
-            remedy="name shares with small letters, digits and -",
-        )
+        raise NotPlain.of("slotName", slot=slot)
     return f"{slot}{SUFFIX}"
 
 
@@ -51,10 +48,7 @@ def env_file(environment: Mapping[str, str]) -> bytes:
         if not _VARIABLE.fullmatch(name):
             raise NotPlain(f"{name!r} is no name of a variable")
         if not is_plain(value):
-            raise NotPlain(
-                f"{name} would be {value!r}, which not every reader of env files reads alike",
-                remedy="use letters, digits, -, _, . and / in run.dir",
-            )
+            raise NotPlain.of("envValue", name=name, value=value)
         lines.append(f"{name}={value}\n")
     return "".join(lines).encode("ascii")
 
@@ -71,10 +65,7 @@ def slot_device(spec: DaemonSpec, slot: Slot) -> CdiDevice:
     environment = client_environment(spec, slot)
     for what, path in (("pipe", spec.pipe_directory), ("shm", spec.shm)):
         if not _is_mountable(path):
-            raise NotPlain(
-                f"the {what} directory {path!r} cannot be mounted into containers",
-                remedy="use letters, digits, -, _, . and / in run.dir",
-            )
+            raise NotPlain.of("mountPath", what=what, path=path)
     name = f"{spec.device}-{slot.name}"
     if not _DEVICE_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a CDI device")

@@ -129,10 +129,12 @@ def pipe_directory(run_dir: Path, device: str) -> str:
     top = _top(run_dir, device)
     socket = os.fsencode(f"{top}/pipe/{LONGEST_SOCKET}")
     if len(socket) > MAX_SOCKET_PATH:
-        raise PathRefused(
-            f"{os.fsdecode(socket)} has {len(socket)} bytes, a socket's path at most "
-            f"{MAX_SOCKET_PATH}",
-            remedy=SHORTER,
+        raise PathRefused.of(
+            "mpsSocket",
+            socket=os.fsdecode(socket),
+            bytes=len(socket),
+            most=MAX_SOCKET_PATH,
+            mend=SHORTER,
         )
     return f"{top}/pipe"
 
@@ -217,9 +219,8 @@ def remove_directories(run_dir: Path, device: str) -> None:
         else:
             remove_tree(top)  # the record goes last, so that after a crash the rest is still known
     except OSError as error:
-        raise PathRefused(
-            f"{error.filename or top} cannot be removed: {error.strerror}",
-            remedy=f"`lsof +D {top}` shows what holds it; then remove it by hand: `rm -r {top}`",
+        raise PathRefused.of(
+            "notRemoved", path=error.filename or top, folder=top, why=error.strerror
         ) from error
 
 
@@ -256,27 +257,14 @@ def _has_mounts(top: Path) -> bool:
 def _top(run_dir: Path, device: str) -> str:
     text = str(run_dir)
     if not run_dir.is_absolute() or ".." in run_dir.parts:
-        raise PathRefused(
-            f"run.dir {text!r} is not an absolute path without ..",
-            remedy="write it from / on, without ..",
-        )
+        raise PathRefused.of("runDirRelative", text=text)
     if not text.isprintable() or ":" in text:
-        raise PathRefused(
-            f"run.dir {text!r} has characters that would break environment files and mounts",
-            remedy="use letters, digits, -, _ and .",
-        )
+        raise PathRefused.of("runDirCharacters", text=text)
     if not is_device_name(device):
-        raise PathRefused(
-            f"the device {device!r} makes no directory name",
-            remedy="give the UUID of a GPU or MIG device",
-        )
+        raise PathRefused.of("deviceName", device=device)
     top = f"{text}/mps/{device}"
     if any(f"{text}/".startswith(f"{default}/") for default in DEFAULT_DIRECTORIES):
-        raise PathRefused(
-            f"{top} is within a default directory of MPS, where programs that should not have it "
-            "would find it",
-            remedy="set run.dir to another path",
-        )
+        raise PathRefused.of("defaultDirectory", folder=top)
     return top
 
 
@@ -297,7 +285,6 @@ def _check_passable(path: Path, uid: int, gid: int) -> None:
         with refusing("looked at", level, _REMEDIES):
             found = level.stat()
         if not may_pass(found, uid, gid):
-            raise PathRefused(
-                f"user {uid} may not pass {level} (mode {stat.S_IMODE(found.st_mode):o})",
-                remedy=f"chmod o+x {level}, or set run.dir to another path",
+            raise PathRefused.of(
+                "notPassed", user=uid, level=level, mode=f"{stat.S_IMODE(found.st_mode):o}"
             )

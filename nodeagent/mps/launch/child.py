@@ -42,11 +42,7 @@ def _mount_own_shm(spec: DaemonSpec) -> None:
         done = _own_mounts().mount(spec.shm.encode(), SHM.encode(), None, _MS_BIND, None)
         _check(done, f"{spec.shm} cannot be mounted on {SHM}")
     except OSError as error:
-        raise StartError(
-            f"the daemon of {spec.device} cannot have a /dev/shm of its own: {error.strerror}",
-            remedy="run as root with CAP_SYS_ADMIN (a privileged container; under systemd "
-            "RestrictNamespaces=mnt), or set mps.shm to host",
-        ) from error
+        raise StartError.of("noShm", device=spec.device, why=error.strerror) from error
 
 
 @lru_cache(maxsize=1)
@@ -100,10 +96,8 @@ class ChildLauncher(Launcher):
             return DaemonProcess(identity, lambda: _how_it_ended(identity.pid))
         except OSError as error:  # no descriptor left, say: it would run on without anybody's care
             await asyncio.to_thread(_kill_started, starting)
-            raise StartError(
-                f"the daemon of {spec.device} cannot be watched: {error.strerror}",
-                remedy="raise how many files the agent may have open (LimitNOFILE; now: `grep "
-                f"'open files' /proc/{os.getpid()}/limits`)",
+            raise StartError.of(
+                "notWatched", device=spec.device, why=error.strerror, pid=os.getpid()
             ) from error
 
 
@@ -128,10 +122,8 @@ def _spawned(
         )
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise StartError(
-            f"{command[0]} cannot be run as user {spec.uid}: {reason}",
-            remedy="install it, or set mps.path to where it is; run as root to run it as another "
-            "user, under systemd with systemd/mps-children.conf",
+        raise StartError.of(
+            "notRunAsUser", program=command[0], user=spec.uid, why=reason
         ) from error
     finally:
         os.close(log)

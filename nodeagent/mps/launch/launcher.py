@@ -145,10 +145,7 @@ class Launcher(ABC):
             if not self._flag and self.find_flag is not None:
                 self._flag = await self.find_flag()
         if not self._flag:
-            raise StartError(
-                f"the MPS of this driver has no server for all users, which {device} is to have",
-                remedy="name one user in the plan, or install a driver of branch 555 or later",
-            )
+            raise StartError.of("noServerForAll", device=device)
         return self._flag
 
 
@@ -168,7 +165,4 @@ def open_log(spec: DaemonSpec) -> int:
     try:
         return log.open_log(path.parent, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     except OSError as error:
-        raise StartError(
-            f"{path} cannot be written: {error.strerror}",
-            remedy=f"`ls -ld {path}` shows what is in its place; `mv {path} {path}.old` makes room",
-        ) from error
+        raise StartError.of("logNotWritten", path=path, why=error.strerror) from error

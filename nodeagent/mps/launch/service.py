@@ -108,10 +108,7 @@ class ServiceLauncher(Launcher):
         except TimeoutError:
             # The unit may still start, unknown to the agent.
             await self._call("systemctl", "stop", "--no-block", unit)
-            raise StartError(
-                f"systemd has not started {unit} within {self.deadline:g} s",
-                remedy="look at `systemctl list-jobs` on the node",
-            ) from None
+            raise StartError.of("systemdSlow", unit=unit, seconds=f"{self.deadline:g}") from None
 
     async def _clear(self, unit: str) -> None:
         """Wait until no unit has this name; forget a failed one. Raises StartError if one runs."""
@@ -119,10 +116,7 @@ class ServiceLauncher(Launcher):
             state = await self._show(unit)
             match state.active:
                 case "active":
-                    raise StartError(
-                        f"{unit} runs already, with pid {state.main_pid}",
-                        remedy=f"run `systemctl stop {unit}` on the node",
-                    )
+                    raise StartError.of("unitRuns", unit=unit, pid=state.main_pid)
                 case "failed":
                     await self._forget(unit)
                     return
@@ -140,11 +134,7 @@ class ServiceLauncher(Launcher):
     ) -> None:
         for text in (*command, *environment.values()):
             if not _PLAIN.fullmatch(text):
-                raise StartError(
-                    f"{text!r} has characters that systemd could take for its own",
-                    remedy="use letters, digits and _ @ + = . , : / ~ - alone, or set mps.launch "
-                    "to child",
-                )
+                raise StartError.of("systemdCharacters", text=text)
         done = await self._call(
             "systemd-run",
             f"--unit={unit}",
@@ -180,9 +170,8 @@ class ServiceLauncher(Launcher):
                 # Systemd, descriptors or threads may fail for a moment. Given up now, the daemon
                 # would run on and keep out all later ones; when the time is over, it is stopped.
                 await asyncio.sleep(_PAUSE)
-        raise StartError(
-            f"{unit} ended at once: {await self._how_it_ended(unit)}",
-            remedy=f"look at `tail {spec.log_directory}/*.log`",
+        raise StartError.of(
+            "endedAtOnce", unit=unit, how=await self._how_it_ended(unit), logs=spec.log_directory
         )
 
     async def _how_it_ended(self, unit: str) -> str:
