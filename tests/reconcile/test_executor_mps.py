@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from types import UnionType
 
 import pytest
 
@@ -40,12 +41,23 @@ from tests.plan.cards import Place, card, divided, with_instances
 from tests.plan.daemons import CLIENT, A, B, D, daemon, daemons_of, give, shared, without_mig
 from tests.reconcile.test_executor import DONE, FAILED, SKIPPED, UNDONE, codes, results
 
+Fails = Callable[[Step], Exception | None]
 H100 = card("h100-80gb")
 
 
-def in_use() -> GpuInUse:
-    """What stopping a daemon says that has got a client."""
-    return GpuInUse("the daemon has clients", code=None, name="InUse", call="")
+def failing(kinds: type[Step] | UnionType, why: str | Exception, **has: object) -> Fails:
+    """At steps of these kinds that have these values."""
+    error = NodeagentError(why) if isinstance(why, str) else why
+
+    def fails(step: Step) -> Exception | None:
+        is_one = isinstance(step, kinds)
+        return error if is_one and all(getattr(step, n) == v for n, v in has.items()) else None
+
+    return fails
+
+
+UNNAMED = failing(StartMps | SetComputeMode, "it names no device", device="")
+NO_CREATION = failing(CreateGpuInstance, "the driver does not know why", profile="1g.10gb")
 
 
 @dataclass(slots=True)
@@ -53,7 +65,7 @@ class PaperNode:
     """One GPU. `fails` says for each step why it fails, or nothing."""
 
     gpu: Gpu
-    fails: Callable[[Step], Exception | None] = lambda _: None
+    fails: Fails = lambda _: None
     taken: list[Step] = field(default_factory=list)
     made: int = 0
 
@@ -117,13 +129,8 @@ async def test_mig_and_mps_in_one_go() -> None:
 
 async def test_a_daemon_that_does_not_start_leaves_the_layout() -> None:
     """The layout is right and stays; the other device's daemon starts; the report has failed."""
-
-    def fails(step: Step) -> Exception | None:
-        if isinstance(step, StartMps) and step.wanted == A:
-            return NodeagentError("the daemon ended: no such device", remedy="look at its log")
-        return None
-
-    node = PaperNode(H100, fails)
+    error = NodeagentError("the daemon ended: no such device", remedy="look at its log")
+    node = PaperNode(H100, failing(StartMps, error, wanted=A))
     outcome = await node.execute(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
     assert results(outcome) == [DONE, DONE, DONE, FAILED, DONE, DONE]
     assert codes(outcome) == [Code.MPS]
@@ -137,14 +144,8 @@ async def test_a_daemon_that_does_not_start_leaves_the_layout() -> None:
 
 async def test_without_its_mode_a_daemon_is_not_started() -> None:
     """Only that device goes without; the next one's mode is not taken for its own."""
-
-    def fails(step: Step) -> Exception | None:
-        first = isinstance(step, SetComputeMode) and step.device == "MIG-new-1"
-        return NodeagentError("not permitted") if first else None
-
-    desired = shared(H100, ("1g.10gb", 0, A), ("1g.10gb", 1, B))
-    node = PaperNode(H100, fails)
-    outcome = await node.execute(desired)
+    node = PaperNode(H100, failing(SetComputeMode, "not permitted", device="MIG-new-1"))
+    outcome = await node.execute(shared(H100, ("1g.10gb", 0, A), ("1g.10gb", 1, B)))
     assert results(outcome) == [DONE, DONE, FAILED, SKIPPED, DONE, DONE]
     assert codes(outcome) == [Code.STEP_FAILED]
     assert "compute mode" in outcome.steps[3].message
@@ -153,13 +154,10 @@ async def test_without_its_mode_a_daemon_is_not_started() -> None:
 
 async def test_a_client_that_came_after_planning_keeps_its_device() -> None:
     """Nothing is destroyed, and the daemons stopped so far run again."""
-
-    def fails(step: Step) -> Exception | None:
-        return in_use() if isinstance(step, StopMps) and step.device == "MIG-1" else None
-
+    in_use = GpuInUse("the daemon has clients", code=None, name="InUse", call="")
     places = [("3g.40gb", 0), ("2g.20gb", 4), ("1g.10gb", 6)]
     gpu = give(with_instances(H100, places), daemon(A), daemon(B))
-    node = PaperNode(gpu, fails)
+    node = PaperNode(gpu, failing(StopMps, in_use, device="MIG-1"))
     made = plan(DesiredNode({gpu.uuid: shared(H100, ("7g.80gb", 0, A))}), ObservedNode((gpu,)))
     node.gpu = give(with_instances(H100, places, used=[2]), daemon(A), daemon(B, CLIENT))
     outcome = (await execute(made, node, parallel=1)).gpus[0]
@@ -216,13 +214,8 @@ def test_steps_that_only_add_or_remove_instances(
 
 async def test_the_way_back_has_the_daemons_too() -> None:
     """A creation fails: the earlier devices come back, and with them their daemons."""
-
-    def fails(step: Step) -> Exception | None:
-        new = isinstance(step, CreateGpuInstance) and step.profile == "1g.10gb"
-        return NodeagentError("the driver does not know why") if new else None
-
     gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), None)
-    node = PaperNode(gpu, fails)
+    node = PaperNode(gpu, NO_CREATION)
     outcome = await node.execute(shared(H100, *[("1g.10gb", None, D)] * 7))
     assert codes(outcome) == [Code.STEP_FAILED]
     assert layout_words(outcome.after) == "3g.40gb with MPS at 0; 3g.40gb at 4"
@@ -234,14 +227,10 @@ async def test_the_way_back_has_the_daemons_too() -> None:
 
 async def test_a_daemon_that_does_not_come_back_is_reported() -> None:
     """The way back goes on without it, and the report says what is missing."""
-
-    def fails(step: Step) -> Exception | None:
-        if isinstance(step, CreateGpuInstance) and step.profile == "1g.10gb":
-            return NodeagentError("the driver does not know why")
-        return NodeagentError("it ends at once") if isinstance(step, StartMps) else None
-
+    no_start = failing(StartMps, "it ends at once")
     gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), None)
-    outcome = await PaperNode(gpu, fails).execute(shared(H100, *[("1g.10gb", None, D)] * 7))
+    node = PaperNode(gpu, lambda step: NO_CREATION(step) or no_start(step))
+    outcome = await node.execute(shared(H100, *[("1g.10gb", None, D)] * 7))
     assert codes(outcome) == [Code.STEP_FAILED, Code.MPS, Code.NOT_RESTORED]
     assert "it now has 3g.40gb at 0, 4" in outcome.problems[2].message
 
@@ -269,15 +258,11 @@ async def test_a_part_made_in_anothers_place_may_have_its_uuid() -> None:
             parts = (replace(c, uuid=f"MIG-0-{n}") for n, c in enumerate(instance.compute))
             return replace(gpu, instances=(replace(instance, compute=tuple(parts)),))
 
-    def fails(step: Step) -> Exception | None:
-        named = not isinstance(step, StartMps | SetComputeMode) or step.device
-        return None if named else NodeagentError("it names no device")
-
     parts = tuple(
         WantedInstance("3g.40gb", 1, 0, f"gpus[0].mig[{n}]", mps)
         for n, mps in enumerate((None, A, B))
     )
-    node = SameUuid(give(divided(H100, "3g.40gb", 0, 1, 2)), fails)
+    node = SameUuid(give(divided(H100, "3g.40gb", 0, 1, 2)), UNNAMED)
     outcome = await node.execute(DesiredGpu(Layout(parts, "gpus[0].mig"), "gpus[0]"))
     assert outcome.problems == ()
     assert daemons_of(outcome.after) == [None, A, B]
@@ -297,11 +282,7 @@ async def test_a_device_that_could_not_be_looked_at_is_not_guessed() -> None:
             self.silences -= silent
             return replace(self.gpu, access=Access.UNKNOWN) if silent else self.gpu
 
-    def fails(step: Step) -> Exception | None:
-        named = not isinstance(step, StartMps | SetComputeMode) or step.device
-        return None if named else NodeagentError("it names no device")
-
-    node = SilentOnce(H100, fails)
+    node = SilentOnce(H100, UNNAMED)
     outcome = await node.execute(shared(H100, ("3g.40gb", 0, A)))
     assert results(outcome) == [DONE, FAILED, DONE]
     assert isinstance(outcome.steps[2].step, StartMps)
@@ -361,7 +342,7 @@ async def test_cancelled_while_daemons_start() -> None:
 async def test_a_lost_gpu_ends_its_steps() -> None:
     """Nothing goes on alone on a GPU that is off the bus."""
     lost = GpuLost("off the bus", code=15, name="GpuIsLost", call="")
-    node = PaperNode(H100, lambda step: lost if isinstance(step, SetComputeMode) else None)
+    node = PaperNode(H100, failing(SetComputeMode, lost))
     outcome = await node.execute(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
     assert FAILED in results(outcome)
     assert Code.GPU_LOST in codes(outcome)
@@ -378,9 +359,8 @@ async def test_time_slice() -> None:
         TimeSlice.LONG,
         ComputeMode.DEFAULT,
     )
-    refused = NodeagentError("nvidia-smi said no")
-    node = PaperNode(t4, lambda step: refused if isinstance(step, SetTimeSlice) else None)
-    outcome = await node.execute(desired)
+    refusing = failing(SetTimeSlice, "nvidia-smi said no")
+    outcome = await PaperNode(t4, refusing).execute(desired)
     assert results(outcome) == [FAILED, DONE]
     assert codes(outcome) == [Code.STEP_FAILED]
     assert "set the time slice to long" in outcome.problems[0].message
