@@ -9,20 +9,9 @@ import pytest
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, PACE, SOON, Member, plan_text
 from tests.cluster.client.rig import until
+from tests.simulated_cluster import faults
 from tests.simulated_cluster.agent import STATUS
 from tests.simulated_cluster.api_server import ApiServer
-from tests.simulated_cluster.faults import (
-    Answer,
-    Cut,
-    Dribble,
-    End,
-    ErrorEvent,
-    Fault,
-    Freeze,
-    Html,
-    Reset,
-    Slow,
-)
 
 FIRST = plan_text("{1g.10gb: 7}")
 SECOND = plan_text("{2g.20gb: 3}")
@@ -62,7 +51,7 @@ async def weathered(member: Member, *, most: int = MAX_A_SECOND) -> AsyncIterato
 # --- requests and watches that fail -------------------------------------------------------------
 
 
-def everywhere(count: int, fault: Fault) -> Callable[[ApiServer], None]:
+def everywhere(count: int, fault: faults.Fault) -> Callable[[ApiServer], None]:
     """The open watch, and then so many requests of any kind."""
 
     def order(api: ApiServer) -> None:
@@ -72,11 +61,11 @@ def everywhere(count: int, fault: Fault) -> Callable[[ApiServer], None]:
     return order
 
 
-def writing(count: int, fault: Fault) -> Callable[[ApiServer], None]:
+def writing(count: int, fault: faults.Fault) -> Callable[[ApiServer], None]:
     return lambda api: api.faults.next(count, fault, verb="PATCH")
 
 
-def watching(fault: Fault) -> Callable[[ApiServer], None]:
+def watching(fault: faults.Fault) -> Callable[[ApiServer], None]:
     return everywhere(0, fault)
 
 
@@ -84,28 +73,28 @@ def expired(api: ApiServer) -> None:
     """The open watch ends, and what it would go on from is forgotten."""
     api.store.tick()
     api.expire()
-    api.faults.strike(End())
+    api.faults.strike(faults.End())
 
 
 FAULTS = {
-    "410 in the watch": watching(ErrorEvent(410)),
+    "410 in the watch": watching(faults.ErrorEvent(410)),
     "410 at the next watch": expired,
-    "409": writing(3, Answer(409)),
-    "429": everywhere(3, Answer(429)),
-    "500": everywhere(4, Answer(500)),
-    "cut watch": watching(Cut()),
-    "cut watch that looks whole": watching(Cut(clean=True)),
-    "cut answers": everywhere(3, Cut()),
-    "reset": everywhere(3, Reset()),
-    "reset writes": writing(3, Reset()),
-    "frozen watch": watching(Freeze()),
-    "frozen answers": everywhere(2, Freeze()),
-    "frozen writes": writing(2, Freeze()),
-    "slow": everywhere(2, Slow(0.3)),
-    "dribbling": everywhere(2, Dribble(0.3)),
-    "a proxy's page": everywhere(3, Html(502)),
-    "a deep page that says 200": everywhere(3, Html(200, "[" * 20_000 + "\n")),
-    "watches that end at once": everywhere(5, End()),
+    "409": writing(3, faults.Answer(409)),
+    "429": everywhere(3, faults.Answer(429)),
+    "500": everywhere(4, faults.Answer(500)),
+    "cut watch": watching(faults.Cut()),
+    "cut watch that looks whole": watching(faults.Cut(clean=True)),
+    "cut answers": everywhere(3, faults.Cut()),
+    "reset": everywhere(3, faults.Reset()),
+    "reset writes": writing(3, faults.Reset()),
+    "frozen watch": watching(faults.Freeze()),
+    "frozen answers": everywhere(2, faults.Freeze()),
+    "frozen writes": writing(2, faults.Freeze()),
+    "slow": everywhere(2, faults.Slow(0.3)),
+    "dribbling": everywhere(2, faults.Dribble(0.3)),
+    "a proxy's page": everywhere(3, faults.Html(502)),
+    "a deep page that says 200": everywhere(3, faults.Html(200, "[" * 20_000 + "\n")),
+    "watches that end at once": everywhere(5, faults.End()),
 }
 
 
@@ -122,9 +111,9 @@ async def test_a_fault_passes(member: Member, fault: Callable[[ApiServer], None]
 async def test_retry_after_is_obeyed_by_all(member: Member) -> None:
     clock = asyncio.get_running_loop().time
     async with weathered(member):
-        member.api.faults.next(2, Answer(429, retry_after=1))
+        member.api.faults.next(2, faults.Answer(429, retry_after=1))
         struck = clock()
-        member.api.faults.strike(Answer(429, retry_after=1))
+        member.api.faults.strike(faults.Answer(429, retry_after=1))
         member.plan(SECOND)
         await until(lambda: clock() - struck > 0.9)
         assert len([r for r in member.api.requests if r.time > struck]) <= 3
@@ -134,8 +123,8 @@ async def test_retry_after_is_obeyed_by_all(member: Member) -> None:
 async def test_a_fault_that_stays_makes_no_storm(member: Member) -> None:
     clock = asyncio.get_running_loop().time
     begun = clock()
-    member.api.faults.next(10_000, Answer(500))
-    member.api.faults.strike(End())
+    member.api.faults.next(10_000, faults.Answer(500))
+    member.api.faults.strike(faults.End())
     member.api.annotate(NODE, **{STATUS: "{}"})  # which it would mend
     await until(lambda: clock() - begun > 1.5)
     for half in (0.5, 1.0):  # after the first waits, which are short
@@ -160,7 +149,7 @@ async def test_a_token_is_replaced(gpus: SimulatedNode, api: ApiServer, tmp_path
             api.revoke("old")
             member.plan(SECOND)
             await member.in_sync(SECOND)  # by the watch that is still open, and one more write
-            api.faults.strike(Reset())
+            api.faults.strike(faults.Reset())
         refused = [r.who for r in api.requests if r.status == 401]
         assert set(refused) == {"old"}
         assert len(refused) <= 3  # what was under way at once: a write, an Event, a list of pods
@@ -175,7 +164,7 @@ async def test_a_token_that_is_replaced_late(
         await member.in_sync(member.plan(FIRST))
         async with weathered(member):
             api.revoke("old")
-            api.faults.strike(Reset())
+            api.faults.strike(faults.Reset())
             await until(lambda: "401" in str(member.publisher.state.problem))
             assert not member.publisher.state.reachable
             await asyncio.sleep(0.5)
@@ -199,7 +188,7 @@ async def test_a_clock_that_jumps(
                 plan = plan_text("{2g.20gb: 3}", f"{jump}")
                 member.plan(plan)
                 await member.in_sync(plan)
-                member.api.faults.strike(End())
+                member.api.faults.strike(faults.End())
             await member.quiet()
             assert member.asked()["list nodes"] == 1
             # Each of three plans is shown at most as due and as done, by annotation and condition.

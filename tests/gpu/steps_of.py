@@ -1,43 +1,35 @@
 """Steps made from what was observed, as the planner makes them."""
 
 from nodeagent.gpu.driver import Driver
+from nodeagent.plan import steps
 from nodeagent.plan.names import device_name
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.plan.shares import ComputeMode, TimeSlice
-from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    SetComputeMode,
-    SetMigMode,
-    SetTimeSlice,
-)
 
 REASON = "a test wants it"
 
 
-def enable(gpu: Gpu) -> SetMigMode:
-    return SetMigMode(gpu.uuid, enabled=True, reason=REASON)
+def enable(gpu: Gpu) -> steps.SetMigMode:
+    return steps.SetMigMode(gpu.uuid, enabled=True, reason=REASON)
 
 
-def disable(gpu: Gpu) -> SetMigMode:
-    return SetMigMode(gpu.uuid, enabled=False, reason=REASON)
+def disable(gpu: Gpu) -> steps.SetMigMode:
+    return steps.SetMigMode(gpu.uuid, enabled=False, reason=REASON)
 
 
 def create(
     gpu: Gpu, name: str, start: int, compute: tuple[int, ...] | None = None
-) -> CreateGpuInstance:
+) -> steps.CreateGpuInstance:
     """A GPU instance of that profile there, with one compute instance or those of `compute`."""
     profile = gpu.profile(name)
     assert profile is not None
     place = next(place for place in profile.placements if place.start == start)
     sizes = (profile.slices,) if compute is None else compute
-    return CreateGpuInstance(gpu.uuid, profile.id, name, place, sizes, REASON)
+    return steps.CreateGpuInstance(gpu.uuid, profile.id, name, place, sizes, REASON)
 
 
-def destroy(gpu: Gpu, instance: GpuInstance) -> DestroyGpuInstance:
-    return DestroyGpuInstance(
+def destroy(gpu: Gpu, instance: GpuInstance) -> steps.DestroyGpuInstance:
+    return steps.DestroyGpuInstance(
         gpu.uuid,
         instance.id,
         instance.profile,
@@ -49,28 +41,30 @@ def destroy(gpu: Gpu, instance: GpuInstance) -> DestroyGpuInstance:
 
 def destroy_compute(
     gpu: Gpu, instance: GpuInstance, device: ComputeInstance
-) -> DestroyComputeInstance:
-    return DestroyComputeInstance(
+) -> steps.DestroyComputeInstance:
+    return steps.DestroyComputeInstance(
         gpu.uuid, instance.id, device.id, device.profile, instance.placement, device.uuid, REASON
     )
 
 
-def add_compute(gpu: Gpu, instance: GpuInstance, slices: int) -> CreateComputeInstance:
+def add_compute(gpu: Gpu, instance: GpuInstance, slices: int) -> steps.CreateComputeInstance:
     profile = gpu.profile(instance.profile)
     assert profile is not None
     name = device_name(instance.profile, profile.slices, slices)
-    return CreateComputeInstance(gpu.uuid, instance.id, name, slices, instance.placement, REASON)
+    return steps.CreateComputeInstance(
+        gpu.uuid, instance.id, name, slices, instance.placement, REASON
+    )
 
 
 def compute_mode(
     gpu: Gpu, mode: ComputeMode, device: ComputeInstance | None = None
-) -> SetComputeMode:
+) -> steps.SetComputeMode:
     """The compute mode of the GPU, or of one of its MIG devices."""
-    return SetComputeMode(gpu.uuid, device.uuid if device else gpu.uuid, mode, REASON)
+    return steps.SetComputeMode(gpu.uuid, device.uuid if device else gpu.uuid, mode, REASON)
 
 
-def time_slice(gpu: Gpu, wanted: TimeSlice) -> SetTimeSlice:
-    return SetTimeSlice(gpu.uuid, wanted, REASON)
+def time_slice(gpu: Gpu, wanted: TimeSlice) -> steps.SetTimeSlice:
+    return steps.SetTimeSlice(gpu.uuid, wanted, REASON)
 
 
 async def laid_out(driver: Driver, index: int, **starts: str) -> Gpu:

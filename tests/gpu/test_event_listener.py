@@ -7,16 +7,8 @@ import pytest
 from nodeagent.gpu import kernel
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.event_listener import Binding, Event, EventListener, Timing
+from nodeagent.health import readings
 from nodeagent.health.evaluate import evaluate
-from nodeagent.health.readings import (
-    Answer,
-    GpuEvent,
-    GpuEventKind,
-    NodeReading,
-    Silence,
-    XidEvent,
-    XidSource,
-)
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
 from nodeagent.metrics.samples import Entity, Slice, WholeGpu
@@ -43,8 +35,8 @@ async def listener(driver: Driver) -> EventListener:
 
 def xids(heard: tuple[Event, ...]) -> list[int]:
     """The XIDs, in order; there is nothing else."""
-    assert all(isinstance(event, XidEvent) for event in heard)
-    return [event.xid for event in heard if isinstance(event, XidEvent)]
+    assert all(isinstance(event, readings.XidEvent) for event in heard)
+    return [event.xid for event in heard if isinstance(event, readings.XidEvent)]
 
 
 async def test_xids(listener: EventListener, driver: Driver, node: SimulatedNode) -> None:
@@ -54,9 +46,9 @@ async def test_xids(listener: EventListener, driver: Driver, node: SimulatedNode
     node.xid(0, 79)
     node.xid(f"1/{instance}/0", 13)
     heard = await listener.listen()
-    first, second = (event for event in heard if isinstance(event, XidEvent))
+    first, second = (event for event in heard if isinstance(event, readings.XidEvent))
     assert (first.xid, first.instance, first.compute) == (79, None, None)
-    assert (second.xid, second.source, second.gpu) == (13, XidSource.NVML, gpu.uuid)
+    assert (second.xid, second.source, second.gpu) == (13, readings.XidSource.NVML, gpu.uuid)
     assert (second.instance, second.compute) == (instance, 0)
     assert await listener.listen() == ()
 
@@ -65,19 +57,21 @@ async def test_a_changed_layout(listener: EventListener, driver: Driver) -> None
     """NVML reports it on its own, though it is not among the supported types."""
     await laid_out(driver, 0, at0="1g.10gb")
     heard = await listener.listen()
-    assert {type(event) for event in heard} == {GpuEvent}
-    assert {event.kind for event in heard if isinstance(event, GpuEvent)} == {
-        GpuEventKind.FOREIGN_MIG_CHANGE
+    assert {type(event) for event in heard} == {readings.GpuEvent}
+    assert {event.kind for event in heard if isinstance(event, readings.GpuEvent)} == {
+        readings.GpuEventKind.FOREIGN_MIG_CHANGE
     }
 
 
-@pytest.mark.parametrize("kind", [k for k in GpuEventKind if k.name != "FOREIGN_MIG_CHANGE"])
+@pytest.mark.parametrize(
+    "kind", [k for k in readings.GpuEventKind if k.name != "FOREIGN_MIG_CHANGE"]
+)
 async def test_other_events_of_health(
-    kind: GpuEventKind, listener: EventListener, node: SimulatedNode
+    kind: readings.GpuEventKind, listener: EventListener, node: SimulatedNode
 ) -> None:
     node.report(0, getattr(pynvml, kind.value))
     (event,) = await listener.listen()
-    assert isinstance(event, GpuEvent)
+    assert isinstance(event, readings.GpuEvent)
     assert event.kind is kind
 
 
@@ -175,7 +169,7 @@ async def test_a_late_event_says_since_when_it_may_be(driver: Driver, node: Simu
     now += 60.0
     node.xid(0, 119)
     [event] = await listener.listen()
-    assert isinstance(event, XidEvent)
+    assert isinstance(event, readings.XidEvent)
     assert (event.since, event.at) == (1000.0, 1060.0)
 
 
@@ -188,14 +182,14 @@ async def test_refused_events_are_not_taken_for_none(driver: Driver, node: Simul
     for _ in range(2):
         await listener.listen()
         assert listener.answer is not None
-        assert listener.answer.silence is Silence.FAILS
+        assert listener.answer.silence is readings.Silence.FAILS
         assert listener.answer.reason.startswith("GPU 0: ")
         now += 60.0
     node.clear_faults(refused)
     await listener.listen()
     node.xid(0, 48)
     assert len(xids(await listener.listen())) == 1
-    assert listener.answer == Answer(last=now)
+    assert listener.answer == readings.Answer(last=now)
 
 
 async def test_driver_reload(listener: EventListener, driver: Driver, node: SimulatedNode) -> None:
@@ -278,9 +272,9 @@ async def test_event_values(listener: EventListener, driver: Driver, node: Simul
 
     async def last_xids() -> list[tuple[type[Entity], dict[str, str], Number]]:
         nonlocal health
-        heard = tuple(e for e in await listener.listen() if isinstance(e, XidEvent))
+        heard = tuple(e for e in await listener.listen() if isinstance(e, readings.XidEvent))
         found = await sampler.round()
-        reading = NodeReading(kernel.now(), "boot-1", gpus=tuple(found.gpus), xids=heard)
+        reading = readings.NodeReading(kernel.now(), "boot-1", gpus=tuple(found.gpus), xids=heard)
         health = evaluate(health, reading, default_table()).state
         latest = [sample.whole for sample in found.latest]
         sampled = EventValues().sample(health.xids, sampler.whole_subjects, found.slices, latest)

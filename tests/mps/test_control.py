@@ -9,28 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.mps.commands import (
-    MemoryLimit,
-    UnexpectedReply,
-    get_client_list,
-    get_memory_limit,
-    get_server_list,
-    quit_daemon,
-    set_memory_limit,
-    set_threads,
-    terminate_client,
-)
-from nodeagent.mps.control import (
-    ControlClient,
-    DaemonBusy,
-    DaemonDead,
-    DaemonSilent,
-    FrontEndFailed,
-    Seen,
-    SeenServer,
-    ask_everything,
-    differences,
-)
+from nodeagent.mps import commands, control
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.programs import Programs
@@ -129,8 +108,8 @@ class FrontEnd:
             time.sleep(0.005)
         return self.noted(name)
 
-    def client(self, *, deadline: float = 60.0) -> ControlClient:
-        return ControlClient(
+    def client(self, *, deadline: float = 60.0) -> control.ControlClient:
+        return control.ControlClient(
             Programs(control=(str(self.program),), path="/usr/bin:/usr/sbin"),
             pipe_directory="/run/x/pipe",
             log_directory="/run/x/log",
@@ -150,7 +129,7 @@ def front_end(tmp_path: Path) -> FrontEnd:
 async def test_many_callers_of_a_daemon_that_others_ask_too(front_end: FrontEnd) -> None:
     front_end.will("busy", "empty", "emptyError", "answer", "empty", "busy")
     client = front_end.client()
-    replies = await asyncio.gather(*(client.ask(get_client_list(n)) for n in range(1, 9)))
+    replies = await asyncio.gather(*(client.ask(commands.get_client_list(n)) for n in range(1, 9)))
     assert replies == [(int(f"{n}1"), int(f"{n}2")) for n in range(1, 9)]
     assert front_end.noted("said") == [f"get_client_list {n}" for n in range(1, 9)]
     assert front_end.noted("overlap") == []
@@ -159,10 +138,10 @@ async def test_many_callers_of_a_daemon_that_others_ask_too(front_end: FrontEnd)
 async def test_a_batch(front_end: FrontEnd) -> None:
     client = front_end.client()
     pids, wrong, threads = await client.ask_each(
-        get_client_list(1), terminate_client(7, 8), set_threads(5)
+        commands.get_client_list(1), commands.terminate_client(7, 8), commands.set_threads(5)
     )
     assert (pids, threads) == ((11, 12), 5.0)
-    assert isinstance(wrong, UnexpectedReply)
+    assert isinstance(wrong, commands.UnexpectedReply)
     assert len(front_end.noted("calls")) == 1
 
 
@@ -171,23 +150,23 @@ async def test_a_batch(front_end: FrontEnd) -> None:
 
 async def test_a_truly_empty_reply(front_end: FrontEnd) -> None:
     client = front_end.client()
-    assert await client.ask(get_memory_limit()) is None
-    await client.ask(set_memory_limit(1))
+    assert await client.ask(commands.get_memory_limit()) is None
+    await client.ask(commands.set_memory_limit(1))
     assert len(front_end.noted("calls")) == 2
 
 
 async def test_busy_for_good(front_end: FrontEnd) -> None:
     front_end.will(*["busy", "empty", "emptyError"] * 300)
     client = front_end.client(deadline=2.0)
-    with pytest.raises(DaemonBusy, match="held the MPS daemon for 2 s"):
-        await client.ask(get_server_list())
+    with pytest.raises(control.DaemonBusy, match="held the MPS daemon for 2 s"):
+        await client.ask(commands.get_server_list())
     assert front_end.noted("said") == []
 
 
 async def test_dead(front_end: FrontEnd) -> None:
     front_end.will("dead")
-    with pytest.raises(DaemonDead):
-        await front_end.client().ask(get_server_list())
+    with pytest.raises(control.DaemonDead):
+        await front_end.client().ask(commands.get_server_list())
     assert len(front_end.noted("environment")) == 1
 
 
@@ -195,8 +174,8 @@ async def test_hung(front_end: FrontEnd) -> None:
     client = front_end.client()
     for deadline in (0.3, 3, 30):  # a busy machine may start it late
         front_end.will("hang")
-        with pytest.raises(DaemonSilent, match=f"did not answer within {deadline} s"):
-            await client.ask(get_server_list(), deadline=deadline)
+        with pytest.raises(control.DaemonSilent, match=f"did not answer within {deadline} s"):
+            await client.ask(commands.get_server_list(), deadline=deadline)
         with suppress(FileNotFoundError):
             front_end.reconnect()
         if front_end.noted("pid"):
@@ -204,38 +183,38 @@ async def test_hung(front_end: FrontEnd) -> None:
     [pid] = front_end.noted("pid")
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
-    assert await client.ask(get_client_list(1)) == (11, 12)
+    assert await client.ask(commands.get_client_list(1)) == (11, 12)
 
 
 async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
     front_end.will("break")
     client = front_end.client()
-    with pytest.raises(FrontEndFailed, match="broke: "):
-        await client.ask_each(get_client_list(1), get_client_list(2))
+    with pytest.raises(control.FrontEndFailed, match="broke: "):
+        await client.ask_each(commands.get_client_list(1), commands.get_client_list(2))
 
 
 async def test_a_daemon_that_never_stops_talking(front_end: FrontEnd) -> None:
     """A program in the daemon's place cannot fill the agent's memory; the front-end is ended."""
     front_end.will("flood")
     client = front_end.client(deadline=60)
-    with pytest.raises(FrontEndFailed, match="answered more than 1048576 bytes"):
-        await client.ask(get_server_list())
-    assert await client.ask(get_client_list(1)) == (11, 12)
+    with pytest.raises(control.FrontEndFailed, match="answered more than 1048576 bytes"):
+        await client.ask(commands.get_server_list())
+    assert await client.ask(commands.get_client_list(1)) == (11, 12)
 
 
 async def test_not_let_in(front_end: FrontEnd) -> None:
     front_end.will("stranger")
     client = front_end.client()
-    with pytest.raises(FrontEndFailed, match="run as root or as the daemon's user"):
-        await client.ask(get_server_list())
+    with pytest.raises(control.FrontEndFailed, match="run as root or as the daemon's user"):
+        await client.ask(commands.get_server_list())
 
 
 async def test_no_program() -> None:
-    client = ControlClient(
+    client = control.ControlClient(
         Programs(control=("/nowhere/control",)), pipe_directory="/p", log_directory="/l", deadline=1
     )
-    with pytest.raises(FrontEndFailed, match="/nowhere/control cannot be run"):
-        await client.ask(get_server_list())
+    with pytest.raises(control.FrontEndFailed, match="/nowhere/control cannot be run"):
+        await client.ask(commands.get_server_list())
 
 
 # --- leaving early --------------------------------------------------------------------------------
@@ -244,9 +223,9 @@ async def test_no_program() -> None:
 async def test_cancellation_leaves_no_process(front_end: FrontEnd) -> None:
     front_end.will("hang")
     client = front_end.client()
-    first = asyncio.create_task(client.ask(get_server_list()))
+    first = asyncio.create_task(client.ask(commands.get_server_list()))
     [pid] = await asyncio.to_thread(front_end.wait_for, "pid")
-    second = asyncio.create_task(client.ask(get_client_list(1)))
+    second = asyncio.create_task(client.ask(commands.get_client_list(1)))
     front_end.reconnect()
     first.cancel()
     await asyncio.wait([first])
@@ -257,10 +236,10 @@ async def test_cancellation_leaves_no_process(front_end: FrontEnd) -> None:
 
 async def test_quit(front_end: FrontEnd) -> None:
     client = front_end.client()
-    await client.ask(quit_daemon(5), deadline=60)
+    await client.ask(commands.quit_daemon(5), deadline=60)
     front_end.will("dead")
-    with pytest.raises(DaemonDead):
-        await client.ask(quit_daemon(None), deadline=60)
+    with pytest.raises(control.DaemonDead):
+        await client.ask(commands.quit_daemon(None), deadline=60)
     assert front_end.noted("said") == ["quit -t 5"]
 
 
@@ -273,7 +252,7 @@ async def test_nothing_of_ours_reaches_the_program(
     os.set_inheritable(inherited, True)
     try:
         client = front_end.client()
-        await client.ask(get_server_list())
+        await client.ask(commands.get_server_list())
     finally:
         os.close(inherited)
     environment = dict(eval(front_end.noted("environment")[0]))
@@ -291,8 +270,8 @@ async def test_nothing_of_ours_reaches_the_program(
 
 
 SPEC = with_limits(daemon_spec("/p", "GPU-1"), 1500, 33.33)
-SERVER = SeenServer(50, ServerStatus.ACTIVE, (), (MemoryLimit(1, "G"),), 33.3)
-SEEN = Seen((SERVER,), (MemoryLimit(1, "G"),), 33.3)
+SERVER = control.SeenServer(50, ServerStatus.ACTIVE, (), (commands.MemoryLimit(1, "G"),), 33.3)
+SEEN = control.Seen((SERVER,), (commands.MemoryLimit(1, "G"),), 33.3)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +280,7 @@ SEEN = Seen((SERVER,), (MemoryLimit(1, "G"),), 33.3)
         (SEEN, ()),
         (replace(SEEN, memory_limits=(None,)), ("memory limit is not set, wanted 1500M",)),
         (
-            replace(SEEN, memory_limits=(MemoryLimit(2, "G"),)),
+            replace(SEEN, memory_limits=(commands.MemoryLimit(2, "G"),)),
             ("memory limit is 2G, wanted 1500M",),
         ),
         (replace(SEEN, threads=100.0), ("thread percentage is 100.0, wanted 33.33",)),
@@ -316,25 +295,27 @@ SEEN = Seen((SERVER,), (MemoryLimit(1, "G"),), 33.3)
             (),  # busy: it is asked again
         ),
         (
-            replace(SEEN, memory_limits=(UnexpectedReply("what?"),)),
+            replace(SEEN, memory_limits=(commands.UnexpectedReply("what?"),)),
             ("memory limit not known (what?)",),
         ),
     ],
 )
-def test_differences(seen: Seen, words: tuple[str, ...]) -> None:
-    assert differences(seen, SPEC) == words
+def test_differences(seen: control.Seen, words: tuple[str, ...]) -> None:
+    assert control.differences(seen, SPEC) == words
 
 
 def test_differences_of_the_second_device() -> None:
     both = replace(SPEC, wanted=replace(SPEC.wanted, devices=("GPU-1", "GPU-2")))
-    seen = Seen((), (MemoryLimit(1, "G"), MemoryLimit(5, "M")), 33.3)
-    assert differences(seen, both) == ("memory limit of device 1 is 5M, wanted 1500M",)
+    seen = control.Seen((), (commands.MemoryLimit(1, "G"), commands.MemoryLimit(5, "M")), 33.3)
+    assert control.differences(seen, both) == ("memory limit of device 1 is 5M, wanted 1500M",)
 
 
 def test_no_limit_wanted() -> None:
     free = with_limits(SPEC, None, 33.33)
-    assert differences(replace(SEEN, servers=(), memory_limits=(None,)), free) == ()
-    assert differences(replace(SEEN, servers=()), free) == ("memory limit is 1G, wanted none",)
+    assert control.differences(replace(SEEN, servers=(), memory_limits=(None,)), free) == ()
+    assert control.differences(replace(SEEN, servers=()), free) == (
+        "memory limit is 1G, wanted none",
+    )
 
 
 async def daemon(rig: FleetRig, fleet: Fleet) -> None:
@@ -349,9 +330,9 @@ async def test_a_server_that_the_caller_did_not_know(rig: FleetRig) -> None:
         [running] = fleet.running()
         [server] = rig.servers()
         for known in ((), (server,), (4_000_000,), (server, 4_000_000)):
-            seen = await ask_everything(running.control, known)
+            seen = await control.ask_everything(running.control, known)
             assert [(s.pid, s.status) for s in seen.servers] == [(server, ServerStatus.ACTIVE)]
-            assert differences(seen, running.spec) == ()
+            assert control.differences(seen, running.spec) == ()
 
 
 async def test_a_version_without_statuses() -> None:
@@ -359,6 +340,6 @@ async def test_a_version_without_statuses() -> None:
         async with rig.fleet() as fleet:
             await daemon(rig, fleet)
             [running] = fleet.running()
-            seen = await ask_everything(running.control, ())
+            seen = await control.ask_everything(running.control, ())
             assert (seen.reports_status, seen.servers[0].status) == (False, None)
             assert seen.servers[0].clients is not None

@@ -10,15 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.files.open_directory import PathRefused
-from nodeagent.mps.files.directories import (
-    DEFAULT_DIRECTORIES,
-    MAX_SOCKET_PATH,
-    make_directories,
-    owner_of,
-    pipe_directory,
-    remove_directories,
-    seal_pipe_directory,
-)
+from nodeagent.mps.files import directories
 from nodeagent.mps.files.sockets import DaemonSockets
 from tests.fuse import can_mount, silent_file_system
 from tests.mps.conftest import PYTHON, as_root
@@ -51,24 +43,24 @@ def test_an_agent_that_was_killed_while_it_made_them(run_dir: Path, name: str) -
     """A directory that was not given to its user yet is given to it now, but for one with content:
     who put that there is not known.
     """
-    made = make_directories(run_dir, GPU, uid=4711, gid=4712, shm=True)
+    made = directories.make_directories(run_dir, GPU, uid=4711, gid=4712, shm=True)
     before = mode(beside(made, name))
     beside(made, name).rmdir()
     beside(made, name).mkdir(mode=0o700)
-    assert make_directories(run_dir, GPU, uid=4711, gid=4712, shm=True) == made
+    assert directories.make_directories(run_dir, GPU, uid=4711, gid=4712, shm=True) == made
     assert mode(beside(made, name)) == before
     os.chown(beside(made, "log"), 0, 0)
     beside(made, "log").chmod(0o700)
     (beside(made, "log") / "whose").touch()
     with pytest.raises(PathRefused, match="log belongs to user 0, not 4711"):
-        make_directories(run_dir, GPU, uid=4711, gid=4712)
+        directories.make_directories(run_dir, GPU, uid=4711, gid=4712)
 
 
 @as_root
 def test_made_for_their_user(run_dir: Path) -> None:
     umask = os.umask(0o077)
     try:
-        found = make_directories(run_dir, GPU, uid=OTHER, gid=100, shm=True)
+        found = directories.make_directories(run_dir, GPU, uid=OTHER, gid=100, shm=True)
     finally:
         os.umask(umask)
     assert found == f"{run_dir}/mps/{GPU}/pipe"
@@ -83,18 +75,18 @@ def test_a_volume_that_everyone_can_write(run_dir: Path) -> None:
     run_dir.mkdir()
     run_dir.chmod(0o2777)
     with pytest.raises(PathRefused, match=r"can be written by others \(mode 2777\)"):
-        make_directories(run_dir, GPU, uid=ME, gid=MINE)
+        directories.make_directories(run_dir, GPU, uid=ME, gid=MINE)
     assert not list(run_dir.iterdir())
-    made = make_directories(run_dir / "own", GPU, uid=ME, gid=MINE)
+    made = directories.make_directories(run_dir / "own", GPU, uid=ME, gid=MINE)
     assert mode(run_dir / "own") == f"755 {ME}:{MINE}"
     assert mode(made) == f"755 {ME}:{MINE}"
 
 
 def test_made_again(run_dir: Path) -> None:
-    found = make_directories(run_dir, GPU, uid=ME, gid=MINE)
+    found = directories.make_directories(run_dir, GPU, uid=ME, gid=MINE)
     (beside(found, "log") / "control.log").write_text("kept")
     Path(found).chmod(0o777)
-    assert make_directories(run_dir, GPU, uid=ME, gid=MINE) == found
+    assert directories.make_directories(run_dir, GPU, uid=ME, gid=MINE) == found
     assert (beside(found, "log") / "control.log").read_text() == "kept"
     assert mode(found) == f"755 {ME}:{MINE}"
 
@@ -110,7 +102,7 @@ def test_made_again(run_dir: Path) -> None:
         ("run/x", GPU, "not an absolute path without"),
         ("/run/x\ny", GPU, "characters that would break"),
         ("/run/x:y", GPU, "characters that would break"),
-        (DEFAULT_DIRECTORIES[1], GPU, "default directory of MPS"),
+        (directories.DEFAULT_DIRECTORIES[1], GPU, "default directory of MPS"),
         ("/tmp/nvidia-mps/x", GPU, "default directory of MPS"),
         ("/" + "x" * 60, GPU, r"has \d+ bytes, a socket's path at most 107"),
         ("/" + "ä" * 30, GPU, r"has \d+ bytes, a socket's path at most 107"),
@@ -118,18 +110,18 @@ def test_made_again(run_dir: Path) -> None:
 )
 def test_no_place_for_sockets(run_dir_text: str, device: str, reason: str) -> None:
     with pytest.raises(PathRefused, match=reason) as caught:
-        make_directories(Path(run_dir_text), device, uid=ME, gid=MINE)
+        directories.make_directories(Path(run_dir_text), device, uid=ME, gid=MINE)
     assert caught.value.remedy
 
 
 def test_the_longest_path() -> None:
     """To the byte: one more, and the daemon would end without a word."""
     rest = len(f"/mps/{GPU}/pipe/control_privileged")
-    run_dir = Path("/" + "x" * (MAX_SOCKET_PATH - rest - 1))
-    socket = f"{pipe_directory(run_dir, GPU)}/control_privileged"
-    assert len(socket) == MAX_SOCKET_PATH
+    run_dir = Path("/" + "x" * (directories.MAX_SOCKET_PATH - rest - 1))
+    socket = f"{directories.pipe_directory(run_dir, GPU)}/control_privileged"
+    assert len(socket) == directories.MAX_SOCKET_PATH
     with pytest.raises(PathRefused):
-        pipe_directory(Path(f"{run_dir}x"), GPU)
+        directories.pipe_directory(Path(f"{run_dir}x"), GPU)
 
 
 @pytest.mark.parametrize("place", ["", "mps", f"mps/{GPU}", f"mps/{GPU}/pipe", f"mps/{GPU}/shm"])
@@ -137,7 +129,7 @@ def test_a_link_in_the_way(run_dir: Path, place: str) -> None:
     (run_dir / place).parent.mkdir(parents=True, exist_ok=True)
     (run_dir / place).symlink_to("/tmp")
     with pytest.raises(PathRefused, match="is a symlink") as caught:
-        make_directories(run_dir, GPU, uid=ME, gid=MINE, shm=True)
+        directories.make_directories(run_dir, GPU, uid=ME, gid=MINE, shm=True)
     assert str(run_dir / place) in caught.value.message
 
 
@@ -148,17 +140,17 @@ def test_foreign_owner(run_dir: Path, place: str) -> None:
     (run_dir / place).mkdir(parents=True)
     os.chown(run_dir / place, 4711, -1)
     with pytest.raises(PathRefused, match="belongs to user 4711") as caught:
-        make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+        directories.make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     assert str(run_dir / place) in caught.value.message
 
 
 @as_root
 def test_whose_a_link_is(run_dir: Path) -> None:
     """Its own owner's, not that of where it leads: by it is known whose servers may be ended."""
-    made = Path(make_directories(run_dir, GPU, uid=OTHER, gid=OTHER))
+    made = Path(directories.make_directories(run_dir, GPU, uid=OTHER, gid=OTHER))
     made.with_name("led").symlink_to("log")
-    assert owner_of(str(made.with_name("log"))) == OTHER
-    assert owner_of(str(made.with_name("led"))) == ME
+    assert directories.owner_of(str(made.with_name("log"))) == OTHER
+    assert directories.owner_of(str(made.with_name("led"))) == ME
 
 
 @as_root
@@ -166,14 +158,14 @@ def test_a_parent_that_the_user_may_not_pass(run_dir: Path) -> None:
     """Its servers would end at once and say nothing."""
     run_dir.parent.chmod(0o700)
     with pytest.raises(PathRefused, match=f"user 1000 may not pass {run_dir.parent}"):
-        make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
-    make_directories(run_dir, GPU, uid=0, gid=0)
+        directories.make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    directories.make_directories(run_dir, GPU, uid=0, gid=0)
 
 
 @pytest.mark.skipif(ME == 0, reason="root may give directories to anyone")
 def test_without_the_right_to_give(run_dir: Path) -> None:
     with pytest.raises(PathRefused, match="run as root"):
-        make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+        directories.make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     assert not (run_dir / "mps" / GPU / "pipe").exists()
 
 
@@ -181,32 +173,32 @@ def test_without_the_right_to_give(run_dir: Path) -> None:
 @pytest.mark.parametrize("name", ["pipe", "log"])
 def test_removed_with_what_its_user_mounted_on_it(run_dir: Path, name: str) -> None:
     """fusermount lets each user do so on its own directories, and root may not look into it."""
-    made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    made = directories.make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     with silent_file_system(beside(made, name), OTHER):
-        remove_directories(run_dir, GPU)
-        made = make_directories(run_dir, GPU, uid=4711, gid=4711)
+        directories.remove_directories(run_dir, GPU)
+        made = directories.make_directories(run_dir, GPU, uid=4711, gid=4711)
         assert mode(beside(made, "log")) == "750 4711:4711"
-    remove_directories(run_dir, GPU)
+    directories.remove_directories(run_dir, GPU)
     assert list((run_dir / "mps").rglob("*")) == [run_dir / "mps/.aside"]
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs root and /dev/fuse")
 def test_what_is_mounted_on_it_is_not_sealed(run_dir: Path) -> None:
     """Its owner would say what that looks like."""
-    pipe = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    pipe = directories.make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     with silent_file_system(Path(pipe), OTHER), pytest.raises(OSError, match="another file system"):
-        seal_pipe_directory(pipe)
+        directories.seal_pipe_directory(pipe)
 
 
 @as_root
 def test_what_all_users_could_fill_is_not_there(run_dir: Path) -> None:
     """Neither a /dev/shm that nothing uses, nor a lock file that all may write, as daemons make."""
-    made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
+    made = directories.make_directories(run_dir, GPU, uid=OTHER, gid=OTHER)
     assert not beside(made, "shm").exists()
     lock = Path(made) / "control_lock"
     lock.touch()
     lock.chmod(0o666)
-    seal_pipe_directory(made)
+    directories.seal_pipe_directory(made)
     assert mode(lock) == f"644 0:{MINE}"
 
 
@@ -214,7 +206,7 @@ def test_removed_while_another_thread_removes(run_dir: Path) -> None:
     """As the environment files of a stopped device go: all of it goes all the same, for a record
     that stayed would bring its daemon back.
     """
-    top = Path(make_directories(run_dir, GPU, uid=ME, gid=MINE)).parent
+    top = Path(directories.make_directories(run_dir, GPU, uid=ME, gid=MINE)).parent
     (top / "record.json").touch()
     files = [top / "env" / f"{number:04}" for number in range(1500)]
     files[0].parent.mkdir()
@@ -228,7 +220,7 @@ def test_removed_while_another_thread_removes(run_dir: Path) -> None:
     other = threading.Thread(target=remove_files)
     other.start()
     try:
-        remove_directories(run_dir, GPU)
+        directories.remove_directories(run_dir, GPU)
     finally:
         other.join()
     assert list((run_dir / "mps").iterdir()) == []
@@ -239,7 +231,7 @@ def test_removed_whatever_its_user_put_there(run_dir: Path) -> None:
     outside = run_dir.parent / "outside"
     outside.mkdir()
     (outside / "file").touch()
-    made = make_directories(run_dir, GPU, uid=OTHER, gid=OTHER, shm=True)
+    made = directories.make_directories(run_dir, GPU, uid=OTHER, gid=OTHER, shm=True)
     script = (
         "import os, sys\n"
         "os.chdir(sys.argv[1])\n"
@@ -262,7 +254,7 @@ def test_removed_whatever_its_user_put_there(run_dir: Path) -> None:
     try:
         assert user.stdout
         user.stdout.readline()
-        remove_directories(run_dir, GPU)
+        directories.remove_directories(run_dir, GPU)
     finally:
         user.kill()
         user.communicate()

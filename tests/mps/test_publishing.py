@@ -15,15 +15,7 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT7
 
 from nodeagent.files.cdi import cdi_specification
-from nodeagent.mps.files.client_files import (
-    CDI_VERSION,
-    KIND,
-    NotPlain,
-    env_file,
-    file_name,
-    is_plain,
-    slot_device,
-)
+from nodeagent.mps.files import client_files
 from nodeagent.mps.files.publisher import Publisher
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.problems import Code
@@ -39,8 +31,8 @@ def test_a_shell_reads_what_was_meant(tmp_path: Path, device: str) -> None:
     plan = wanted(Share("small", 2, 8192, 33.33), Share("all", 1, None, None))
     for slot in plan.sharing.slots:
         environment = client_environment(spec_of(plan, device), slot)
-        path = tmp_path / file_name(slot.name)
-        path.write_bytes(env_file(environment))
+        path = tmp_path / client_files.file_name(slot.name)
+        path.write_bytes(client_files.env_file(environment))
         printed = subprocess.run(
             ["/bin/sh", "-c", 'set -a; . "$0"; exec /usr/bin/env', str(path)],
             env={},
@@ -55,7 +47,7 @@ def test_a_shell_reads_what_was_meant(tmp_path: Path, device: str) -> None:
 
 @given(st.text())
 def test_what_is_plain_needs_no_quotes(value: str) -> None:
-    if is_plain(value):
+    if client_files.is_plain(value):
         assert shlex.quote(value) == value
         assert not set(value) & set("\"'\\#;$`~ \t\r\n\0")
 
@@ -64,8 +56,8 @@ def test_what_is_plain_needs_no_quotes(value: str) -> None:
     "value", ["", "/run/a b/pipe", "/run/x\nLD_PRELOAD=/tmp/evil.so", "$(reboot)", "/run/\u2028"]
 )
 def test_values_that_some_reader_would_take_otherwise(value: str) -> None:
-    with pytest.raises(NotPlain) as caught:
-        env_file({"CUDA_MPS_PIPE_DIRECTORY": value})
+    with pytest.raises(client_files.NotPlain) as caught:
+        client_files.env_file({"CUDA_MPS_PIPE_DIRECTORY": value})
     assert "CUDA_MPS_PIPE_DIRECTORY would be" in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.remedy
@@ -73,14 +65,14 @@ def test_values_that_some_reader_would_take_otherwise(value: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a", "A=B", "A\n", "1A"])
 def test_names_that_are_none(name: str) -> None:
-    with pytest.raises(NotPlain, match="is no name of a variable"):
-        env_file({name: "x"})
+    with pytest.raises(client_files.NotPlain, match="is no name of a variable"):
+        client_files.env_file({name: "x"})
 
 
 @pytest.mark.parametrize("slot", ["", "..", "../../etc/passwd", "a/b", "a\n", "-a", "a" * 101])
 def test_slots_that_make_no_file(slot: str) -> None:
-    with pytest.raises(NotPlain, match="makes no file name"):
-        file_name(slot)
+    with pytest.raises(client_files.NotPlain, match="makes no file name"):
+        client_files.file_name(slot)
 
 
 def test_the_page_for_users() -> None:
@@ -113,11 +105,13 @@ def document() -> dict[str, Any]:
     """All slots of a plan with two shares, on a GPU and on a MIG device."""
     plan = wanted()
     devices = [
-        slot_device(replace(spec_of(plan, device), private_shm=True), slot)
+        client_files.slot_device(replace(spec_of(plan, device), private_shm=True), slot)
         for device in (GPU, MIG)
         for slot in plan.sharing.slots
     ]
-    found: dict[str, Any] = json.loads(cdi_specification(CDI_VERSION, KIND, devices))
+    found: dict[str, Any] = json.loads(
+        cdi_specification(client_files.CDI_VERSION, client_files.KIND, devices)
+    )
     return found
 
 
@@ -135,7 +129,7 @@ def test_what_a_container_gets() -> None:
     plan = wanted()
     [slot, *_] = plan.sharing.slots
     spec = replace(spec_of(plan, pipe="/run/x/pipe"), private_shm=True)
-    device = json.loads(encode(slot_device(spec, slot)))
+    device = json.loads(encode(client_files.slot_device(spec, slot)))
     assert device["containerEdits"] == {
         "env": [
             f"{name}={value}" for name, value in sorted(client_environment(spec, slot).items())

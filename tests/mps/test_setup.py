@@ -6,19 +6,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli.simulated_node import simulated_places
+from nodeagent.mps import setup
 from nodeagent.mps.context import START_TIMEOUT
 from nodeagent.mps.launch.child import can_mount_own_shm
 from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import NotReady
-from nodeagent.mps.setup import (
-    MpsPlaces,
-    accounts_for,
-    has_private_shm,
-    launch_of,
-    longest_step,
-    make_fleet,
-)
 from nodeagent.plan.desired import (
     InstanceEntry,
     MigLayout,
@@ -49,25 +42,25 @@ def test_a_run_dir_too_deep_for_sockets(tmp_path: Path, room: bool) -> None:
 @pytest.mark.parametrize("launch", ["child", "systemd", "hostSystemd"])
 def test_a_way_to_start_that_is_set_is_taken(launch: str) -> None:
     settings = load_settings(None, {"NODEAGENT_MPS_LAUNCH": launch}, {}).mps
-    assert launch_of(settings, simulated=False) == launch
+    assert setup.launch_of(settings, simulated=False) == launch
 
 
 @pytest.mark.parametrize(("shm", "private"), [("device", True), ("host", False)])
 def test_a_shm_that_is_set_is_taken(shm: str, private: bool) -> None:
     settings = load_settings(None, {"NODEAGENT_MPS_SHM": shm}, {}).mps
-    assert has_private_shm(settings, simulated=False) is private
+    assert setup.has_private_shm(settings, simulated=False) is private
 
 
 def test_the_way_to_start_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings(None, {}, {}).mps
     monkeypatch.delenv(POD, raising=False)
-    assert launch_of(settings, simulated=True) == "child"
+    assert setup.launch_of(settings, simulated=True) == "child"
     booted = Path("/run/systemd/system").is_dir()
-    assert launch_of(settings, simulated=False) == ("systemd" if booted else "child")
-    assert not has_private_shm(settings, simulated=False)
+    assert setup.launch_of(settings, simulated=False) == ("systemd" if booted else "child")
+    assert not setup.has_private_shm(settings, simulated=False)
     monkeypatch.setenv(POD, "10.0.0.1")
-    assert launch_of(settings, simulated=False) == "child"
-    assert has_private_shm(settings, simulated=False) == can_mount_own_shm()
+    assert setup.launch_of(settings, simulated=False) == "child"
+    assert setup.has_private_shm(settings, simulated=False) == can_mount_own_shm()
 
 
 async def test_servers_for_all_users_that_could_not_be_tried(
@@ -81,9 +74,9 @@ async def test_servers_for_all_users_that_could_not_be_tried(
             report.message for report in reports if report.subject is ReportSubject.START_FAILED
         ]
 
-    fleet = make_fleet(
+    fleet = setup.make_fleet(
         replace(POLICY, answer_deadline=0.3, launch="child", shm="host", most_failures=2),
-        MpsPlaces(
+        setup.MpsPlaces(
             run_dir=open_folder / "run",
             cdi_dir=open_folder / "cdi",
             memory=open_folder / "memory.json",
@@ -131,7 +124,7 @@ def document(*users: str | None) -> PlanDocument:
 
 def test_a_uid_without_an_entry() -> None:
     for uid in (UNKNOWN_UID, LARGEST_ID):
-        found = accounts_for(document(str(uid)), "1000")
+        found = setup.accounts_for(document(str(uid)), "1000")
         assert found[str(uid)] == Account(uid, uid)
         assert "1000" in found
 
@@ -139,8 +132,10 @@ def test_a_uid_without_an_entry() -> None:
 def test_a_uid_with_an_entry() -> None:
     entry = next(entry for entry in pwd.getpwall() if entry.pw_uid != entry.pw_gid)
     with_group = f"{entry.pw_uid}:{UNKNOWN_UID}"
-    assert accounts_for(document(), with_group)[with_group] == Account(entry.pw_uid, UNKNOWN_UID)
-    found = accounts_for(document(), str(entry.pw_uid))[str(entry.pw_uid)]
+    assert setup.accounts_for(document(), with_group)[with_group] == Account(
+        entry.pw_uid, UNKNOWN_UID
+    )
+    found = setup.accounts_for(document(), str(entry.pw_uid))[str(entry.pw_uid)]
     groups = {g.gr_gid for g in grp.getgrall() if entry.pw_name in g.gr_mem}
     assert (found.uid, found.gid) == (entry.pw_uid, entry.pw_gid)
     assert set(found.groups) == groups - {entry.pw_gid}
@@ -152,7 +147,7 @@ def test_names(where: int) -> None:
     me = pwd.getpwuid(os.geteuid())
     users: list[str | None] = [None, None]
     users[where] = me.pw_name
-    found = accounts_for(document(*users), "1000")[me.pw_name]
+    found = setup.accounts_for(document(*users), "1000")[me.pw_name]
     assert (found.uid, found.gid, found.any_user) == (me.pw_uid, me.pw_gid, False)
 
 
@@ -173,7 +168,7 @@ def test_names(where: int) -> None:
     ],
 )
 def test_who_is_unknown(user: str) -> None:
-    assert user not in accounts_for(document(user), "1000")
+    assert user not in setup.accounts_for(document(user), "1000")
 
 
 # --- longest step ---------------------------------------------------------------------------------
@@ -182,5 +177,5 @@ def test_who_is_unknown(user: str) -> None:
 @pytest.mark.parametrize("patient", ["quit_deadline", "kill_deadline", "answer_deadline", "grace"])
 def test_no_patience_is_cut_short(patient: str) -> None:
     settings = MpsSettings(**{patient: 1000.0})  # type: ignore[arg-type]  # all of these are durations
-    assert longest_step(settings) > 1000.0
-    assert longest_step(MpsSettings()) >= START_TIMEOUT
+    assert setup.longest_step(settings) > 1000.0
+    assert setup.longest_step(MpsSettings()) >= START_TIMEOUT

@@ -6,20 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodeagent.plan import steps
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, MigEnabled
 from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, Gpu, HealthLimits, MigMode, ObservedNode
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import plan, plan_gpu
 from nodeagent.plan.problems import Code
-from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    ResetGpu,
-    SetMigMode,
-)
 from nodeagent.structs import replace
 from tests.draws import draws
 from tests.plan.cards import (
@@ -63,7 +56,7 @@ def _check(gpu: Gpu, slices: int, key: object, ways: tuple[frozenset[Place], ...
         assert result.verdict is Verdict.BLOCKED
         assert [p.code for p in result.problems] == [Code.GPU_UNHEALTHY]
         return
-    destroyed = sum(isinstance(s, DestroyGpuInstance) for s in result.steps)
+    destroyed = sum(isinstance(s, steps.DestroyGpuInstance) for s in result.steps)
     assert min(allowed) == destroyed
     assert dict(key) == present(result.after)  # type: ignore[call-overload]
     assert places(result.after) in ways
@@ -132,12 +125,12 @@ def test_no_new_device_in_a_sick_gpu_instance() -> None:
     """A GPU instance with a sick slice gets no compute instance, but may lose one."""
     gpu = divided(card("h100-80gb", reported=True), "3g.40gb", 4, 1, 1)
     more = devices(gpu, *[("3g.40gb", 1, 4)] * 3)
-    assert [type(s) for s in plan_gpu(more, gpu).steps] == [CreateComputeInstance]
+    assert [type(s) for s in plan_gpu(more, gpu).steps] == [steps.CreateComputeInstance]
     refused = plan_gpu(more, sick(gpu, 0x20))
     assert refused.verdict is Verdict.BLOCKED
     assert refused.problems[0].code is Code.GPU_UNHEALTHY
     fewer = plan_gpu(devices(gpu, ("3g.40gb", 1, 4)), sick(gpu, 0x20))
-    assert [type(s) for s in fewer.steps] == [DestroyComputeInstance]
+    assert [type(s) for s in fewer.steps] == [steps.DestroyComputeInstance]
 
 
 def test_a_half_made_instance_on_sick_slices_is_not_completed() -> None:
@@ -145,9 +138,9 @@ def test_a_half_made_instance_on_sick_slices_is_not_completed() -> None:
     gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0)])
     half = replace(gpu, instances=(replace(gpu.instances[0], compute=()),))
     result = plan_gpu(wanted(gpu, [("3g.40gb", 1)]), sick(half, 0b1))
-    assert [type(s) for s in result.steps] == [DestroyGpuInstance, CreateGpuInstance]
+    assert [type(s) for s in result.steps] == [steps.DestroyGpuInstance, steps.CreateGpuInstance]
     created = result.steps[1]
-    assert isinstance(created, CreateGpuInstance)
+    assert isinstance(created, steps.CreateGpuInstance)
     assert created.placement.start == 4
 
 
@@ -185,14 +178,14 @@ def test_sick_slices_are_not_handed_out_with_the_whole_gpu() -> None:
     assert (refused.verdict, refused.problems[0].code) == (Verdict.BLOCKED, Code.GPU_UNHEALTHY)
     by_reset = sick(card("a100-40gb"), 0b1)
     mended = plan_gpu(off, by_reset, Policy(reset_when_idle=True))
-    assert [type(s) for s in mended.steps] == [SetMigMode, ResetGpu]
+    assert [type(s) for s in mended.steps] == [steps.SetMigMode, steps.ResetGpu]
 
 
 def test_mig_is_switched_on_beside_sick_slices() -> None:
     """From then on they can be left out."""
     off = replace(sick(card("h100-80gb"), 0b1), mig=MigMode(current=False, pending=False))
     on = plan_gpu(DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]"), off)
-    assert [type(s) for s in on.steps] == [SetMigMode]
+    assert [type(s) for s in on.steps] == [steps.SetMigMode]
 
 
 @pytest.mark.parametrize("access", Access)
@@ -244,7 +237,7 @@ def test_divided_layouts_put_nothing_new_on_sick_slices(data: st.DataObject) -> 
         parts.append((profile.name, size, None))
     result: GpuPlan = plan_gpu(devices(gpu, *parts), ill)
     for step in result.steps:
-        if isinstance(step, CreateGpuInstance | CreateComputeInstance):
+        if isinstance(step, steps.CreateGpuInstance | steps.CreateComputeInstance):
             assert not ill.health_limits.slices & step.placement.mask
     if result.verdict is Verdict.UNSATISFIABLE:
         assert plan_gpu(devices(gpu, *parts), gpu).verdict is Verdict.UNSATISFIABLE

@@ -7,21 +7,13 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodeagent.plan import steps
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, WantedInstance
 from nodeagent.plan.observed import DeviceDaemon, Gpu, Placement
 from nodeagent.plan.plan import GpuPlan, Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.search import STOP, cost_of
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
-from nodeagent.plan.steps import (
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    SetComputeMode,
-    SetMigMode,
-    StartMps,
-    StopMps,
-    after,
-)
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.draws import draws
@@ -145,7 +137,7 @@ POLICIES = st.builds(Policy, reset_when_idle=st.booleans(), exclusive_mps=st.boo
 
 def carried_out(gpu: Gpu, whole: GpuPlan, count: int) -> Gpu:
     """The GPU after so many steps, its new devices with UUIDs as the driver gives them."""
-    cut = after(gpu, whole.steps[:count])
+    cut = steps.after(gpu, whole.steps[:count])
     return replace(
         cut,
         instances=tuple(
@@ -180,23 +172,23 @@ def check(gpu: Gpu, result: GpuPlan, policy: Policy) -> None:
     prepared: list[tuple[str, str, Placement | None]] = []
     for step in result.steps:
         match step:
-            case StopMps(device=device):
+            case steps.StopMps(device=device):
                 mps, usage, _ = here[device]
                 assert mps is not None
                 assert not mps.clients.in_use
                 assert usage.known
                 assert {user.pid for user in usage.processes} <= {7}
                 running.discard(device)
-            case DestroyGpuInstance(devices=devices):
+            case steps.DestroyGpuInstance(devices=devices):
                 assert not running & set(devices)
-            case DestroyComputeInstance(device=device):
+            case steps.DestroyComputeInstance(device=device):
                 assert device not in running
-            case SetMigMode() if gpu.mig and gpu.mig.current != step.enabled:
+            case steps.SetMigMode() if gpu.mig and gpu.mig.current != step.enabled:
                 assert not running
-            case SetComputeMode(device=device, mode=mode):
+            case steps.SetComputeMode(device=device, mode=mode):
                 place = (device, step.profile, step.placement)
                 prepared += [place] * (mode is ComputeMode.EXCLUSIVE_PROCESS)
-            case StartMps(device=device):
+            case steps.StartMps(device=device):
                 place = (device, step.profile, step.placement)
                 made_so = place in prepared or device in exclusive
                 assert made_so or not policy.exclusive_mps
@@ -209,11 +201,11 @@ def check(gpu: Gpu, result: GpuPlan, policy: Policy) -> None:
 
 def rank(step: object) -> int:
     """Daemons stop before MIG changes and start after them."""
-    if isinstance(step, StopMps):
+    if isinstance(step, steps.StopMps):
         return 0
-    if isinstance(step, StartMps):
+    if isinstance(step, steps.StartMps):
         return 2
-    return 1 if not isinstance(step, SetComputeMode) else -1
+    return 1 if not isinstance(step, steps.SetComputeMode) else -1
 
 
 def picture(gpu: Gpu) -> object:
@@ -294,7 +286,7 @@ def test_what_is_as_wanted_is_not_touched(data: st.DataObject) -> None:
         for uuid, (mps, _, _) in devices_of(gpu).items()
         if mps and (found := end.get(uuid)) and found.runs == mps.runs
     }
-    touched = {s.device for s in result.steps if isinstance(s, StopMps | StartMps)}
+    touched = {s.device for s in result.steps if isinstance(s, steps.StopMps | steps.StartMps)}
     assert not kept & touched
 
 
@@ -318,7 +310,7 @@ def test_nothing_about_sharing_is_nothing_to_do(data: st.DataObject) -> None:
         plain = tuple(replace(w, mps=None) for w in desired.mig.instances)
         desired = replace(desired, mig=replace(desired.mig, instances=plain))
     result = plan_gpu(replace(desired, mps=None, mps_by_device={}, time_slice=None), bare)
-    about = (StopMps, StartMps, SetComputeMode)
+    about = (steps.StopMps, steps.StartMps, steps.SetComputeMode)
     assert not any(isinstance(step, about) for step in result.steps)
 
 
@@ -349,8 +341,8 @@ def test_as_few_daemons_as_can_be_are_stopped(
     gpu = replace(gpu, instances=shared)
     asked = tuple(WantedInstance("1g.10gb", 1, None, "m", mps) for mps in wanted)
     result = plan_gpu(DesiredGpu(Layout(asked, "m"), "gpus[0]"), gpu)
-    stopped = sum(isinstance(step, StopMps) for step in result.steps)
-    started = sum(isinstance(step, StartMps) for step in result.steps)
+    stopped = sum(isinstance(step, steps.StopMps) for step in result.steps)
+    started = sum(isinstance(step, steps.StartMps) for step in result.steps)
     assert (stopped, started) == _fewest(here, wanted)
 
 

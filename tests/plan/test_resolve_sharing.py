@@ -6,15 +6,7 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import (
-    DesiredGpu,
-    DesiredNode,
-    Layout,
-    MpsEntry,
-    PlanDocument,
-    PlanEntry,
-    Replicas,
-)
+from nodeagent.plan import desired
 from nodeagent.plan.observed import Access, Memory, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
@@ -32,13 +24,13 @@ NODE = ObservedNode((H100, BARE, T4, P100))
 ALICE = Account(1042, 100, (44,))
 
 
-def answer(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> DesiredNode:
+def answer(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> desired.DesiredNode:
     """What a plan with this one entry comes to; raises DocumentError."""
     text = f"version: v1\ngpus:\n- {{{entry}}}\n"
     return resolve(read_document(text.encode()), node, host or Host())
 
 
-def resolved(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> DesiredGpu:
+def resolved(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> desired.DesiredGpu:
     """What the one GPU that the entry names is to be."""
     (gpu,) = answer(entry, host, node).gpus.values()
     return gpu
@@ -85,7 +77,7 @@ def test_each_instance_of_a_layout() -> None:
         "{profile: 1c.3g.40gb, count: 3, mps: {clients: {threads: 10}}}]"
     )
     assert gpu.mps is None
-    assert isinstance(gpu.mig, Layout)
+    assert isinstance(gpu.mig, desired.Layout)
     profile = H100.profile("3g.40gb")
     assert profile is not None
     first, *rest = gpu.mig.instances
@@ -268,13 +260,13 @@ def test_no_time_slice_with_mig(entry: str) -> None:
 
 def test_mps_and_time_slice_exclude_each_other() -> None:
     """Also for a document that did not come through the reader."""
-    entry = PlanEntry(
+    entry = desired.PlanEntry(
         "gpus[0]",
         None,
         "gpus[0].devices",
-        mps=MpsEntry("gpus[0].mps", Replicas(2, "gpus[0].mps.replicas")),
+        mps=desired.MpsEntry("gpus[0].mps", desired.Replicas(2, "gpus[0].mps.replicas")),
         time_slice="long",
     )
     with pytest.raises(DocumentError) as caught:
-        resolve(PlanDocument((entry,), "d"), ObservedNode((BARE,)))
+        resolve(desired.PlanDocument((entry,), "d"), ObservedNode((BARE,)))
     assert caught.value.problems[0].path == "gpus[0].timeSlice"

@@ -14,15 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.simulated_cluster.refusals import (
-    Refused,
-    already_exists,
-    expired,
-    immutable,
-    invalid,
-    modified_meanwhile,
-    not_found,
-)
+from tests.simulated_cluster import refusals
 from tests.simulated_cluster.validation import check_metadata
 
 KINDS = {
@@ -87,7 +79,7 @@ class Store:
         try:
             return self._objects[key]
         except KeyError:
-            raise not_found(key.plural, key.name) from None
+            raise refusals.not_found(key.plural, key.name) from None
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -100,12 +92,12 @@ class Store:
             metadata["name"] = f"{metadata['generateName']}{number:05x}"
         name, kind = metadata.get("name"), KINDS[plural]
         if not name:
-            raise invalid(
+            raise refusals.invalid(
                 kind, "", "metadata.name: Required value: name or generateName is required"
             )
         key = Key(plural, namespace, name)
         if key in self._objects:
-            raise already_exists(plural, name)
+            raise refusals.already_exists(plural, name)
         made["apiVersion"], made["kind"] = GROUPS.get(plural, "v1"), kind
         metadata["uid"] = f"00000000-0000-4000-8000-{number:012x}"
         metadata["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -122,20 +114,20 @@ class Store:
         after = edit(copy.deepcopy(before))
         kind, metadata = KINDS[key.plural], after.get("metadata") or {}
         if metadata.get("name") != key.name:
-            raise Refused(
+            raise refusals.Refused(
                 400,
                 f"the name of the object ({metadata.get('name')}) does not match the name on the "
                 f"URL ({key.name})",
             )
         version = metadata.get("resourceVersion")
         if version not in (None, "", before["metadata"]["resourceVersion"]):  # maybe no string
-            raise modified_meanwhile(key.plural, key.name)
+            raise refusals.modified_meanwhile(key.plural, key.name)
         metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
         check_metadata(kind, key.name, metadata)
         for field in IMMUTABLE:
             if metadata.get(field) != before["metadata"].get(field):
-                fault = immutable(f"metadata.{field}", metadata.get(field))
-                raise invalid(kind, key.name, fault)
+                fault = refusals.immutable(f"metadata.{field}", metadata.get(field))
+                raise refusals.invalid(kind, key.name, fault)
         _without_empty(metadata)
         if after == before or dry_run:
             return copy.deepcopy(after)
@@ -159,7 +151,7 @@ class Store:
     def since(self, version: int) -> list[Change]:
         """What happened after `version`; raises Refused (410) where that is forgotten."""
         if version < self.oldest:
-            raise expired(version, self.oldest)
+            raise refusals.expired(version, self.oldest)
         return [change for change in self._history if change.version > version]
 
     def tick(self) -> None:

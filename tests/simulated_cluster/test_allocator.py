@@ -13,16 +13,7 @@ from typing import Any
 import pytest
 
 from nodeagent.claims.offering.resource_slices import quantity, read_quantity
-from tests.simulated_cluster.allocator import (
-    DRIVER,
-    V1_36_2,
-    Allocated,
-    Request,
-    Version,
-    complete_pools,
-    first_fit,
-    of_type,
-)
+from tests.simulated_cluster import allocator
 
 Json = dict[str, Any]
 NODE = "nodeagent-suite"
@@ -46,7 +37,7 @@ class Case:
         return [
             {
                 "metadata": {"name": f"{NODE}-{self.name}-{number}"},
-                "spec": {"driver": DRIVER, "nodeName": NODE, "pool": pool, **content},
+                "spec": {"driver": allocator.DRIVER, "nodeName": NODE, "pool": pool, **content},
             }
             for number, content in enumerate(contents)
         ]
@@ -184,7 +175,7 @@ def requests(claim: str) -> list[tuple[str, dict[str, int]]]:
     return [(kind, {name: read_quantity(text) for name, text in of}) for kind, of in asked]
 
 
-def written(found: Sequence[Allocated]) -> str:
+def written(found: Sequence[allocator.Allocated]) -> str:
     """As the cases have it."""
     consumed = ((one, sorted((one.consumed or {}).items())) for one in found)
     return " + ".join(
@@ -192,14 +183,17 @@ def written(found: Sequence[Allocated]) -> str:
     )
 
 
-def allocated(case: Case, version: Version) -> list[str]:
+def allocated(case: Case, version: allocator.Version) -> list[str]:
     """What each claim of the case gets."""
-    pools = complete_pools(case.slices())
-    taken: list[Allocated] = []
+    pools = allocator.complete_pools(case.slices())
+    taken: list[allocator.Allocated] = []
     said = []
     for claim, _ in case.claims:
-        wanted = [Request(of_type(kind), capacity) for kind, capacity in requests(claim)]
-        found = first_fit(pools, taken, *wanted, version=version)
+        wanted = [
+            allocator.Request(allocator.of_type(kind), capacity)
+            for kind, capacity in requests(claim)
+        ]
+        found = allocator.first_fit(pools, taken, *wanted, version=version)
         taken += found
         said.append(written(found))
     return said
@@ -209,7 +203,7 @@ def allocated(case: Case, version: Version) -> list[str]:
 def test_what_claims_get(case: Case) -> None:
     """On Kubernetes 1.36.2; and that is the same on 1.37 where nothing leaks."""
     expected = [found for _, found in case.claims]
-    assert allocated(case, V1_36_2) == expected
+    assert allocated(case, allocator.V1_36_2) == expected
     assert (allocated(case, (1, 37, 0)) == expected) is (case in CASES)
 
 

@@ -4,19 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.machine import step
-from nodeagent.mps.lifecycle.model import (
-    Action,
-    Answered,
-    DaemonPhase,
-    Event,
-    LimitsReadBack,
-    NewPlan,
-    Report,
-    ReportSubject,
-    Started,
-    State,
-)
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.settings import MpsSettings
 from tests.mps.plans import daemon_spec, with_account, with_limits
@@ -42,48 +31,48 @@ OTHER_USER = with_account(SPEC, uid=1001)
 
 @dataclass
 class Life:
-    state: State = field(default_factory=State)
+    state: model.State = field(default_factory=model.State)
     now: float = 1000.0
     jitter: float = 0.0
 
-    def phase(self) -> DaemonPhase:
+    def phase(self) -> model.DaemonPhase:
         return self.state.phase
 
-    def tell(self, event: Event, *, after: float = 0.0) -> tuple[Action, ...]:
+    def tell(self, event: model.Event, *, after: float = 0.0) -> tuple[model.Action, ...]:
         """What is to be done when this happens so many seconds later."""
         self.now += after
         self.state, actions = step(self.state, event, self.now, settings=POLICY, jitter=self.jitter)
         return actions
 
-    def start(self, spec: DaemonSpec = SPEC) -> tuple[Action, ...]:
-        actions = self.tell(NewPlan(spec))
-        self.tell(Started(self.state.run, 4711))
+    def start(self, spec: DaemonSpec = SPEC) -> tuple[model.Action, ...]:
+        actions = self.tell(model.NewPlan(spec))
+        self.tell(model.Started(self.state.run, 4711))
         return actions
 
     def become_ready(self, spec: DaemonSpec = SPEC) -> None:
         self.start(spec)
-        self.tell(Answered(self.state.run))
+        self.tell(model.Answered(self.state.run))
         self.tell(self.proof())
 
-    def proof(self, *differences: str) -> LimitsReadBack:
-        return LimitsReadBack(self.state.run, self.state.limits_version, differences)
+    def proof(self, *differences: str) -> model.LimitsReadBack:
+        return model.LimitsReadBack(self.state.run, self.state.limits_version, differences)
 
 
-def subjects(actions: tuple[Action, ...]) -> list[ReportSubject]:
-    return [action.subject for action in actions if isinstance(action, Report)]
+def subjects(actions: tuple[model.Action, ...]) -> list[model.ReportSubject]:
+    return [action.subject for action in actions if isinstance(action, model.Report)]
 
 
-def messages(actions: tuple[Action, ...]) -> list[str]:
-    return [action.message for action in actions if isinstance(action, Report)]
+def messages(actions: tuple[model.Action, ...]) -> list[str]:
+    return [action.message for action in actions if isinstance(action, model.Report)]
 
 
-def undone(actions: tuple[Action, ...]) -> list[Action]:
-    return [action for action in actions if not isinstance(action, Report)]
+def undone(actions: tuple[model.Action, ...]) -> list[model.Action]:
+    return [action for action in actions if not isinstance(action, model.Report)]
 
 
 @pytest.fixture
 def ready() -> Life:
     life = Life()
     life.become_ready()
-    assert life.phase() is DaemonPhase.READY
+    assert life.phase() is model.DaemonPhase.READY
     return life
