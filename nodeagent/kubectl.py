@@ -208,25 +208,36 @@ def _why(options: argparse.Namespace) -> int:
         allocated = claim.get("status", {}).get("allocation")
         results = allocated["devices"].get("results", ()) if allocated else ()
         devices = ", ".join(f"{one['pool']}/{one['device']}" for one in results)
-        lines.append(f"claim {name}: {devices or 'no device is allocated'}")
+        asked = claim.get("spec", {}).get("devices", {}).get("requests", ())
+        each = (one.get("firstAvailable", [one.get("exactly", {})]) for one in asked)
+        ways = (
+            " or ".join(f"{w.get('count', 1)} x {w.get('deviceClassName')}" for w in ways)
+            for ways in each
+        )
+        none = ": ".join(filter(None, ("no device is allocated", ", ".join(ways))))
+        lines.append(f"claim {name}: {devices or none}")
         for device in claim.get("status", {}).get("devices", ()):
             lines += (f"  {device['device']}: {line.strip()}" for line in _untrue(device))
     for event in _asked(options, "get", "events", *there)["items"]:
-        if event["involvedObject"].get("uid") in uids and event.get("type") == "Warning":
+        known = any(str(event.get("message")) in line for line in lines)
+        about_it = event["involvedObject"].get("uid") in uids
+        if about_it and event.get("type") == "Warning" and not known:
             about = event["involvedObject"]["kind"].lower()
             lines.append(f"{about} {event.get('reason')}: {event.get('message')}")
     if node:
         annotations = _asked(options, "get", "node", node)["metadata"].get("annotations", {})
         with suppress(*_DAMAGE):
             said = _headline(_a(dict, json.loads(annotations.get(_STATUS, "{}"))))[1]
-            lines.append(f"node {node}: {said}")
+            if not any(said.partition(": ")[2].rstrip(".")[1:] in line for line in lines):
+                lines.append(f"node {node}: {said}")
     print("\n".join(map(_escaped, lines)))
     return DONE
 
 
 def _untrue(status: Mapping[str, Any]) -> list[str]:
     bad = [one for one in status.get("conditions", ()) if one["status"] != "True"]
-    return [f"  not {one['type']}: {one.get('reason')}: {one.get('message')}" for one in bad]
+    said = ((one["type"], one.get("reason"), one.get("message")) for one in bad)
+    return [f"  not {': '.join(filter(None, words))}" for words in said]
 
 
 def _table(options: argparse.Namespace) -> int:
@@ -255,7 +266,8 @@ def _table(options: argparse.Namespace) -> int:
     for row in rows:
         print("  ".join(cell.ljust(most) for cell, most in zip(row, widths)).rstrip())
     counted = ", ".join(f"{count} {word}" for word, count in sorted(severities.items()))
-    print(f"{len(rows) - 1} nodes with an agent ({counted}), {without} without", flush=True)
+    nodes = "1 node" if len(rows) == 2 else f"{len(rows) - 1} nodes"
+    print(f"{nodes} with an agent ({counted}), {without} without", flush=True)
     return DONE
 
 

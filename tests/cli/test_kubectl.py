@@ -287,13 +287,17 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
         }
 
     unfit = {"type": "Ready", "status": "False", "reason": "Unhealthy", "message": "XID 95"}
+    bare = {"type": "Ready", "status": "False"}
+    one_of = [{"deviceClassName": "one"}, {"deviceClassName": "other", "count": 3}]
+    exactly = {"deviceClassName": "small", "count": 2}
+    devices_asked = {"requests": [{"exactly": exactly}, {"firstAvailable": one_of}]}
     template = {"name": "main", "resourceClaimTemplateName": "small"}
     waiting = {
         "metadata": {"name": "p1", "namespace": "ml", "uid": "1"},
         "spec": {"nodeName": "n1", "resourceClaims": [template, {"resourceClaimName": "mine"}]},
         "status": {
             "phase": "Pending",
-            "conditions": [unfit | {"type": "PodScheduled"}, unfit | {"status": "True"}],
+            "conditions": [unfit | {"type": "PodScheduled"}, unfit | {"status": "True"}, bare],
             "resourceClaimStatuses": [{"name": "main", "resourceClaimName": "p1-main"}],
             "extendedResourceClaimStatus": {"resourceClaimName": "extra"},
         },
@@ -305,12 +309,13 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
         event("1", "Pod", "it waits\x1b"),
         event("3", "ResourceClaim", "in use by pid 7"),
         event("1", "Pod", "all well", "Normal"),
+        event("1", "Pod", "XID 95"),
         event("9", "Pod", "of another"),
     ]
     answers = {
         "getpodp1": waiting,
         "getresourceclaimp1-main": {"metadata": {"uid": "2"}, "status": allocated},
-        "getresourceclaimmine": {"metadata": {"uid": "3"}},
+        "getresourceclaimmine": {"metadata": {"uid": "3"}, "spec": {"devices": devices_asked}},
         "getresourceclaimextra": {"metadata": {"uid": "4"}, "status": {}},
         "getevents": {"items": events},
         "getnoden1": node("n1", STATUS),
@@ -322,8 +327,9 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
         == """\
 pod p1: Pending on node n1
   not PodScheduled: Unhealthy: XID 95
+  not Ready
 claim extra: no device is allocated
-claim mine: no device is allocated
+claim mine: no device is allocated: 2 x small, 1 x one or 3 x other
 claim p1-main: n1/gpu-0/mig-1g-0, n1/gpu-1/gpu
   mig-1g-0: not Ready: Unhealthy: XID 95
 pod OfPod: it waits\\x1b
@@ -331,6 +337,9 @@ resourceclaim OfResourceClaim: in use by pid 7
 node n1: warning: Something is in use.
 """
     )
+    known = STATUS | {"headline": {"severity": "error", "text": "In use by pid 7."}}
+    again = run("why", "p1", "-n", "ml", getnoden1=node("n1", known)).stdout
+    assert again.endswith("resourceclaim OfResourceClaim: in use by pid 7\n")  # said once
     asked = (tmp_path / "asked").read_text().splitlines()
     assert all("--namespace=ml" in line for line in asked if "get node" not in line)
     assert "kubectl get pod failed" in run("why", "p2").stderr
