@@ -15,7 +15,7 @@ from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import Family, LabelBlocks, gzipped, render
+from nodeagent.metrics.exposition import LabelBlocks, gzipped, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slice, Subject, merged
 from nodeagent.metrics.selection import Selection
@@ -71,8 +71,6 @@ class Exporter:
         self._owners: Mapping[int, Owner] = {}
         self._who: tuple[object, Mapping[Device, DeviceUse]] = (None, {})  # of what, and who
         self._accounts = Accounts(longest_gap=_MAX_GAP)
-        self._rendered_state: tuple[object, ...] | None = None
-        self._of_state: list[Family] = []
         self._readers: tuple[ReaderState, ...] = ()
         self._state_at = clock()
         self._page: bytes | None = None  # the text, if it was written since the last change
@@ -158,25 +156,12 @@ class Exporter:
         state = self._state()
         who = self._uses(state)
         sample = by_owner(self._sample(who), who)
+        self.work.add_gpus(state.observed.gpus)
         ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
-        health = health_samples(state.health) if state.health else ()
-        page = (
-            *self._families(sample, self._selection, self._blocks),
-            *self._of_node(state),
-            *agent_families([*self._accounts.samples(), ignored, self._build]),
-            *self.work.families(),
-            *agent_families(health),
-        )
-        return render(page)
-
-    def _of_node(self, state: NodeState) -> list[Family]:
-        """The families of the node's state, made anew only when that changed."""
-        known = (state.observed, state.mps, state.claims, state.phase, state.digest)
-        if self._rendered_state is None or known != self._rendered_state:
-            self._of_state = agent_families(node_samples(state))
-            self.work.add_gpus(state.observed.gpus)
-            self._rendered_state = known
-        return self._of_state
+        samples = [*node_samples(state), *self._accounts.samples(), ignored, self._build]
+        samples += health_samples(state.health) if state.health else ()
+        families = self._families(sample, self._selection, self._blocks)
+        return render([*families, *agent_families(samples), *self.work.families()])
 
     def _uses(self, state: NodeState) -> Mapping[Device, DeviceUse]:
         """The uses of all devices: the same mapping while all that it follows from is the same."""
