@@ -103,7 +103,6 @@ class Accounts:
         self._keep = keep
         self._accounts: dict[Owner, _Account] = {}
         self._holds: Mapping[tuple[Device, Owner], _Hold] = {}
-        self._holds_of: object = None  # what they follow from
         self._active: Mapping[Device, float] = {}
         self._idle_since: dict[tuple[Device, Owner], float] = {}
         self._since: float | None = None
@@ -118,14 +117,13 @@ class Accounts:
         """Record who has what at `now`, and its activity since the last time: the part of the time
         in which it worked (0 to 1), where that is known.
         """
-        of = (observed, uses)
-        holds = self._holds if of == self._holds_of else _holds(observed, uses)
+        holds = _holds(observed, uses)
         passed = now - self._since if self._since is not None else 0.0
         if 0.0 < passed <= self._longest_gap:
             for key, hold in self._holds.items():
                 device, holder = key
                 self._add(holder, hold, passed, active.get(device, 0.0) if key in holds else 0.0)
-        self._holds, self._holds_of, self._active, self._since = holds, of, active, now
+        self._holds, self._active, self._since = holds, active, now
         for _, holder in holds:
             self._accounts.setdefault(holder, _Account()).last = now
         self._accounts = {o: a for o, a in self._accounts.items() if now - a.last <= self._keep}

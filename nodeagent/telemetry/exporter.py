@@ -69,7 +69,6 @@ class Exporter:
             str, tuple[float, Mapping[int | None, tuple[ProcessReading, ...]]]
         ] = {}
         self._owners: Mapping[int, Owner] = {}
-        self._who: tuple[object, Mapping[Device, DeviceUse]] = (None, {})  # of what, and who
         self._accounts = Accounts(longest_gap=_MAX_GAP)
         self._readers: tuple[ReaderState, ...] = ()
         self._state_at = clock()
@@ -164,14 +163,8 @@ class Exporter:
         return render([*families, *agent_families(samples), *self.work.families()])
 
     def _uses(self, state: NodeState) -> Mapping[Device, DeviceUse]:
-        """The uses of all devices: the same mapping while all that it follows from is the same."""
-        of = (state.observed, state.claims, self._all_processes(), self._owners)
-        before, who = self._who
-        if of != before:
-            observed, claims, processes, owners = of
-            who = uses(observed, processes, owners.get, claimed(claims or ()))
-        self._who = of, who
-        return who
+        held = claimed(state.claims or ())
+        return uses(state.observed, self._all_processes(), self._owners.get, held)
 
     def _sample(self, who: Mapping[Device, DeviceUse]) -> SampleSet:
         slices = {
