@@ -188,7 +188,6 @@ class EventLog:
         now: Callable[[], datetime] = _now,
     ) -> None:
         self._events: dict[int, Event] = {}  # by id, the oldest first
-        self._newest: dict[Hashable, int] = {}  # ids by subject, of those kept
         self._size = size
         self._followers: set[Follower] = set()
         self._follower_capacity = follower_capacity
@@ -257,18 +256,16 @@ class EventLog:
 
     def _keep(self, event: Event) -> Event:
         """Keep the event instead of an earlier one that it repeats; return it with its count."""
-        earlier = self._events.get(self._newest.get(_subject(event), 0))
+        newest_first = reversed(self._events.values())
+        earlier = next((kept for kept in newest_first if _subject(kept) == _subject(event)), None)
         if earlier is not None and _content(event) == _content(earlier):
             del self._events[earlier.id]
             since, first = earlier.since or earlier.time, earlier.first or earlier.id
             event = replace(event, count=earlier.count + 1, since=since, first=first)
         self._events[event.id] = event
-        self._newest[_subject(event)] = event.id
         if len(self._events) > self._size:
             routine = (number for number, kept in self._events.items() if kept.routine)
-            gone = self._events.pop(next(routine, next(iter(self._events))))
-            if self._newest.get(_subject(gone)) == gone.id:
-                del self._newest[_subject(gone)]
+            del self._events[next(routine, next(iter(self._events)))]
         return event
 
     @contextmanager
