@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nodeagent.cluster.slice_publisher import SlicePublisher
 
 _CHANGE_TIMEOUT = 60.0  # seconds, for taints that end and claims that were missed
+_SILENT = frozenset({Code.GPU_LOST, Code.GPU_UNKNOWN})
 
 
 class ClaimOffers:
@@ -137,7 +138,8 @@ class ClaimOffers:
     def _note_reasons(self, offers: Iterable[PoolOffer]) -> None:
         found = tuple(offer.reason for offer in offers if offer.reason)
         for reason in found:
-            if reason not in self.less_offered:
+            # That a GPU does not answer is health's to report.
+            if reason not in self.less_offered and reason.code not in _SILENT:
                 message = f"less is offered to claims: {reason.message}"
                 self._events.add(
                     EventType.LESS_OFFERED, message, gpu=reason.gpu, remedy=reason.remedy

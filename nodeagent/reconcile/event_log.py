@@ -54,7 +54,6 @@ class EventType(StrEnum):
     FAILED = "Failed"
     DRIFT = "Drift"
     GPU_LOST = "GpuLost"
-    GPU_RETURNED = "GpuReturned", _GOOD_TO_KNOW
     GPU_UNHEALTHY = "GpuUnhealthy"  # no new work should run on it
     GPU_DEGRADED = "GpuDegraded"
     GPU_UNKNOWN = "GpuUnknown"

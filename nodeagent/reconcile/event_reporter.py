@@ -44,7 +44,7 @@ class EventReporter:
         self._events = events
         self._clock = clock
         self._other_users = RateLimit(_REPEAT_INTERVAL)
-        self._access: dict[str, Access] = {}
+        self._unnamed = frozenset[int]()  # indices of GPUs that do not tell their UUIDs
         self._layouts: dict[str, tuple[str, str]] = {}  # at the last observation but one, and now
         self._slow: set[int] = set()
         self._obstacles: dict[str, tuple[Problem, ...]] = {}
@@ -71,21 +71,12 @@ class EventReporter:
 
     def observed(self, node: ObservedNode) -> None:
         self._events.indices = {gpu.uuid: gpu.index for gpu in node.gpus}
-        for gpu in node.gpus:
-            before = self._access.get(gpu.uuid, Access.OK)
-            if gpu.access is not Access.OK and gpu.access is not before:
-                why = f"{gpu_words(gpu)} does not answer: {gpu.access_reason}"
-                self._events.add(EventType.GPU_LOST, why, gpu=gpu.uuid)
-            elif gpu.access is Access.OK and before is not Access.OK:
-                self._events.add(
-                    EventType.GPU_RETURNED, f"{gpu_words(gpu)} answers again", gpu=gpu.uuid
-                )
-        seen = {gpu.uuid: gpu.access for gpu in node.gpus}
-        for uuid in self._access.keys() - seen.keys():
-            if self._access[uuid] is not Access.LOST:
-                self._events.add(EventType.GPU_LOST, f"the GPU {uuid} is gone", gpu=uuid)
-            seen[uuid] = Access.LOST
-        self._access = seen
+        # Of those that have told their UUID health has events, with what to do.
+        unnamed = {gpu.index: gpu for gpu in node.gpus if not gpu.uuid}
+        for index in unnamed.keys() - self._unnamed:
+            why = f"GPU {index} does not answer: {unnamed[index].access_reason}"
+            self._events.add(EventType.GPU_LOST, why)
+        self._unnamed = frozenset(unnamed)
         for gpu in node.gpus:
             if gpu.access is Access.OK:
                 words = layout_words(gpu)

@@ -239,7 +239,7 @@ class Sampler:
         if uuid:
             gpu.lost = gpu.lost or isinstance(error, GpuLost)
             self._batch.problems[uuid] = (str(error),)
-            answer = Answer(silence_of(error), gpu.last_good, str(error))
+            answer = Answer(silence_of(error), gpu.last_good, error.message)
             self._batch.gpus.append(GpuReading(uuid, gpu.index, address, answer=answer))
 
     async def _ask_node(self) -> None:
@@ -249,7 +249,7 @@ class Sampler:
             )
         except DriverError as error:
             self._node_state = replace(self._node_state, succeeded=False)
-            self._batch.answer = Answer(silence_of(error), self._node_last_good, str(error))
+            self._batch.answer = Answer(silence_of(error), self._node_last_good, error.message)
         else:
             self._node_sample = sample
             self._node_last_good = self._uptime()
@@ -270,7 +270,7 @@ class Sampler:
         unnamed = next((g for g in hanging if not self._names(g)[0]), None)
         if unnamed is not None and unnamed.failure is not None and not failed:
             error = unnamed.failure
-            batch.answer = Answer(silence_of(error), unnamed.last_good, str(error))
+            batch.answer = Answer(silence_of(error), unnamed.last_good, error.message)
         node, self._node_sample = self._node_sample, None
         if node is None:
             return

@@ -19,7 +19,7 @@ def events_page(status: Json, events: Sequence[Json]) -> tuple[Line, ...]:
 def event_lines(status: Json, events: Sequence[Json]) -> tuple[Line, ...]:
     """A line for each: when (UTC), what, which GPU, why, and how often."""
     names = {gpu.get("uuid"): f"GPU {gpu['index']}" for gpu in status.get("gpus", ())}
-    return tuple(_line(event, names.get(event.get("gpu"), "")) for event in events)
+    return tuple(_line(event, names.get(event.get("gpu", ""), "")) for event in events)
 
 
 def last_event_lines(

@@ -21,7 +21,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.claims import Claim
 from nodeagent.views.devices import devices_by_uuid, gpu_of
 from nodeagent.views.health_remedies import HealthRemedies
-from nodeagent.views.mps import daemon_words
+from nodeagent.views.mps import daemon_words, without_lost_gpus
 from nodeagent.views.node_state import (
     FOR_CLAIMS,
     SHOWN_ONLY,
@@ -55,13 +55,17 @@ def troubles(state: NodeState, remedies: HealthRemedies) -> list[Trouble]:
     ranked = chain(_errors(state, remedies), _warnings(state, remedies), _beside(state))
     for trouble in ranked:
         said = trouble.text[1:].rstrip(".")  # within another sentence its first letter is small
-        gone = trouble.code in _GONE
         if not any(
-            other.gpu == trouble.gpu and (said in other.text or (gone and other.code in _GONE))
+            other.gpu == trouble.gpu and (said in other.text or both_say_gone(trouble, other))
             for other in found
         ):
             found.append(trouble)
     return found
+
+
+def both_say_gone(one: Headline | Problem, other: Headline | Problem) -> bool:
+    """Whether both say, each in its words, that the same GPU is gone."""
+    return one.gpu == other.gpu and {one.code, other.code} <= _GONE
 
 
 # --- the ranking ----------------------------------------------------------------------------------
@@ -240,7 +244,7 @@ def _users_unknown(state: NodeState) -> Iterator[Trouble]:
 def _mps_troubles(state: NodeState) -> Iterator[Trouble]:
     """Daemons that are drained, are started again, or take no new client."""
     devices = devices_by_uuid(state.observed)
-    for daemon in state.mps:
+    for daemon in without_lost_gpus(state.mps, devices):
         of = f"The MPS daemon of {daemon_words(daemon, devices)}"
         remedy = f"See the end of its log: `nodeagent mps status {daemon.device}`."
         if daemon.is_wanted and daemon.state == "Down" and daemon.why:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.shares import MIB, Account, Share, Sharing
@@ -178,7 +178,18 @@ def mps_problems(daemons: Iterable[MpsDaemon], observed: ObservedNode) -> tuple[
     A daemon that is being started again mends itself, and is only shown.
     """
     devices = devices_by_uuid(observed)
-    return tuple(problem for daemon in daemons for problem in _problems_of(daemon, devices))
+    present = without_lost_gpus(daemons, devices)
+    return tuple(problem for daemon in present for problem in _problems_of(daemon, devices))
+
+
+def without_lost_gpus(daemons: Iterable[MpsDaemon], devices: DevicesByUuid) -> Iterator[MpsDaemon]:
+    """The daemons but those of lost GPUs, whose own finding says what all the rest follows from."""
+    lost = {
+        uuid
+        for uuid, (gpu, _) in devices.items()
+        if gpu.access is Access.LOST or gpu.health_limits.gone
+    }
+    return (daemon for daemon in daemons if lost.isdisjoint(daemon.serves))
 
 
 def _problems_of(daemon: MpsDaemon, devices: DevicesByUuid) -> Iterator[Problem]:

@@ -125,6 +125,8 @@ def test_a_gpu_that_only_its_samples_find_lost(tmp_path: Path) -> None:
         assert [p["code"] for p in status["problems"]] == ["GpuLost"]
         assert status["headline"]["text"] == "GPU 0 is lost."
         assert status["gpus"][0]["instances"]
+        [finding] = status["gpus"][0]["health"]["findings"]
+        assert "reboot" not in finding["evidence"]  # that is the advice's, in its own words
         _, events = process.ask("/v1/events")
         assert not {"Drift", "Blocked"} & {event["type"] for event in events}
         _not_as_planned(tmp_path, "GPU 0", "it is lost")

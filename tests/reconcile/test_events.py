@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from nodeagent.mps.lifecycle.model import Report, ReportSubject
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventLog, EventType
@@ -19,6 +20,18 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 def make_log(**sizes: int) -> EventLog:
     """A log whose clock stands still."""
     return EventLog(now=lambda: NOON, **sizes)
+
+
+def test_only_health_reports_a_lost_gpu_whose_uuid_is_known() -> None:
+    log = make_log()
+    reporter = EventReporter(log)
+    named = Gpu(0, "GPU-0", access=Access.LOST, access_reason="it is lost")
+    unnamed = Gpu(1, "", access=Access.LOST, access_reason="it is lost")
+    for gpus in ((named, unnamed), (named, unnamed), (named,), (named, unnamed)):
+        reporter.observed(ObservedNode(gpus))
+    assert [(event.type, event.message, event.count) for event in log.events] == [
+        ("GpuLost", "GPU 1 does not answer: it is lost", 2)
+    ]
 
 
 def test_keeps_the_last_events_with_growing_ids() -> None:

@@ -116,6 +116,20 @@ def test_a_lost_gpu_is_named() -> None:
     assert condition.message.startswith(f"GPU 0 ({FIRST}) is lost: it fell off the bus; GPU 1 (")
 
 
+def test_a_lost_gpu_is_told_once() -> None:
+    words = "GPU 0 (H100) is lost: it fell off the bus"
+    problem = Problem(code=Code.GPU_LOST, message=words, gpu=FIRST)
+    failed = replace(
+        IN_SYNC,
+        phase=Phase.FAILED,
+        problems=(problem,),
+        observed=ObservedNode((LOST, OBSERVED.gpus[1])),
+    )
+    assert ready(failed).message == f"{words}; see nodeagent explain GpuLost"
+    other = replace(failed, problems=(replace(problem, gpu=SECOND),))
+    assert ready(other).message.startswith(f"GPU 0 is lost; {words}")
+
+
 def test_a_silent_gpu_is_not_called_sick() -> None:
     condition = healthy(replace(IN_SYNC, observed=ObservedNode((OBSERVED.gpus[0], SILENT))))
     assert (condition.status, condition.reason) == ("Unknown", "GpuUnknown")

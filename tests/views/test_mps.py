@@ -3,7 +3,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from nodeagent.plan.observed import DeviceDaemon, ObservedNode
+from nodeagent.plan.observed import Access, DeviceDaemon, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.structs import replace
@@ -117,6 +117,16 @@ def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
         "its last message: no CUDA-capable device is detected"
     )
     assert problem.remedy == "mend the cause; to restart it at once: `nodeagent mps restart MIG-b`"
+
+
+def test_a_daemon_of_a_lost_gpu_is_no_problem_of_its_own() -> None:
+    """What the GPU's finding says is all there is to do."""
+    lost = replace(NODE, gpus=(NODE.gpus[0], replace(NODE.gpus[1], access=Access.LOST)))
+    assert not mps_problems([FAILED], lost)
+    cordoned = replace(FAILED, state="Ready", trouble="takes no new clients: it is lost")
+    for observed, told in ((NODE, 1), (lost, 0)):
+        status = status_json(replace(_node(cordoned), observed=observed)) or {}
+        assert sum(trouble["code"] == "Mps" for trouble in status["troubles"]) == told
 
 
 def test_a_faulted_daemon_names_the_clients_that_have_to_end() -> None:
