@@ -242,9 +242,8 @@ def test_the_notes_speak_of_what_was_installed() -> None:
     assert [n for n, text in notes.items() if "get deviceclasses" in text] == ["dra"]
     assert [n for n, text in notes.items() if "nos.nebuly.com/gpu-partitioning" in text] == ["nos"]
     assert [n for n, text in notes.items() if "enforce=restricted" in text] == ["simulated"]
-    assert [n for n, text in notes.items() if "simulated GPUs (h100-80gb:2)" in text] == [
-        "simulated"
-    ]
+    for simulated in ("simulated GPUs (h100-80gb:2)", "nodeagent check --simulate h100-80gb:2"):
+        assert [n for n, text in notes.items() if simulated in text] == ["simulated"]
     assert [n for n, text in notes.items() if "annotate node NODE" not in text] == ["nos"]
 
 
