@@ -7,11 +7,12 @@ import pytest
 from nodeagent.api.limits import Refusals
 from nodeagent.api.listening import listen
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.views.node_state import Reading
 from nodeagent.views.status_report import status_json
 from tests.api.browser import CHROMIUM, Tab, tab
 from tests.api.page_states import BESIDE, BUSY, IDLE, MARKUP, STATES, WANTED
 from tests.api.serving import Agent
-from tests.views.example_node import FIRST, OBSERVED
+from tests.views.example_node import FIRST, OBSERVED, SECOND
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 
@@ -26,7 +27,7 @@ ALIKE = (
     f"new Set({BUTTONS}.map((one) => one.ariaLabel + one.dataset.copy)).size"
     f" - new Set({BUTTONS}.map((one) => one.ariaLabel)).size"
 )
-READ_TWICE = "document.querySelectorAll('[role=img] > :not([aria-hidden])').length"
+READ_TWICE = "document.querySelectorAll('.picture > :not([aria-hidden])').length"
 ESCAPE = "new KeyboardEvent('keydown', {key: 'Escape', bubbles: true})"
 TYPED = "dispatchEvent(new Event('input'))"
 WITH_ROOM = {"idle", "busy", "working", "blocked", "many", "sharing", "no plan"}
@@ -72,6 +73,7 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
     agent = Agent(OBSERVED)
     kind, after = EventType.CHANGED_FOR_CLAIM, "1g.10gb at 0"  # before the page was opened
     agent.events.add(kind, "GPU 0 now has it", gpu=FIRST, before="no instances", after=after)
+    agent.histories.add(10.0, {SECOND: Reading(50.0, 60, 300.0, 1 << 30)})
     async with listen(agent, HOST, 0, Refusals()) as port, tab(tmp_path) as page:
         for name, state in STATES.items():
             agent.state = state
@@ -89,6 +91,8 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             assert wanted is (waiting > 0), name
             assert not await page.value("byId('counts').textContent.includes('in use by')")
             await _is_dense(page, name, len(status["gpus"]))
+            lines = await page.value("document.querySelectorAll('#gpus .spark').length")
+            assert lines == 4 * sum(gpu["uuid"] == SECOND for gpu in status["gpus"])
             await page.value("document.querySelectorAll('.toggle').forEach((one) => one.click())")
             ready = await page.value("byId('claims').querySelector('.tone-ok') !== null")
             assert ready is (name in {"busy", "sharing"}), "a claim on a sick GPU looks well"

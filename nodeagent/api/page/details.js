@@ -54,7 +54,7 @@ function wholeRow(gpu, node) {
 function deviceRow(gpu, device, states, node) {
   const { used, total } = device.memory || {};
   return [
-    element("span", { class: "whole" }, placeWords(device)),
+    span("whole", placeWords(device)),
     states.map(stateMark), usersCell(device, answers(gpu), node.owners), memoryCell(used, total),
     utilizationCell(device), purposeCell(gpu, device, node),
     uuidCell(device, placeWords(device) + " of GPU " + gpu.index),
@@ -133,10 +133,12 @@ function roomWords(gpu) {
   const { creatable, share } = gpu.free;
   const room = Object.entries(creatable).map(([name, count]) => count + " × " + name);
   if (share && share.memory) {
-    const threads = share.threads === undefined ? "" : " and " + share.threads + " % of the threads";
-    room.push("claims with " + gibibytes(share.memory) + threads);
+    const { memory, threads } = share;
+    const more = threads === undefined ? "" : " and " + threads + " % of the threads";
+    room.push("claims with " + gibibytes(memory) + more);
   }
-  return room.length ? "Room for " + room.join(" or ") + "." : "No room for another " + (isDivided(gpu) ? "instance." : "claim.");
+  if (room.length) return "Room for " + room.join(" or ") + ".";
+  return "No room for another " + (isDivided(gpu) ? "instance." : "claim.");
 }
 
 /* What a daemon is, beside what the table of all of them says. */

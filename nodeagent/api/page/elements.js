@@ -21,6 +21,10 @@ function drawing(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
+function span(look, ...children) {
+  return element("span", { class: look }, ...children);
+}
+
 /* --- changing what is there --- */
 
 /* A style is set by property: the policy allows no attribute for it. */
@@ -118,7 +122,7 @@ function folded(summary, ...children) {
 
 /* A glyph that is read out by its word. */
 function mark(glyph, word, look) {
-  return element("span", { class: "mark " + look },
+  return span("mark " + look,
     element("span", { class: "glyph", "aria-hidden": "true" }, glyph), " ", word);
 }
 
@@ -157,7 +161,7 @@ function bar(ratio, words) {
     { class: "bar", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
     drawing("rect", { class: "rail", width: 100, height: 8 }),
     drawing("rect", { class: "level", width: level, height: 8 }));
-  return [drawn, element("span", { class: "figure" }, words)];
+  return [drawn, span("figure", words)];
 }
 
 /* --- commands, and copying --- */
@@ -168,8 +172,7 @@ function copyButton(text, what, words = "copy") {
 }
 
 function copyable(text, what) {
-  return element("span", { class: "copyable" },
-    element("code", {}, text), " ", copyButton(text, what));
+  return span("copyable", element("code", {}, text), " ", copyButton(text, what));
 }
 
 /* A text of the agent, with `show` of its commands, which stand between backticks. */

@@ -169,6 +169,11 @@ function countsOf(status) {
   return facts.map(([name, parts]) => [name, parts.filter(Boolean).join(", ") || "0"]);
 }
 
+/* Whether the GPUs cannot be read at all now, so that all of them is as it was known last. */
+function isUnread({ troubles }) {
+  return troubles.some(({ code, gpu }) => !gpu && (code === "Driver" || code === "DriverMissing"));
+}
+
 /* What needs a person besides what the headline says: the same remedy once for all that have it.
    The first group are those that the headline's remedy mends, too. */
 function handsNeeded({ headline, troubles }) {

@@ -2,11 +2,13 @@
 
 const opened = new Set(); // the indices of the GPUs whose details are shown
 
-const GRID = ["GPU", "Memory slices", "Use", "Memory", "Temperature", "Power", "SM clock", "Errors"];
+const GRID = [
+  "GPU", "Memory slices", "Use", "Memory", "Temperature", "Power", "SM clock", "Errors",
+];
 
 function figureCell(at, words, line = "") {
   return element("td", { role: "cell", class: "at-" + at, "data-label": GRID[at] },
-    element("span", { class: "figure" }, words), line);
+    span("figure", words), line);
 }
 
 /* "64 / 87 °C": a value and its limit, as far as they are known. */
@@ -20,8 +22,8 @@ function clockCell({ smClock, memoryClock, clockReasons = [] }) {
   const reasons = clockReasons.map((word) => CLOCK_REASONS[word] || [word, true]);
   const known = memoryClock === undefined ? undefined : "memory clock " + memoryClock + " MHz";
   return element("td", { role: "cell", class: "at-6", "data-label": GRID[6], title: known },
-    element("span", { class: "figure" }, smClock === undefined ? "" : smClock + " MHz"),
-    reasons.map(([word, isSlowed]) => element("span", { class: "below" },
+    span("figure", smClock === undefined ? "" : smClock + " MHz"),
+    reasons.map(([word, isSlowed]) => span("below",
       isSlowed ? warned(word) : word)));
 }
 
@@ -33,9 +35,9 @@ function errorsCell({ xids, eccCorrected, eccUncorrected }) {
   const isRead = eccCorrected !== undefined || eccUncorrected !== undefined;
   const title = "ECC errors since the driver was loaded: corrected / not corrected";
   return element("td", { role: "cell", class: "at-7", "data-label": GRID[7], title },
-    seen.length ? element("span", { class: "figure" }, warned("XID " + words))
-      : xids && element("span", { class: "figure" }, "no XID"),
-    isRead ? element("span", { class: "below" },
+    seen.length ? span("figure", warned("XID " + words))
+      : xids && span("figure", "no XID"),
+    isRead ? span("below",
       eccUncorrected ? warned("ECC " + counts.join(" / ")) : "ECC " + counts.join(" / ")) : "");
 }
 
@@ -57,7 +59,7 @@ function figures(gpu, { gpus = {}, interval } = {}) {
   const gib = (bytes) => (bytes === undefined ? undefined : bytes / 2 ** 30);
   const stale = staleWords(gpus[gpu.uuid], interval);
   return [
-    figureCell(2, [against(utilization, undefined, "%"), stale && element("span", { class: "below" }, warned(stale))],
+    figureCell(2, [against(utilization, undefined, "%"), stale && span("below", warned(stale))],
       sparkline(past.utilization, 100, "percent of use")),
     figureCell(3, against(gib(memory.used), gib(memory.total), "GiB", 1),
       sparkline((past.memory_used || []).map((one) => (one === null ? null : one / 2 ** 30)),
@@ -72,10 +74,10 @@ function figures(gpu, { gpus = {}, interval } = {}) {
 /* In place of the figures of a GPU that does not answer: what is known of that. */
 function silence(gpu) {
   const [found] = gpu.health.findings.filter(({ severity }) => severity !== "healthy");
-  const since = found && found.since ? [", since ", time(found.since)] : "";
   return element("td", { role: "cell", class: "at-silence", colspan: 6 },
-    gpuMark(gpu), " ", found ? [found.evidence, since] : "it does not answer",
-    element("span", { class: "below" }, "The slices are as they were known last."));
+    gpuMark(gpu), found && found.since ? [" since ", time(found.since)] : "",
+    ". The slices are as they were known last.",
+    found ? element("span", { class: "below clip", title: found.evidence }, found.evidence) : "");
 }
 
 function gpuRow(gpu, node) {
@@ -87,8 +89,8 @@ function gpuRow(gpu, node) {
     element("th", { role: "rowheader", scope: "row", class: "at-0" },
       element("button", toggle, element("span", { class: "glyph", "aria-hidden": "true" },
         isOpen ? "▼" : "►"), " GPU " + gpu.index),
-      node.names.size > 1 && gpu.name ? element("span", { class: "below" }, gpu.name) : "",
-      answers(gpu) ? element("span", { class: "below" }, gpuMark(gpu)) : ""),
+      node.names.size > 1 && gpu.name ? span("below", gpu.name) : "",
+      answers(gpu) ? span("below", gpuMark(gpu)) : ""),
     element("td", { role: "cell", class: "at-1", "data-label": GRID[1] }, gpuPicture(gpu, goal)),
     answers(gpu) ? figures(gpu, node.history) : silence(gpu));
   const details = isOpen ? element("tr", { role: "row", class: "details", id: id + "-details" },
@@ -111,11 +113,15 @@ function drawGpus(status, plan, history) {
   const names = new Set(gpus.map((gpu) => gpu.name).filter(Boolean));
   const said = new Set([status.headline, ...status.troubles].map((trouble) => trouble.remedy));
   const node = { claims, daemons, planned, owners, names, history, said };
-  show("models", modelWords(gpus));
-  show("legend", legend(gpus, planned));
+  const isOld = isAway() || isUnread(status);
+  document.body.classList.toggle("unread", isUnread(status));
+  show("models", modelWords(gpus), " ", isOld ? mark("▲", "as known last", "tone-warning") : "");
+  show("legend", isOld ? list([mark("?", "last known", "is-silent")], { class: "legend" })
+    : legend(gpus, planned));
   const heads = GRID.map((name, at) =>
     element("th", { scope: "col", role: "columnheader", class: "at-" + at }, name));
-  show("gpus", gpus.length ? element("table", { class: "grid", role: "table", "aria-labelledby": "gpus-title" },
+  const grid = { class: "grid", role: "table", "aria-labelledby": "gpus-title" };
+  show("gpus", gpus.length ? element("table", grid,
     element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, heads)),
     gpus.map((gpu) => gpuRow(gpu, node))) : "");
 }

@@ -23,12 +23,12 @@ function lane(name, boxes, slots) {
     row.append(place);
   }
   for (const one of boxes) {
-    const state = STATES[one.states[0]], level = element("span", { class: "fill" });
+    const state = STATES[one.states[0]], level = span("fill");
     level.style.width = Math.round(100 * (one.fill || 0)) + "%";
-    const drawn = element("div", { class: "box is-" + one.states[0], title: boxesWords([one], slots) },
-      level, element("span", { class: "name" },
-        element("span", { class: "sign" }, state.glyph), profileWords(one.name)),
-      element("span", { class: "users" }, (one.users || []).join(", ")));
+    const look = { class: "box is-" + one.states[0], title: boxesWords([one], slots) };
+    const drawn = element("div", look, level, span("name",
+        span("sign", state.glyph), profileWords(one.name)),
+      span("users", (one.users || []).join(", ")));
     drawn.style.gridColumn = one.start + 1 + " / span " + one.size;
     row.append(drawn);
   }
@@ -58,7 +58,6 @@ function gpuPicture(gpu, goal) {
 
 /* The states that are on the screen, and no others. */
 function legend(gpus, planned) {
-  if (isAway()) return list([mark("?", "last known", "is-silent")], { class: "legend" });
   const shown = new Set();
   for (const gpu of gpus) {
     const boxes = lanesOf(gpu, goalOf(planned.get(gpu.index))).flatMap(([, some]) => some);
@@ -73,7 +72,7 @@ function legend(gpus, planned) {
 
 const COLUMNS_KEPT = 90, LINE_HEIGHT = 16;
 
-/* The values from the left to now as a line, with gaps where nothing was read; `most` is the top. */
+/* The values until now as a line, with gaps where nothing was read; `most` is at its top. */
 function sparkline(values, most, what) {
   const known = (values || []).filter((value) => value !== null);
   if (!known.length) return "";

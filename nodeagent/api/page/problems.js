@@ -11,16 +11,19 @@ function clusterCell({ server, reachable, problem, since }) {
   return [server + words, since ? [" since ", time(since)] : ""];
 }
 
-/* Since when something is, which grows each second; `now` is the node's. */
-function drawAges({ observedAt, startedAt, version }, now) {
-  const seen = observedAt && now - new Date(observedAt);
-  const isOld = observedAt && (isAway() || seen > OLD);
-  const words = observedAt ? "GPUs looked at " + durationWords(seen) + " ago" : "GPUs not looked at yet";
-  show("age", isOld ? mark("▲", words, "tone-warning") : words,
-    " · nodeagent " + version, startedAt ? ", up " + durationWords(now - new Date(startedAt)) : "");
-}
+const OLD = 180000; // milliseconds; the GPUs are looked at each minute, or as it is set
 
-const OLD = 180000; // milliseconds; the GPUs are looked at every minute, unless that is set otherwise
+/* Since when something is, which grows each second; `now` is the node's. */
+function drawAges(status, now) {
+  const { observedAt, startedAt, version } = status;
+  const seen = observedAt && now - new Date(observedAt);
+  const isOld = observedAt && (isAway() || isUnread(status) || seen > OLD);
+  const ago = observedAt ? "looked at " + durationWords(seen) + " ago" : "not looked at yet";
+  const words = "GPUs " + ago;
+  show("age", isOld ? mark("▲", words, "tone-warning") : words,
+    " · nodeagent " + version,
+    startedAt ? ", up " + durationWords(now - new Date(startedAt)) : "");
+}
 
 function codeWords(code) {
   return code ? element("code", { class: "code", title: "nodeagent explain " + code }, code) : "";
@@ -35,15 +38,16 @@ function troubleLine({ severity, text, evidence, path, code }) {
 
 function drawHead(status) {
   const { severity, text, remedy, gpu } = status.headline;
-  const { glyph, word } = SEVERITIES[severity], trouble = headlineTrouble(status);
+  const { glyph, word } = SEVERITIES[severity], { evidence, code } = headlineTrouble(status);
   const now = mark(glyph, word + ":", "tone-" + severity);
   show("headline", isAway() ? mark("?", "Last known:", "tone-away") : now, " ", text);
   const shown = status.gpus.find((one) => one.uuid !== undefined && one.uuid === gpu);
+  const link = shown
+    ? [" ", element("a", { href: "#gpu-" + shown.index }, "See GPU " + shown.index)] : "";
   const isBad = severity === "warning" || severity === "error";
   const [same] = handsNeeded(status), lines = list(same.map(troubleLine), { class: "plain" });
   show("remedy",
-    isBad ? element("p", {}, trouble.evidence ? "Read: " + trouble.evidence + ". " : "", codeWords(trouble.code),
-      shown ? [" ", element("a", { href: "#gpu-" + shown.index }, "See GPU " + shown.index)] : "") : "",
+    isBad ? element("p", {}, evidence && "Read: " + evidence + ". ", codeWords(code), link) : "",
     same.length > 1 ? folded("and " + same.length + " more with this remedy", lines) : lines,
     remedy ? remedyBlock(remedy) : "");
   byId("node").textContent = status.node;
@@ -80,7 +84,7 @@ const MOST_HANDS = 5; // that are shown at once, so that the GPUs stay near
 
 /* Those that one remedy mends, with that on demand. */
 function hand(troubles) {
-  const lines = troubles.map((one) => element("span", { class: "line" }, troubleLine(one)));
+  const lines = troubles.map((one) => span("line", troubleLine(one)));
   const [{ remedy, text }] = troubles, key = "hand " + text;
   return element("li", { "data-key": key },
     remedy ? folded(lines, remedyBlock(remedy)) : lines);
@@ -88,8 +92,8 @@ function hand(troubles) {
 
 function drawHands(status) {
   const [, ...groups] = handsNeeded(status);
-  const items = groups.map(hand), rest = items.slice(MOST_HANDS);
-  show("hands",
-    items.length ? element("ul", { class: "plain" }, items.slice(0, MOST_HANDS)) : "",
-    rest.length ? folded("and " + rest.length + " more", element("ul", { class: "plain" }, rest)) : "");
+  const some = (items) => (items.length ? element("ul", { class: "plain" }, items.map(hand)) : "");
+  const rest = groups.slice(MOST_HANDS);
+  show("hands", some(groups.slice(0, MOST_HANDS)),
+    rest.length ? folded("and " + rest.length + " more", some(rest)) : "");
 }

@@ -31,7 +31,8 @@ function daemonRow(daemon, gpu) {
   const troubles = [daemon.state === "Ready" ? "" : daemon.why, daemon.trouble].filter(Boolean);
   return { class: "first", "data-key": daemon.device, cells: [
     "MPS on " + daemonPlace(daemon),
-    [daemonMark(daemon, gpu), " ", gpuMark(gpu), daemon.since ? [" since ", time(daemon.since)] : ""],
+    [daemonMark(daemon, gpu), " ", gpuMark(gpu),
+      daemon.since ? [" since ", time(daemon.since)] : ""],
     daemon.user === undefined ? "" : String(daemon.user), "",
     list(shareItems(daemon)) || "any number", "", "",
     list(troubles.map((text) => [warned(text)])),
@@ -55,13 +56,16 @@ function waitingRow(daemon) {
   ] });
 }
 
+const MPS_COLUMNS = [
+  "Daemon, client", "State", "User", "Pod", "Share", "Memory", "Threads", "What is wrong",
+];
+
 function drawMps(status) {
   const rows = status.mps.flatMap((daemon) => [
     daemonRow(daemon, status.gpus.find((gpu) => gpu.index === daemon.gpu)),
     ...daemon.clients.map(clientRow(daemon)), ...(daemon.waiting || []).map(waitingRow(daemon)),
   ]);
-  const columns = ["Daemon, client", "State", "User", "Pod", "Share", "Memory", "Threads", "What is wrong"];
-  show("mps", rows.length ? table("MPS daemons, each with its clients", columns, rows) : "");
+  show("mps", rows.length ? table("MPS daemons, each with its clients", MPS_COLUMNS, rows) : "");
 }
 
 /* --- claims --- */
@@ -110,5 +114,6 @@ function drawPlan(status, plan) {
       ["In force", status.digest ? copyable(status.digest, "the digest") : "no plan"],
       ["Refused", rejected && (rejected.digest || "the newest plan")],
     ]),
-    rejected ? list(rejected.problems.map(withoutRemedy), { class: "plain" }) : "", steps.length ? steps : none);
+    rejected ? list(rejected.problems.map(withoutRemedy), { class: "plain" }) : "",
+    steps.length ? steps : none);
 }

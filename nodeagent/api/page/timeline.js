@@ -32,12 +32,26 @@ function withSteps(events) {
       rows.push(ends ? { ...event, steps } : event);
     }
   }
-  const left = [...open.values()].flat().map((event) => ({ ...event, routine: false })); // go on now
+  // These go on now.
+  const left = [...open.values()].flat().map((event) => ({ ...event, routine: false }));
   return [...rows, ...left].sort(byTime);
 }
 
 function byTime(one, other) {
   return new Date(other.time) - new Date(one.time) || (other.id || 0) - (one.id || 0);
+}
+
+/* What happened to several GPUs at once is one row. */
+function withAlike(events) {
+  const rows = [], plain = ({ type, message }) => type + message.replace(/^GPU \d+/, "");
+  for (const event of events) {
+    const last = rows[rows.length - 1];
+    const isAlike = last && event.gpu && event.gpu !== last.gpu && plain(event) === plain(last)
+      && new Date(last.time) - new Date(event.time) < SAME_CHANGE;
+    if (isAlike) last.alike.push(event);
+    else rows.push({ ...event, alike: [] });
+  }
+  return rows;
 }
 
 function eventWords(event) {
@@ -57,7 +71,7 @@ function isWanted(event, gpu) {
   return isOfKind && (eventWords(event) + " " + gpu).toLowerCase().includes(text.toLowerCase());
 }
 
-function changeCell({ message, reason, count, since, before, after, steps = [] }) {
+function changeCell({ message, reason, count, since, before, after, steps = [], alike = [] }) {
   const again = count > 1 && since ? [" (" + count + " times since ", time(since), ")"] : "";
   const past = withCommands(message, (command) => element("code", {}, command)); // none to copy
   const words = [...past, again];
@@ -67,9 +81,11 @@ function changeCell({ message, reason, count, since, before, after, steps = [] }
     isChange ? facts([["before", before || "not known"], ["after", after]]) : "",
     steps.length ? element("ol", {}, steps.map((step) =>
       element("li", {}, time(step.time), " ", step.message))) : "",
+    list(alike.map(changeCell), { class: "plain" }),
   ].filter(Boolean);
+  if (alike.length) words.push(span("faint", " · and " + plural(alike.length, "other GPU")));
   if (steps.length) {
-    words.push(element("span", { class: "faint" }, " · " + plural(steps.length, "step")));
+    words.push(span("faint", " · " + plural(steps.length, "step")));
   }
   return more.length ? folded(words, ...more) : words;
 }
@@ -78,13 +94,14 @@ function changeCell({ message, reason, count, since, before, after, steps = [] }
 function drawTimeline(events, gpus) {
   const names = gpuNames(gpus);
   const gpuOf = (event) => names.get(event.gpu) || event.gpu || "";
-  const found = withSteps(events).filter((event) => isWanted(event, gpuOf(event)));
+  const found = withAlike(withSteps(events).filter((event) => isWanted(event, gpuOf(event))));
   const rows = found.slice(0, filter.most).map((event) => ({
     "data-key": (event.since || event.time) + " " + (event.first || event.id || event.gpu),
     cells: [
       time(event.time),
-      event.severity === "warning" ? mark("▲", event.type, "tone-warning") : mark("·", event.type, ""),
-      gpuOf(event), changeCell(event),
+      event.severity === "warning" ? mark("▲", event.type, "tone-warning")
+        : mark("·", event.type, ""),
+      event.alike.length ? event.alike.length + 1 + " GPUs" : gpuOf(event), changeCell(event),
     ],
   }));
   const rest = found.length - rows.length;
@@ -92,11 +109,12 @@ function drawTimeline(events, gpus) {
     rows.length ? table("What happened, the newest first", ["Time", "What", "GPU", "Message"], rows)
       : element("p", { class: "faint" }, events.length ? "Nothing of that." : "Nothing yet."));
   byId("more").hidden = rest === 0;
-  byId("more").textContent = "show " + Math.min(rest, MORE_ROWS) + " more of " + rest;
+  byId("more").textContent = "show " + Math.min(rest, MORE_ROWS) + " more";
 }
 
 function serveTimeline() {
-  byId("events-text").addEventListener("input", ({ target }) => { filter.text = target.value; draw(); });
-  byId("events-kind").addEventListener("change", ({ target }) => { filter.kind = target.value; draw(); });
-  byId("more").addEventListener("click", () => { filter.most += MORE_ROWS; draw(); });
+  const choose = (chosen) => { Object.assign(filter, chosen); draw(); };
+  byId("events-text").addEventListener("input", ({ target }) => choose({ text: target.value }));
+  byId("events-kind").addEventListener("change", ({ target }) => choose({ kind: target.value }));
+  byId("more").addEventListener("click", () => choose({ most: filter.most + MORE_ROWS }));
 }

@@ -158,9 +158,12 @@ function stepWords(step) {
 }
 
 /* What a terminal might act on, and what turns the order of letters around, as its number. */
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
 function visible(text) {
-  return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g,
-    (character) => "\\u" + character.charCodeAt(0).toString(16).padStart(4, "0"));
+  return text.replace(HIDDEN, (character) =>
+    "\\u" + character.charCodeAt(0).toString(16).padStart(4, "0"));
 }
 
 /* What each GPU is called, by UUID; one that never answered has none. */
