@@ -24,7 +24,7 @@ from tests.simulated_cluster.faults import (
     error_event,
     reset,
 )
-from tests.simulated_cluster.refusals import Refused
+from tests.simulated_cluster.refusals import Refused, invalid
 from tests.simulated_cluster.selectors import Matches
 from tests.simulated_cluster.store import GROUPS, KINDS, Change, Store, events_of
 
@@ -44,7 +44,10 @@ class Asked:
 
 
 def asked(plural: str, namespace: str, matches: Matches, query: Any) -> Asked:
-    """Read the query; raises Refused where the real server does."""
+    """Read the query; raises Refused where the real server does, one without the gate WatchList."""
+    if "sendInitialEvents" in query:  # else kubectl would wait for a bookmark; so it lists first
+        forbidden = "sendInitialEvents: Forbidden: needs the feature gate WatchList"
+        raise invalid("ListOptions.meta.k8s.io", "", forbidden)
     bookmarks = query.get("allowWatchBookmarks") in {"true", "1"}
     version = version_of(query.get("resourceVersion", ""))
     seconds = number(query, "timeoutSeconds") or DEFAULT_SECONDS
