@@ -13,7 +13,7 @@ from nodeagent.health.reporting import Condition, condition
 from nodeagent.health.table import Check
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.structs import replace
-from nodeagent.views.headline import both_say_gone, gpus_not_read, not_read_words
+from nodeagent.views.headline import gpus_not_read, not_read_words, same
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Headline, HeadlineSeverity
 from nodeagent.views.status_annotation import has_looked
@@ -63,8 +63,7 @@ def _with_headline(condition: Condition, state: NodeState, worst: Headline) -> C
     if worst.code == condition.reason:
         return condition
     text = worst.text.removesuffix(".")
-    same = (p for p in state.problems if p.message in text or both_say_gone(worst, p))
-    named = (text, *(problem.message for problem in same))
+    named = (text, *(p.message for p in state.problems if p.message in text or same(worst, p)))
     if any(words.casefold() in condition.message.casefold() for words in named):
         return condition
     return replace(condition, message=f"{text}; {condition.message}")

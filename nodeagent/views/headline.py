@@ -15,7 +15,7 @@ from nodeagent.health.findings import Action, Finding
 from nodeagent.health.findings import Severity as Health
 from nodeagent.health.reporting import by_urgency, sentence
 from nodeagent.health.state import HealthState
-from nodeagent.health.table import BY_CAUSE, GONE
+from nodeagent.health.table import BY_CAUSE, GONE, ROWS, Check
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.views.claims import Claim
@@ -36,6 +36,7 @@ from nodeagent.views.shapes import HeadlineSeverity as Severity
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 _PASSING = WAITING | SHOWN_ONLY
 _GONE = {BY_CAUSE[cause].reason for cause in GONE} | {Code.GPU_LOST.value}
+_SILENT = {row.reason for row in ROWS if row.check is Check.GPU_ACCESS} | _GONE | {Code.GPU_UNKNOWN}
 
 
 def headline(state: NodeState, *, in_cluster: bool) -> Headline:
@@ -56,16 +57,21 @@ def troubles(state: NodeState, remedies: HealthRemedies) -> list[Trouble]:
     for trouble in ranked:
         said = trouble.text[1:].rstrip(".")  # within another sentence its first letter is small
         if not any(
-            other.gpu == trouble.gpu and (said in other.text or both_say_gone(trouble, other))
+            other.gpu == trouble.gpu
+            and (
+                said in other.text
+                or trouble.text.startswith(other.text.rstrip("."))
+                or same(trouble, other)
+            )
             for other in found
         ):
             found.append(trouble)
     return found
 
 
-def both_say_gone(one: Headline | Problem, other: Headline | Problem) -> bool:
-    """Whether both say, each in its words, that the same GPU is gone."""
-    return one.gpu == other.gpu and {one.code, other.code} <= _GONE
+def same(one: Headline | Problem, other: Headline | Problem) -> bool:
+    """Whether both say, each in its words, that the same GPU does not answer."""
+    return bool(one.gpu) and one.gpu == other.gpu and {one.code, other.code} <= _SILENT
 
 
 # --- the ranking ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence, 
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import Access, DeviceDaemon, ObservedNode
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
@@ -176,6 +176,31 @@ def test_a_gpu_that_is_gone_is_one_trouble() -> None:
     other = node({**values, "problems": (replace(vanished, gpu=SECOND),)})
     found = troubles(other, HealthRemedies("gpu-node-0", True, other.observed))
     assert {one.gpu for one in found} == {FIRST, SECOND}
+
+
+def test_a_gpu_that_hangs_is_one_trouble() -> None:
+    hangs = Answer(Silence.HANGS, 0.0, "a call hangs")
+    silent = Problem(code=Code.GPU_UNKNOWN, message="GPU 0 (H100) does not answer: ", gpu=FIRST)
+    less = replace(silent, message="the driver does not answer for GPU 0")
+    values = {"problems": (silent,), "less_offered": (less,)}
+    state = node({**values, "health": health(GpuReading(FIRST, 0, answer=hangs))})
+    found = troubles(state, HealthRemedies("gpu-node-0", True, state.observed))
+    assert [(one.severity, one.code) for one in found] == [(ERROR, "GpuHangs")]
+
+
+def test_gpus_without_uuids_and_claims_without_gpus_are_told_apart() -> None:
+    gpus = tuple(Gpu(index, "", access=Access.LOST) for index in (0, 1))
+    lost = [Problem(code=Code.GPU_LOST, message=f"GPU {index} is lost: off") for index in (0, 1)]
+    kept = Problem(code=Code.GPU_UNKNOWN, message="its GPU is not listed")
+    claims = [replace(WAITS, name=name, refusal=None, problems=[kept]) for name in ("one", "two")]
+    state = node({"observed": ObservedNode(gpus), "problems": lost, "claims": claims})
+    found = troubles(state, HealthRemedies("gpu-node-0", True, state.observed))
+    assert [one.text.split(":")[0] for one in found] == [
+        "GPU 0 is lost.",
+        "GPU 1 is lost.",
+        "Claim ml/one",
+        "Claim ml/two",
+    ]
 
 
 def test_a_node_for_claims_needs_no_plan() -> None:
