@@ -180,14 +180,12 @@ function withCommands(text, show) {
   return text.split("`").map((part, at) => (at % 2 ? show(part) : part));
 }
 
-/* A sentence whose command can be copied; several commands as numbered steps, to be copied at once.
-   One that stands behind "or" is another way: copied with the rest, it is a comment. */
+/* A sentence whose command can be copied; several commands as numbered steps, to be copied at
+   once. */
 function remedyBlock(text) {
   const sentence = text.slice(0, 1).toUpperCase() + text.slice(1);
   const parts = sentence.split("`"), steps = stepsOf(sentence);
   if (!steps.length) return element("p", { class: "remedy" }, sentence);
-  const all = steps.map(({ words, command, isOther }) =>
-    (words ? "# " + words + "\n" : "") + (isOther ? "# " : "") + command).join("\n");
   if (steps.length === 1) {
     return element("p", { class: "remedy" }, parts[0], copyable(parts[1], parts[1]), parts[2]);
   }
@@ -196,7 +194,7 @@ function remedyBlock(text) {
     element("ol", {}, steps.map(({ words, command }) =>
       element("li", {}, words && words + " ", element("code", {}, command)))),
     end && element("p", {}, end),
-    copyButton(all, "all " + steps.length + " commands: " + steps[0].command, "copy all"));
+    copyButton(stepsText(steps), "all " + steps.length + " commands: " + steps[0].command, "copy all"));
 }
 
 let noteEnds;
@@ -208,14 +206,26 @@ function note(text) {
   noteEnds = setTimeout(() => { byId("note").textContent = ""; }, 4000);
 }
 
+/* Browsers give the clipboard only to pages of a secure origin; this way is open to the others. */
+function copiedAsTyped(text) {
+  const held = element("textarea", { class: "skip", "aria-hidden": "true", tabindex: "-1" });
+  const before = document.activeElement;
+  held.value = text;
+  document.body.append(held);
+  held.select();
+  const isDone = document.execCommand("copy");
+  held.remove();
+  before.focus();
+  return isDone;
+}
+
 async function copy(button) {
+  const text = button.dataset.copy;
   try {
-    await navigator.clipboard.writeText(button.dataset.copy);
+    await navigator.clipboard.writeText(text);
     note("Copied.");
-  } catch (error) { // browsers give the clipboard only to pages of a secure origin
-    const near = button.parentElement;
-    getSelection().selectAllChildren(near.querySelector("ol") || near.querySelector("code"));
-    note("Selected; copy it with Ctrl+C.");
+  } catch (error) {
+    note(copiedAsTyped(text) ? "Copied." : "This browser does not let the page copy.");
   }
 }
 

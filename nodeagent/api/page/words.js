@@ -191,6 +191,13 @@ function shortTimeWords(date) {
 
 /* --- remedies --- */
 
+/* The steps as a shell takes them. What stands behind "or" is another way: a comment. */
+function stepsText(steps) {
+  return steps.flatMap(({ words, command, isOther }) => [
+    ...(/^(and|then|)$/i.test(words) ? [] : ["# " + words]), (isOther ? "# " : "") + command,
+  ]).join("\n");
+}
+
 /* The commands of a remedy, each with the words before it. */
 function stepsOf(remedy) {
   const parts = remedy.split("`"), steps = [];
