@@ -81,7 +81,9 @@ def _of_metrics() -> Iterator[str]:
         yield f"metric {one['name']}: {one['type']}"
         yield from (f"metric {one['name']}{{{label}}}" for label in one.get("labels", ()))
     for one in json.loads((folder / "fields.json").read_text(encoding="utf-8"))["fields"]:
-        yield f"metric {one['name']}: {one['kind']}, {one['unit']}"
+        names = [one[key] for key in ("name", "renamed", "earlier") if key in one]
+        yield from (f"metric {name}: {one['kind']}, {one['unit']}" for name in names)
+        yield from ([f"metric {one['name']} by default"] if one.get("default") else [])
 
 
 def _of_state_files() -> Iterator[str]:
