@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
@@ -86,12 +85,7 @@ class AgentProcess:
             )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         process = self._process
         assert process is not None
         if process.returncode is None:

@@ -8,7 +8,6 @@ import contextlib
 import copy
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
@@ -28,7 +27,8 @@ class ApiServer:
     """`requests` has everything that was asked, `events` every Event there is.
 
     `faults` orders what goes wrong, `tokens` says who may ask (empty: everyone),
-    `access.own_node` which token may write to which Node only. Every answer and every event of a
+    `access.own_node` which token may write to which Node only. `expire` is a compaction: versions
+    before the present one are too old, and open watches go on. Every answer and every event of a
     watch comes `latency` seconds late, as over a network from a server with work to do. Without
     `progress` its etcd has no progress notifications, as before 3.4.31 and 3.5.13.
     """
@@ -54,19 +54,18 @@ class ApiServer:
         self.bookmark_seconds = bookmark_seconds
         self.latency = latency
         self.progress = progress
+        self.port = port  # 0 until the first start
+        self.tokens, self.revoke = self.access.tokens, self.access.revoke
+        self.evictions = self.pods.evictions
+        self.expire = self.store.forget
         self._tls = tls
-        self._port = port  # 0 until the first start
         self._runner: web.AppRunner | None = None
 
     # --- its life -------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
-
-    @property
-    def port(self) -> int:
-        return self._port
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         """Open the port, the same one each time."""
@@ -78,10 +77,10 @@ class ApiServer:
         )
         await runner.setup()
         site = web.TCPSite(
-            runner, "127.0.0.1", self._port, ssl_context=self._tls, reuse_address=True
+            runner, "127.0.0.1", self.port, ssl_context=self._tls, reuse_address=True
         )
         await site.start()
-        self._port = int(runner.addresses[0][1])
+        self.port = int(runner.addresses[0][1])
         self._runner = runner
 
     async def stop(self) -> None:
@@ -119,31 +118,12 @@ class ApiServer:
         finally:
             self.store.watching = watching
 
-    def expire(self) -> None:
-        """Compaction: versions before the present one are too old; open watches go on."""
-        self.store.forget()
-
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-    # --- who may ask ----------------------------------------------------------------------------
-
-    @property
-    def tokens(self) -> dict[str, str]:
-        """Accepted bearer tokens, each with its user's name; change it as you like."""
-        return self.access.tokens
-
-    def revoke(self, token: str) -> None:
-        self.access.revoke(token)
 
     # --- nodes ----------------------------------------------------------------------------------
 
@@ -235,11 +215,6 @@ class ApiServer:
 
     def delete_pod(self, name: str, *, namespace: str = "default") -> Object:
         return self.pods.delete(Key("pods", namespace, name))
-
-    @property
-    def evictions(self) -> list[dict[str, Any]]:
-        """The Evictions that were granted, oldest first."""
-        return self.pods.evictions
 
     @property
     def events(self) -> list[Object]:

@@ -88,8 +88,6 @@ class Store:
         made = copy.deepcopy(body)
         metadata = made.setdefault("metadata", {})
         number = next(self._uids)
-        if not metadata.get("name") and metadata.get("generateName"):
-            metadata["name"] = f"{metadata['generateName']}{number:05x}"
         name, kind = metadata.get("name"), KINDS[plural]
         if not name:
             raise refusals.invalid(

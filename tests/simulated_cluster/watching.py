@@ -175,20 +175,17 @@ class Stream:
         await self._event("BOOKMARK", {**empty, "apiVersion": version, "metadata": metadata})
 
     async def _event(self, kind: str, found: dict[str, Any]) -> None:
-        await self._line(json.dumps({"type": kind, "object": found}).encode() + b"\n")
-
-    async def _line(self, line: bytes) -> None:
-        await self._response.write(line)
+        await self._response.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
 
     async def _struck(self, fault: Fault) -> bool:
         """Do to the open watch what the fault says; whether it is over."""
         match fault:
             case Answer(code):
-                await self._line(error_event(ErrorEvent(code)))
+                await self._response.write(error_event(ErrorEvent(code)))
             case ErrorEvent():
-                await self._line(error_event(fault))
+                await self._response.write(error_event(fault))
             case Html(text=text):
-                await self._line(text.encode())
+                await self._response.write(text.encode())
             case End():
                 pass
             case Reset() | Cut():
