@@ -26,7 +26,6 @@ class PodName:
 
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE: Final = re.compile(rf"(?:GPU|MIG)-{_UUID}(?![0-9a-f])", re.ASCII | re.IGNORECASE)
-_OLD_MIG: Final = "mig-gpu-"
 _DEVICE_FILE: Final = re.compile(r"nvidia(\d{1,9})(?:/gi(\d{1,9}))?(?:/vgpu\d+)?", re.ASCII)
 _REPLICA: Final = "::"
 
@@ -102,12 +101,9 @@ def read_device_id(text: str) -> DeviceId:
 
     Known are `GPU-...` and `MIG-...` (NVIDIA's plugin), also as replicas (`GPU-...::3` of
     time slicing and MPS, `GPU-...::10::0` of nos' plugin, `GPU-...-3` and others with something
-    behind), and GKE's `nvidia0`, `nvidia0/gi1`, `nvidia0/gi1/vgpu0`. `MIG-GPU-.../gi/ci`, as
-    drivers before R470 name MIG devices, may be any of them. Anything else is taken for a UUID and
-    so for none of this node's GPUs: every plugin on the node has ids.
+    behind), and GKE's `nvidia0`, `nvidia0/gi1`, `nvidia0/gi1/vgpu0`. Anything else is taken for a
+    UUID and so for none of this node's GPUs: every plugin on the node has ids.
     """
-    if text.lower().startswith(_OLD_MIG):
-        return Anywhere(text)
     if device := _DEVICE.match(text):
         return ByUuid(device[0].lower())
     if file := _DEVICE_FILE.fullmatch(text):

@@ -33,7 +33,6 @@ def test_ids_of_device_plugins() -> None:
         (f"MIG-{ID}::7", ByUuid(f"mig-{ID}")),
         (f"GPU-{ID}::10::0", ByUuid(f"gpu-{ID}")),
         (f"GPU-{ID}-5", ByUuid(f"gpu-{ID}")),
-        (f"MIG-GPU-{ID}/3/0", Anywhere(f"MIG-GPU-{ID}/3/0")),
         ("nvidia2", ByFile(2)),
         ("nvidia0/gi11", ByFile(0, 11)),
         ("nvidia0/vgpu2", ByFile(0)),
