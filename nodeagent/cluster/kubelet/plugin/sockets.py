@@ -60,58 +60,37 @@ async def serve(
     Its directory is the kubelet's, or with `own_directory` one in it that is made here. Raises
     PathRefused when the socket cannot be made there.
     """
-    kept = _KeptSocket(socket, handlers, own_directory=own_directory)
-    await kept.bind()
-    keeping = asyncio.create_task(kept.keep())
+    serving = AsyncExitStack()
+
+    async def bind() -> None:
+        """Serve at the path, then stop the server that did before."""
+        nonlocal serving
+        if own_directory:
+            await asyncio.to_thread(make_directory, socket.parent)
+        server = AsyncExitStack()
+        await server.enter_async_context(_bound(socket, handlers))
+        before, serving = serving, server
+        await before.aclose()
+
+    async def keep() -> None:
+        """Make a deleted socket again; what another agent put in its place is left alone."""
+        async for _ in changes(socket):
+            while not os.path.lexists(socket):  # noqa: ASYNC240  # quick
+                try:
+                    await bind()
+                    log.warning("a socket was deleted, and is created again", socket=str(socket))
+                except PathRefused as error:
+                    log.warning("a deleted socket cannot be created again", error=error.message)
+                    await asyncio.sleep(_RETRY)
+
+    await bind()
+    keeping = asyncio.create_task(keep())
     try:
         yield
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        await kept.close()
-
-
-class _KeptSocket:
-    """The socket at `path`, with the server behind it."""
-
-    def __init__(
-        self, path: Path, handlers: Sequence[grpc.GenericRpcHandler], *, own_directory: bool
-    ) -> None:
-        self._path = path
-        self._handlers = handlers
-        self._own_directory = own_directory
-        self._server = AsyncExitStack()
-
-    async def bind(self) -> None:
-        """Serve at the path, then stop the server that did before. Raises PathRefused."""
-        if self._own_directory:
-            await asyncio.to_thread(make_directory, self._path.parent)
-        server = AsyncExitStack()
-        await server.enter_async_context(_bound(self._path, self._handlers))
-        before, self._server = self._server, server
-        await before.aclose()
-
-    async def keep(self) -> None:
-        """Make the socket again when it is deleted, until cancelled.
-
-        What another agent put in its place is left alone.
-        """
-        async for _ in changes(self._path):
-            while self._is_deleted():
-                try:
-                    await self.bind()
-                    log.warning(
-                        "a socket was deleted, and is created again", socket=str(self._path)
-                    )
-                except PathRefused as error:
-                    log.warning("a deleted socket cannot be created again", error=error.message)
-                    await asyncio.sleep(_RETRY)
-
-    async def close(self) -> None:
-        await self._server.aclose()
-
-    def _is_deleted(self) -> bool:
-        return not os.path.lexists(self._path)
+        await serving.aclose()
 
 
 @asynccontextmanager
