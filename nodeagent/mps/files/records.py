@@ -13,7 +13,6 @@ from typing import Annotated
 
 from msgspec import Meta, json
 
-from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, StateUnusable, read_state, write_state
 from nodeagent.mps.processes import MpsProcess
 from nodeagent.plan.shares import WantedMps
@@ -23,15 +22,14 @@ FOLDER = "mps"  # below run.dir, with a directory for each device
 _NAME = "record.json"
 
 
-class RecordUnusable(NodeagentError):
+class RecordUnusable(Struct, frozen=True):
     """The record of a device cannot be used: newer, damaged, or not the agent's own; `path` None:
     the device has a directory, and no record in it, as when an agent was killed in between.
     """
 
-    def __init__(self, device: str, path: Path | None, message: str) -> None:
-        super().__init__(message)
-        self.device = device
-        self.path = path
+    device: str
+    path: Path | None
+    message: str
 
 
 @read_in_threads
