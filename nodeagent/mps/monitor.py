@@ -182,8 +182,9 @@ class DaemonMonitor:
     async def _do(self, job: Job | None) -> None:
         match job:
             case model.SetLimits():
-                with suppress(ControlError):  # the read-back that comes next shows what is in force
+                with suppress(ControlError):  # the poll shows what is in force
                     await set_limits(self._control, job.spec)
+                await self._poll()
             case model.Quit():
                 await self._quit(job)
             case model.ReadBack() | None:

@@ -198,7 +198,7 @@ def _server_seen(life: Transition, server: model.Server) -> None:
         case DaemonPhase.READY, status:
             # A server has the limits that were the daemon's when the server started.
             if new:
-                life.actions.append(model.ReadBack(state.run, state.spec, state.limits_version))
+                life.actions.append(model.ReadBack(state.run))
             if status is ServerStatus.INITIALIZING:
                 life.set_deadline(life.settings.initialize_deadline)
             else:

@@ -171,9 +171,7 @@ class ImpostorFound(ProcessEvent, frozen=True):
 
 
 class LimitsReadBack(ProcessEvent, frozen=True):
-    """The answer to the `ReadBack` with this number: which limits in force, or compute mode, are
-    not as wanted.
-    """
+    """Which limits in force, or compute mode, are not as wanted, after this version was set."""
 
     limits_version: int
     differences: tuple[str, ...] = ()
@@ -266,18 +264,16 @@ class Spawn(Struct, frozen=True):
 
 
 class SetLimits(Struct, frozen=True):
-    """Put the limits into force: the daemon's defaults, and those of its servers."""
+    """Put the limits into force, the daemon's defaults and those of its servers, and read back."""
 
     run: int
     spec: DaemonSpec
 
 
 class ReadBack(Struct, frozen=True):
-    """Read what is in force and compare it with `spec`."""
+    """Read what is in force and compare it with what is wanted now."""
 
     run: int
-    spec: DaemonSpec
-    limits_version: int
 
 
 class Quit(Struct, frozen=True):

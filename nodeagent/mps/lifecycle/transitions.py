@@ -71,10 +71,7 @@ class Transition(Struct):
             limits_version=before.limits_version + 1,
             why=why,
         )
-        self.actions += (
-            model.SetLimits(before.run, before.spec),
-            model.ReadBack(before.run, before.spec, self.state.limits_version),
-        )
+        self.actions.append(model.SetLimits(before.run, before.spec))
         self.set_deadline(self.settings.limit_deadline)
 
     def resume(self, why: str) -> None:

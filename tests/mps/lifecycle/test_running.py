@@ -12,7 +12,6 @@ from nodeagent.mps.lifecycle.model import (
     ImpostorFound,
     Kill,
     NewPlan,
-    ReadBack,
     Report,
     ReportSubject,
     RetryRequested,
@@ -41,7 +40,7 @@ from tests.mps.plans import with_limits
 def test_starting_to_limiting_to_ready() -> None:
     life = Life()
     life.start()
-    assert life.tell(Answered(1)) == (SetLimits(1, SPEC), ReadBack(1, SPEC, 1), Schedule(4.0))
+    assert life.tell(Answered(1)) == (SetLimits(1, SPEC), Schedule(4.0))
     assert life.phase() is DaemonPhase.LIMITING
     assert subjects(life.tell(life.proof())) == [ReportSubject.READY]
     assert (life.phase(), life.state.deadline, life.state.why) == (DaemonPhase.READY, None, "")

@@ -73,12 +73,12 @@ def test_who_caused_a_fault_is_known_later(ready: Life) -> None:
 
 def test_a_new_server_is_asked_for_its_limits(ready: Life) -> None:
     """It has the defaults of the moment it started; without leaving Ready they are read."""
-    assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == (ReadBack(1, SPEC, 1),)
+    assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == (ReadBack(1),)
     assert ready.tell(seen(ready, ServerStatus.ACTIVE)) == ()
     assert ready.phase() is DaemonPhase.READY
-    assert ready.tell(seen(ready, ServerStatus.ACTIVE, pid=51)) == (ReadBack(1, SPEC, 1),)
+    assert ready.tell(seen(ready, ServerStatus.ACTIVE, pid=51)) == (ReadBack(1),)
     assert ready.tell(ServerGone(1, 51)) == ()
-    assert ready.tell(seen(ready, ServerStatus.ACTIVE, pid=51)) == (ReadBack(1, SPEC, 1),)
+    assert ready.tell(seen(ready, ServerStatus.ACTIVE, pid=51)) == (ReadBack(1),)
 
 
 def test_a_server_that_initializes_too_long(ready: Life) -> None:

@@ -105,7 +105,7 @@ class Observer:
     swept: bool = False  # since the last start
     answered: bool = False
     limits: DaemonSpec | None = None  # as set last
-    reading: int = -1  # the read-back asked for last
+    reading: int = 0  # how often limits were set in this run: what counts as a read-back's version
     proven: DaemonSpec | None = None  # as read back since then
     had_clients: bool = False
     timeouts: int = 0
@@ -132,7 +132,7 @@ class Observer:
         self.alive = self.count = run
         self.answered = self.had_clients = False
         self.proven = self.limits = None
-        self.timeouts = 0
+        self.timeouts = self.reading = 0
         self.unreachable = False
 
     def hear(
@@ -201,9 +201,9 @@ class Observer:
                 assert action.run == self.alive
                 assert self.answered, "limits are set before it answers"
                 self.limits, self.proven = action.spec, None
+                self.reading += 1
             case ReadBack():
                 assert action.run == self.alive
-                self.reading = action.limits_version
             case Kill():
                 assert action.run == self.alive
                 self.kill(before, event)
