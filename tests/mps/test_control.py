@@ -1,10 +1,7 @@
 import asyncio
 import fcntl
 import os
-import random
-import sys
-import time
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,206 +10,107 @@ from nodeagent.mps import commands, control
 from nodeagent.mps.fleet import Fleet
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.programs import Programs
+from nodeagent.simulation.mps.versions import VERSIONS
 from nodeagent.structs import replace
-from tests.machine_load import stretched
-from tests.mps.fleet_rig import GPU, FleetRig, status, until, wanted
+from tests.mps.client_watch.conftest import asking
+from tests.mps.fleet_rig import GPU, FleetRig, programs_of, status, until, wanted
 from tests.mps.plans import daemon_spec, with_limits
-
-# A front-end program for tests of the conversation alone: answers, and misbehaves on request. It
-# enforces what the daemon does: one connection at a time. Its folder holds what it shall do next
-# (`behave`, one word for each call) and what it did (`said`, `environment`, `overlap`).
-_PROGRAM = """#!{python} -IS
-import os, sys, time
-folder = {folder!r}
-def path(name):
-    return os.path.join(folder, name)
-def note(name, text):
-    with open(path(name), "a") as file:
-        file.write(text + "\\n")
-note("environment", repr(sorted(os.environ.items())))
-note("fds", repr(sorted(os.listdir("/proc/self/fd"))))
-try:
-    os.mkdir(path("connected"))
-except FileExistsError:
-    note("overlap", "!")
-    sys.exit(0)
-try:
-    with open(path("behave"), "r+") as file:
-        words = file.read().split()
-        file.seek(0)
-        file.truncate()
-        file.write(" ".join(words[1:]))
-except FileNotFoundError:
-    words = []
-word = words[0] if words else "answer"
-if word != "hang":
-    os.rmdir(path("connected"))
-if word == "dead":
-    sys.exit("Cannot find MPS control daemon process")
-if word == "busy":
-    sys.exit("Cannot send command to MPS control daemon process")
-if word == "stranger":
-    sys.exit("Cannot authenticate or connect to MPS control daemon process")
-if word == "empty":
-    sys.exit(0)
-if word == "emptyError":
-    sys.exit(1)
-note("calls", "one")
-if word == "hang":
-    note("pid", str(os.getpid()))
-    time.sleep(60)
-while word == "flood":
-    sys.stdout.write("1\\n" * 65536)
-replies = []
-for line in sys.stdin.read().splitlines():
-    command, *values = line.split()
-    if command.startswith("__"):
-        replies.append('Unknown command "' + command + '"')
-        continue
-    note("said", line)
-    if command == "get_client_list":
-        replies += [values[0] + "1", values[0] + "2"]
-    elif command == "set_default_active_thread_percentage":
-        replies.append(str(float(values[0])))
-    elif command == "quit":
-        sys.exit(1)
-if word == "break":
-    replies = replies[: len(replies) // 2]
-if replies:
-    print("\\n".join(replies))
-sys.exit(1)  # which the daemon passes on at times: nobody asks for it
-"""
-
-
-class FrontEnd:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.program = folder / "nvidia-cuda-mps-control"
-        self.program.write_text(_PROGRAM.format(python=sys.executable, folder=str(folder)))
-        self.program.chmod(0o755)
-
-    def will(self, *words: str) -> None:
-        (self._folder / "behave").write_text(" ".join(words))
-
-    def noted(self, name: str) -> list[str]:
-        path = self._folder / name
-        return path.read_text().splitlines() if path.exists() else []
-
-    def reconnect(self) -> None:
-        (self._folder / "connected").rmdir()
-
-    def wait_for(self, name: str) -> list[str]:
-        until = time.monotonic() + stretched(30)
-        while not self.noted(name):
-            assert time.monotonic() < until, f"nothing noted under {name}"
-            time.sleep(0.005)
-        return self.noted(name)
-
-    def client(self, *, deadline: float = 60.0) -> control.ControlClient:
-        return control.ControlClient(
-            Programs(control=(str(self.program),), path="/usr/bin:/usr/sbin"),
-            pipe_directory="/run/x/pipe",
-            log_directory="/run/x/log",
-            deadline=deadline,
-            jitter=random.Random(1).random,
-        )
+from tests.simulation.mps.rig import Programs as Installation
+from tests.simulation.mps.rig import Rig
 
 
 @pytest.fixture
-def front_end(tmp_path: Path) -> FrontEnd:
-    return FrontEnd(tmp_path)
+def daemon() -> Iterator[Rig]:
+    """A simulated daemon, which serves one connection at a time."""
+    with Rig(Installation(programs_of("550"), VERSIONS["550"], real=False)) as made:
+        made.start()
+        yield made
+
+
+def front_ends(daemon: Rig) -> list[int]:
+    return [pid for pid in daemon.processes() if pid != daemon.daemon()]
+
+
+def connections(daemon: Rig) -> int:
+    return daemon.log().count("NEW UI")
+
+
+def asking_by(folder: Path, script: str) -> control.ControlClient:
+    """By a front-end program that is this shell script."""
+    program = folder / "nvidia-cuda-mps-control"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    programs = Programs(control=(str(program),), path="/usr/bin:/bin")
+    return control.ControlClient(
+        programs, pipe_directory="/run/x/pipe", log_directory="/run/x/log", deadline=60.0
+    )
 
 
 # --- many callers ---------------------------------------------------------------------------------
 
 
-async def test_many_callers_of_a_daemon_that_others_ask_too(front_end: FrontEnd) -> None:
-    front_end.will("busy", "empty", "emptyError", "answer", "empty", "busy")
-    client = front_end.client()
-    replies = await asyncio.gather(*(client.ask(commands.get_client_list(n)) for n in range(1, 9)))
-    assert replies == [(int(f"{n}1"), int(f"{n}2")) for n in range(1, 9)]
-    assert front_end.noted("said") == [f"get_client_list {n}" for n in range(1, 9)]
-    assert front_end.noted("overlap") == []
+async def test_many_callers_of_a_daemon_that_others_ask_too(daemon: Rig) -> None:
+    """Each has its own reply, one after the other, once nobody else is connected."""
+    client, wanted = asking(daemon), [float(n) for n in range(1, 9)]
+    with daemon.holding_front_end():
+        asked = [asyncio.create_task(client.ask(commands.set_threads(n))) for n in wanted]
+        await asyncio.sleep(0.3)
+    assert await asyncio.gather(*asked) == wanted
+    said = [line for line in daemon.log().splitlines() if line.startswith("Cmd:set_")]
+    assert said == [f"Cmd:set_default_active_thread_percentage {n:g}" for n in wanted]
 
 
-async def test_a_batch(front_end: FrontEnd) -> None:
-    client = front_end.client()
-    pids, wrong, threads = await client.ask_each(
-        commands.get_client_list(1), commands.terminate_client(7, 8), commands.set_threads(5)
+async def test_a_batch(daemon: Rig) -> None:
+    """In one conversation; a truly empty reply is one, too."""
+    found = await asking(daemon).ask_each(
+        commands.get_memory_limit(), commands.terminate_client(7, 8), commands.set_threads(5)
     )
-    assert (pids, threads) == ((11, 12), 5.0)
-    assert isinstance(wrong, commands.UnexpectedReply)
-    assert len(front_end.noted("calls")) == 1
+    assert (found[0], type(found[1]), found[2]) == (None, commands.UnknownServer, 5.0)
+    assert connections(daemon) == 1
 
 
-# --- busy, dead, silent, empty --------------------------------------------------------------------
+# --- busy, dead, silent ---------------------------------------------------------------------------
 
 
-async def test_a_truly_empty_reply(front_end: FrontEnd) -> None:
-    client = front_end.client()
-    assert await client.ask(commands.get_memory_limit()) is None
-    await client.ask(commands.set_memory_limit(1))
-    assert len(front_end.noted("calls")) == 2
-
-
-async def test_busy_for_good(front_end: FrontEnd) -> None:
-    front_end.will(*["busy", "empty", "emptyError"] * 300)
-    client = front_end.client(deadline=2.0)
+@pytest.mark.parametrize("how", ["error", "empty"])
+async def test_busy_for_good(daemon: Rig, how: str) -> None:
+    daemon.knobs.turn("busy", how)
     with pytest.raises(control.DaemonBusy, match="held the MPS daemon for 2 s"):
-        await client.ask(commands.get_server_list())
-    assert front_end.noted("said") == []
+        await asking(daemon).ask(commands.get_server_list(), deadline=2)
+    assert connections(daemon) == 0
 
 
-async def test_dead(front_end: FrontEnd) -> None:
-    front_end.will("dead")
-    with pytest.raises(control.DaemonDead):
-        await front_end.client().ask(commands.get_server_list())
-    assert len(front_end.noted("environment")) == 1
+async def test_hung(daemon: Rig) -> None:
+    client = asking(daemon)
+    daemon.knobs.turn("hang")
+    with pytest.raises(control.DaemonSilent, match="did not answer within 1 s"):
+        await client.ask(commands.get_server_list(), deadline=1)
+    assert front_ends(daemon) == []
+    daemon.knobs.clear()
+    assert await client.ask(commands.get_server_list()) == ()
 
 
-async def test_hung(front_end: FrontEnd) -> None:
-    client = front_end.client()
-    for deadline in (0.3, 3, 30):  # a busy machine may start it late
-        front_end.will("hang")
-        with pytest.raises(control.DaemonSilent, match=f"did not answer within {deadline} s"):
-            await client.ask(commands.get_server_list(), deadline=deadline)
-        with suppress(FileNotFoundError):
-            front_end.reconnect()
-        if front_end.noted("pid"):
-            break
-    [pid] = front_end.noted("pid")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
-    assert await client.ask(commands.get_client_list(1)) == (11, 12)
-
-
-async def test_a_talk_that_breaks_off(front_end: FrontEnd) -> None:
-    front_end.will("break")
-    client = front_end.client()
-    with pytest.raises(control.FrontEndFailed, match="broke: "):
-        await client.ask_each(commands.get_client_list(1), commands.get_client_list(2))
-
-
-async def test_a_daemon_that_never_stops_talking(front_end: FrontEnd) -> None:
-    """A program in the daemon's place cannot fill the agent's memory; the front-end is ended."""
-    front_end.will("flood")
-    client = front_end.client(deadline=60)
-    with pytest.raises(control.FrontEndFailed, match="answered more than 1048576 bytes"):
-        await client.ask(commands.get_server_list())
-    assert await client.ask(commands.get_client_list(1)) == (11, 12)
-
-
-async def test_not_let_in(front_end: FrontEnd) -> None:
-    front_end.will("stranger")
-    client = front_end.client()
-    with pytest.raises(control.FrontEndFailed, match="run as root or as the daemon's user"):
-        await client.ask(commands.get_server_list())
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 11", "broke: '11"),
+        # A program in the daemon's place cannot fill the agent's memory; the front-end is ended.
+        ("exec yes 1", "answered more than 1048576 bytes"),
+        (
+            "echo Cannot authenticate or connect to MPS control daemon process >&2; exit 1",
+            "run as root or as the daemon's user",
+        ),
+    ],
+    ids=["breaks off", "never stops talking", "not let in"],
+)
+async def test_a_talk_that_fails(tmp_path: Path, script: str, words: str) -> None:
+    with pytest.raises(control.FrontEndFailed, match=words):
+        await asking_by(tmp_path, script).ask(commands.get_server_list())
 
 
 async def test_no_program() -> None:
-    client = control.ControlClient(
-        Programs(control=("/nowhere/control",)), pipe_directory="/p", log_directory="/l", deadline=1
-    )
+    programs = Programs(control=("/nowhere/control",))
+    client = control.ControlClient(programs, pipe_directory="/p", log_directory="/l", deadline=1)
     with pytest.raises(control.FrontEndFailed, match="/nowhere/control cannot be run"):
         await client.ask(commands.get_server_list())
 
@@ -220,50 +118,49 @@ async def test_no_program() -> None:
 # --- leaving early --------------------------------------------------------------------------------
 
 
-async def test_cancellation_leaves_no_process(front_end: FrontEnd) -> None:
-    front_end.will("hang")
-    client = front_end.client()
+async def test_cancellation_leaves_no_process(daemon: Rig) -> None:
+    client = asking(daemon)
+    daemon.knobs.turn("hang")
     first = asyncio.create_task(client.ask(commands.get_server_list()))
-    [pid] = await asyncio.to_thread(front_end.wait_for, "pid")
-    second = asyncio.create_task(client.ask(commands.get_client_list(1)))
-    front_end.reconnect()
+    await until(lambda: len(front_ends(daemon)) == 1)
+    second = asyncio.create_task(client.ask(commands.get_server_list()))
+    [pid] = front_ends(daemon)
     first.cancel()
     await asyncio.wait([first])
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
-    assert await second == (11, 12)
+    assert pid not in front_ends(daemon)
+    daemon.knobs.clear()
+    assert await second == ()
 
 
-async def test_quit(front_end: FrontEnd) -> None:
-    client = front_end.client()
-    await client.ask(commands.quit_daemon(5), deadline=60)
-    front_end.will("dead")
+async def test_quit(daemon: Rig) -> None:
+    client = asking(daemon)
+    await client.ask(commands.quit_daemon(5))
     with pytest.raises(control.DaemonDead):
-        await client.ask(commands.quit_daemon(None), deadline=60)
-    assert front_end.noted("said") == ["quit -t 5"]
+        await client.ask(commands.quit_daemon(None))
 
 
 async def test_nothing_of_ours_reaches_the_program(
-    front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     inherited = fcntl.fcntl(0, fcntl.F_DUPFD, 200)  # a number that the program does not come to
     os.set_inheritable(inherited, True)
+    dead = "echo Cannot find MPS control daemon process >&2"
+    look = f"cp /proc/$$/environ {tmp_path}/environ; ls /proc/$$/fd > {tmp_path}/fds"
     try:
-        client = front_end.client()
-        await client.ask(commands.get_server_list())
+        with pytest.raises(control.DaemonDead):
+            await asking_by(tmp_path, f"{look}; {dead}").ask(commands.get_server_list())
     finally:
         os.close(inherited)
-    environment = dict(eval(front_end.noted("environment")[0]))
-    environment.pop("LC_CTYPE", None)  # Python's own doing
-    assert environment == {
+    given = (tmp_path / "environ").read_text().rstrip("\0").split("\0")
+    assert dict(text.split("=", 1) for text in given) == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/x/pipe",
         "CUDA_MPS_LOG_DIRECTORY": "/run/x/log",
         "LC_ALL": "C",
-        "PATH": "/usr/bin:/usr/sbin",
+        "PATH": "/usr/bin:/bin",
     }
-    assert str(inherited) not in eval(front_end.noted("fds")[0])
+    assert str(inherited) not in (tmp_path / "fds").read_text().split()
 
 
 # --- query ----------------------------------------------------------------------------------------
@@ -318,7 +215,7 @@ def test_no_limit_wanted() -> None:
     )
 
 
-async def daemon(rig: FleetRig, fleet: Fleet) -> None:
+async def with_a_server(rig: FleetRig, fleet: Fleet) -> None:
     await fleet.start(GPU, wanted())
     with rig.served():
         await until(lambda: bool(status(fleet).clients))
@@ -326,7 +223,7 @@ async def daemon(rig: FleetRig, fleet: Fleet) -> None:
 
 async def test_a_server_that_the_caller_did_not_know(rig: FleetRig) -> None:
     async with rig.fleet() as fleet:
-        await daemon(rig, fleet)
+        await with_a_server(rig, fleet)
         [running] = fleet.running()
         [server] = rig.servers()
         for known in ((), (server,), (4_000_000,), (server, 4_000_000)):
@@ -338,7 +235,7 @@ async def test_a_server_that_the_caller_did_not_know(rig: FleetRig) -> None:
 async def test_a_version_without_statuses() -> None:
     with FleetRig("535") as rig:
         async with rig.fleet() as fleet:
-            await daemon(rig, fleet)
+            await with_a_server(rig, fleet)
             [running] = fleet.running()
             seen = await control.ask_everything(running.control, ())
             assert (seen.reports_status, seen.servers[0].status) == (False, None)

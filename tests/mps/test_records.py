@@ -57,7 +57,7 @@ def unusable(tmp_path: Path) -> str:
     assert isinstance(error, RecordUnusable)
     assert error.device == "GPU-1"
     assert error.path == folder(tmp_path) / "record.json"
-    return str(error)
+    return error.message
 
 
 def _wanted(shares: list[Any]) -> Any:
