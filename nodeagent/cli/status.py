@@ -129,7 +129,8 @@ def _page(address: AgentAddress, status: Json, gpu: str | None, output: Output) 
     if gpu is not None:
         return gpu_page(status, output.width, events)
     width, height = output.room
-    return status_page(status, width, max(height, MIN_HEIGHT), events)
+    over = max(MIN_HEIGHT - height + 1, 0)  # rows that the prompt or scrolling takes
+    return status_page(status, width, max(height, MIN_HEIGHT), events, over=over)
 
 
 def _lately(address: AgentAddress, status: Json, gpu: str | None) -> Sequence[Json]:

@@ -46,10 +46,11 @@ _MAX_RESERVED = 4  # rows for the last events; they get more where there is room
 
 
 def status_page(
-    status: Json, width: int, height: int, events: Sequence[Json] = ()
+    status: Json, width: int, height: int, events: Sequence[Json] = (), *, over: int = 0
 ) -> tuple[Line, ...]:
     """The whole page in at most `height` rows of `width` columns, long lines wrapped; keys that are
-    absent are not known and left out. `events` are those of the last hour.
+    absent are not known and left out. `events` are those of the last hour, in none of the last
+    `over` rows.
     """
     gpus: Sequence[Json] = status.get("gpus", ())
     headline, others = headline_lines(status), other_troubles(status)
@@ -73,17 +74,19 @@ def status_page(
     # However much needs a hand, a third of the room says who has the GPUs, and a few rows what
     # happened.
     room = spare(top, more, table)
-    newest = last_event_lines(status, events, min(room // 4, _MAX_RESERVED), width)
+    reserved = 0 if over else min(room // 4, _MAX_RESERVED)
+    newest = last_event_lines(status, events, reserved, width)
     least = _details(status, room // 3 - 1, width)
     hand = [*_first_that_fit(others, spare(top, more, table, least, newest) - 1, width), *more]
     rest = _details(status, spare(top, hand, table, newest) - 1, width)
-    last = last_event_lines(status, events, spare(top, hand, table, rest) - 1, width)
+    last = last_event_lines(status, events, spare(top, hand, table, rest) - 1 - over, width)
     return _joined(top, hand, table, rest, last)
 
 
 def problems_page(status: Json) -> tuple[Line, ...]:
     """All that needs a hand, the worst first; where that is nothing, the headline says so."""
-    troubles = [row for one in status.get("troubles", ()) for row in trouble_lines(one)]
+    found = _remedies_once(status.get("troubles", ()))
+    troubles = [row for one in found for row in trouble_lines(one)]
     return (*(troubles or headline_lines(status)), *_explained(status))
 
 
@@ -171,8 +174,20 @@ def headline_lines(status: Json) -> tuple[Line, ...]:
 
 def other_troubles(status: Json) -> list[Json]:
     """All but that of the headline."""
-    said = (status.get("headline") or {}).get("text")
-    return [trouble for trouble in status.get("troubles", ()) if trouble.get("text") != said]
+    headline: Json = status.get("headline") or {}
+    others = (t for t in status.get("troubles", ()) if t.get("text") != headline.get("text"))
+    return list(_remedies_once(others, str(headline.get("remedy", ""))))
+
+
+def _remedies_once(troubles: Iterable[Json], above: str = "") -> Iterator[Json]:
+    """The troubles; the remedy that the one above begins with is not written again."""
+    for trouble in troubles:
+        remedy = str(trouble.get("remedy", ""))
+        if remedy and above.startswith(remedy.rstrip(".")):
+            yield {**trouble, "remedy": "do as above"}
+        else:
+            yield trouble
+            above = remedy
 
 
 def trouble_lines(trouble: Json) -> tuple[Line, ...]:

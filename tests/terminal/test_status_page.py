@@ -116,13 +116,13 @@ def test_what_the_headline_says_is_not_said_again() -> None:
         "phase": "Blocked",
         "message": "it is in use by pid 4711 (and 1 more)",
         "headline": IN_USE,
-        "troubles": [first, other],
+        "troubles": [first, other, {"text": "No log.", "remedy": "Make room."}],
     }
     rows = status_page(status, 100, 40)
     assert plain_text(rows) == (
         "It is in use by pid 4711.\n  End it.\n  it holds 3 GiB\n  in the plan: gpus[0].mig\n"
         "node gpu-7  Blocked\nno plan\n\n! The disk is full: 0 bytes are free\n  Make room.\n"
-        "more: nodeagent explain InUse\n"
+        "! No log.\n  do as above\nmore: nodeagent explain InUse\n"
     )
     assert _tone(rows, "! The disk is full: 0 bytes are free") is Tone.BAD
 
@@ -188,6 +188,10 @@ async def test_eight_gpus_with_56_slices_fit_on_a_screen(tmp_path: Path) -> None
     assert seen.count("│1g █") == 56
     assert "1 Ready       1" in seen
     assert "GPU 7  used by train-7-0, train-7-1" in seen
+    for status, at_most in ((idle, 29), (busy, 40)):  # printed on a terminal of 30 rows
+        printed = plain_text(wrapped(status_page(status, 100, 40, [BLOCKED] * 9, over=11), 100))
+        assert printed.count("\n") <= at_most
+        assert ("last hour" in printed) is (at_most < 30)
     rows = _fitting(blocked, 100, 40)
     assert "train-0-" in rows[0] + rows[1]  # the worst comes first
     assert any(row.startswith("! gpus[0].mig") for row in rows)
