@@ -191,13 +191,13 @@ _users = tuple(
     mps_client(
         4712 + number,
         *("python", 1000 + number // 2, "replica", f"replica-{number}"),
-        memory_used=number * 4 * _GIB,
+        memory_used=number * _GIB,
         memory_limit=20 * _GIB,
         threads=25.0,
         script="in\u202efer.py",
-        findings=("it has no memory limit",) if number == 3 else (),
+        findings=("it has no memory limit",) if number == 11 else (),
     )
-    for number in range(4)
+    for number in range(12)
 )
 _shared_daemon = replace(DAEMON, clients=_users, waiting=(WAITING,))
 _share = ClaimShare(memory=20 * _GIB, used=5 * _GIB, threads=25.0)

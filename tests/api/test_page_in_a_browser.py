@@ -98,6 +98,14 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             assert ready is (name in {"busy", "sharing"}), "a claim on a sick GPU looks well"
             room = await page.value("byId('gpus').textContent.includes('Room for')")
             assert room is (name in WITH_ROOM), name
+            rows = await page.value("document.querySelectorAll('#mps tbody tr').length")
+            assert (
+                name != "sharing" or rows == 1 + 10 + 1 + 1
+            )  # the daemon, clients, more, one waits
+            rows = await page.value("document.querySelectorAll('#claims tbody tr').length")
+            assert rows == len(status.get("claims", [])), "one of several with the same key is lost"
+            wrong = await page.value("byId('mps').textContent.includes('no memory limit')")
+            assert wrong is (name == "sharing"), "the last client is left out"
             hidden = await page.value(r"byId('mps').textContent.includes('in\\u202efer.py')")
             assert hidden is (name == "sharing")
             assert await page.value(ALIKE) == 0

@@ -63,6 +63,7 @@ function morphChildren(parent, fresh) {
     const key = keyOf(node);
     const old = key !== undefined ? keyed.get(key)
       : place && keyOf(place) === undefined ? place : undefined;
+    keyed.delete(key); // what has the same key is another
     if (old && old === place) place = place.nextSibling;
     else parent.insertBefore(old || node, place);
     if (old) morph(old, node);

@@ -31,8 +31,8 @@ function codeWords(code) {
 
 /* A problem in one line, with what was read. */
 function troubleLine({ severity, text, evidence, path, code }) {
-  const { glyph } = SEVERITIES[severity];
-  return [nowMark(glyph, "", "tone-" + severity), text, evidence ? " Read: " + evidence + "." : "",
+  const { glyph, word } = SEVERITIES[severity];
+  return [nowMark(glyph, word + ":", "tone-" + severity), " ", text, evidence ? " Read: " + evidence + "." : "",
     path && !text.includes(path) ? " In the plan: " + path + "." : "", " ", codeWords(code)];
 }
 
@@ -47,7 +47,9 @@ function drawHead(status) {
   const isBad = severity === "warning" || severity === "error";
   const [same] = handsNeeded(status), lines = list(same.map(troubleLine), { class: "plain" });
   show("remedy",
-    isBad ? element("p", {}, evidence && "Read: " + evidence + ". ", codeWords(code), link) : "",
+    isBad ? element("p", {}, evidence && "Read: " + evidence + ". ",
+      code ? ["More: ", copyable("nodeagent explain " + code, "nodeagent explain " + code)] : "",
+      link) : "",
     same.length > 1 ? folded("and " + same.length + " more with this remedy", lines) : lines,
     remedy ? remedyBlock(remedy) : "");
   byId("node").textContent = status.node;

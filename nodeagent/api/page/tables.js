@@ -60,10 +60,26 @@ const MPS_COLUMNS = [
   "Daemon, client", "State", "User", "Pod", "Share", "Memory", "Threads", "What is wrong",
 ];
 
+const MOST_CLIENTS = 10; // of a daemon, and claims, that have a row of their own
+
+/* What is wrong first, and how many there are beside the first ones. */
+function firstOnes(all, isWrong) {
+  const ordered = [...all.filter(isWrong), ...all.filter((one) => !isWrong(one))];
+  return [ordered.slice(0, MOST_CLIENTS), ordered.slice(MOST_CLIENTS)];
+}
+
+function clientRows(daemon) {
+  const [first, rest] = firstOnes(daemon.clients, (client) => (client.findings || []).length > 0);
+  const rows = first.map(clientRow(daemon));
+  if (!rest.length) return rows;
+  const names = rest.map((client) => [userWords(client), client.slot ? ", " + client.slot : ""]);
+  return [...rows, [folded(plural(rest.length, "more client"), list(names))]];
+}
+
 function drawMps(status) {
   const rows = status.mps.flatMap((daemon) => [
     daemonRow(daemon, status.gpus.find((gpu) => gpu.index === daemon.gpu)),
-    ...daemon.clients.map(clientRow(daemon)), ...(daemon.waiting || []).map(waitingRow(daemon)),
+    ...clientRows(daemon), ...(daemon.waiting || []).map(waitingRow(daemon)),
   ]);
   show("mps", rows.length ? table("MPS daemons, each with its clients", MPS_COLUMNS, rows) : "");
 }
@@ -80,15 +96,19 @@ function drawClaims(status) {
     const what = (parts.join(", ") || device.device) + together;
     return [what + " of " + (names.get(device.gpu) || device.gpu) + " ", gpuMark(gpuOf(device))];
   };
-  const rows = (status.claims || []).map((claim) => [
+  const claimRow = (claim) => ({ "data-key": claim.uid, cells: [
     claimName(claim), markOn(claim.devices.map(gpuOf), claim.phase),
     list(claim.pods.map(podWords)) || "none",
     list(claim.devices.map(deviceWords)) || "none yet",
     claim.since ? time(claim.since) : "not known",
     list([...(claim.refusal ? [claim.refusal] : []), ...claim.problems].map(withoutRemedy)),
-  ]);
+  ] });
+  const [first, rest] = firstOnes(status.claims || [], (claim) =>
+    claim.refusal || claim.problems.length > 0 || claim.phase !== "Ready");
   const columns = ["Claim", "State", "Pods", "Devices", "Since", "What is wrong"];
-  show("claims", rows.length ? table("Claims of pods on this node", columns, rows) : "");
+  const some = (words, claims) => table(words, columns, claims.map(claimRow));
+  show("claims", first.length ? some("Claims of pods on this node", first) : "",
+    rest.length ? folded(plural(rest.length, "more claim"), some("The other claims", rest)) : "");
 }
 
 /* --- the plan --- */
