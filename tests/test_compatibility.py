@@ -5,8 +5,6 @@ What is new may be recorded at any time, and is when a version is released:
 NODEAGENT_TEST_RECORD=1 make pytest ARGS=tests/test_compatibility.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ A thread of the agent runs only when it is let, one at a time and only while the
 nothing to do, so that an episode goes the same way each time.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import threading

@@ -1,7 +1,5 @@
 """GPUs of every board, and which of their devices can lie side by side by the simulator's rules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 
@@ -27,7 +25,6 @@ DeviceSet = frozenset[str]
 
 
 def mig_off(gpu: Gpu) -> Gpu:
-    """The GPU outside MIG mode."""
     return replace(gpu, mig=MigMode(current=False, pending=False), instances=())
 
 
@@ -59,7 +56,6 @@ def legal_sets(board: str) -> frozenset[DeviceSet]:
 
 
 def feasible_sets(gpu: Gpu) -> frozenset[DeviceSet]:
-    """By counters alone."""
     scheme = CounterScheme.of(gpu)
     candidates = [(name, scheme.consumption(place)) for name, place in places(gpu).items()]
     left = dict(scheme.totals)

@@ -4,8 +4,6 @@ What a process does is seen where it leaves Python: at the C functions of NVML, 
 that change files, and at the requests of API server and kubelet.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

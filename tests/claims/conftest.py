@@ -1,7 +1,5 @@
 """What tests of claims have in common."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

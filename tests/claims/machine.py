@@ -1,7 +1,5 @@
 """A machine with claims: its API server's objects, its folders, its present agent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -43,7 +41,6 @@ NODE = "gpu-node-0"
 
 
 def uid(number: int) -> str:
-    """Of the claim with this number."""
     return f"{number:08x}-1111-2222-3333-444444444444"
 
 
@@ -78,7 +75,6 @@ def claim_files(
     *,
     capabilities: Capabilities = capabilities,
 ) -> ClaimFiles:
-    """Those in `cdi` below the folder."""
     none = ClaimDaemons("1000", folder / "run", False, no_daemons)
     return ClaimFiles(folder / "cdi", capabilities, toolkit, daemons or none)
 
@@ -97,13 +93,11 @@ class PodsOfProcesses(UsageSource):
         self._pods = pods
 
     async def read(self) -> UsageReading:
-        """Nothing is allocated by others."""
         return Allocations()
 
     async def with_users(
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
-        """With the pods' names."""
         return [
             replace(gpu, usage=self._named(gpu.usage)).with_mig_devices(
                 lambda _, device: replace(device, usage=self._named(device.usage))
@@ -171,13 +165,11 @@ class Home:
         self.pods += [Allocated(namespace, name, f"{name}-pod", (*key, "")) for key in keys]
 
     async def allocations(self) -> tuple[Allocated, ...]:
-        """As the kubelet says."""
         if self.pods is None:
             raise NodeagentError("the kubelet does not answer")
         return tuple(self.pods)
 
     async def fetch(self, namespace: str, name: str) -> ClaimObject | None:
-        """As the API server answers."""
         self.fetched += 1
         if self.api_away:
             raise NodeagentError("the API server does not answer")
@@ -185,7 +177,6 @@ class Home:
         return read_claim(json.dumps(found).encode()) if found else None
 
     async def fetch_pod(self, namespace: str, name: str) -> PodObject | None:
-        """As the API server answers."""
         if self.api_away:
             raise NodeagentError("the API server does not answer")
         found = self.pod_objects.get((namespace, name))
@@ -198,7 +189,6 @@ class Home:
         daemons: ClaimDaemons | None = None,
         rules: Callable[[Gpu], GpuRules] = lambda _: GpuRules(),
     ) -> NodeClaims:
-        """An agent's, not loaded."""
         return NodeClaims(
             ClaimPlaces(NODE, self.boot_id, self.records_dir),
             owners=owners,
@@ -232,7 +222,6 @@ class Home:
                 await owners.close()
 
     def upkeep(self, claims: NodeClaims) -> Upkeep:
-        """The agent's own, on a node without a plan."""
         return Upkeep(claims, allocations=self.allocations, planned=frozenset)
 
     @asynccontextmanager
@@ -264,22 +253,18 @@ class Home:
             yield claims, rig
 
     def files(self) -> list[str]:
-        """In the CDI directory."""
         return sorted(path.name for path in self.cdi.iterdir()) if self.cdi.exists() else []
 
     def records(self) -> list[str]:
-        """Names of the files."""
         folder = self.records_dir
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def pool_of(node: SimulatedNode, gpu: int = 0) -> str:
-    """Of a simulated GPU by index."""
     return f"{NODE}/{node.card(gpu).identity.uuid.lower()}"
 
 
 def pool(rig: Rig, gpu: int = 0) -> str:
-    """Of a GPU by index."""
     return f"{NODE}/{rig.gpu(gpu).uuid.lower()}"
 
 

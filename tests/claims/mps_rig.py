@@ -1,7 +1,5 @@
 """An agent with claims and real MPS stand-ins on a simulated node, and claims with MPS."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import AsyncIterator, Mapping

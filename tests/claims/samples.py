@@ -1,7 +1,5 @@
 """A claim's object as the API server has it, and records, with what a test changes of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import json
@@ -30,18 +28,15 @@ def result_json(**changes: Any) -> Json:
 
 
 def config_json(parameters: Any, source: str = "FromClaim", **changes: Any) -> Json:
-    """One configuration of an allocation."""
     opaque = {"driver": changes.pop("driver", DRIVER), "parameters": parameters}
     return {"source": source, "opaque": opaque, **changes}
 
 
 def device_config(**keys: Any) -> Json:
-    """The agent's own parameters."""
     return {"apiVersion": "gpu.nodeagent.io/v1", "kind": "DeviceConfig", **keys}
 
 
 def nvidia_config(kind: str = "GpuConfig", **sharing: Any) -> Json:
-    """Parameters of NVIDIA's driver."""
     found: Json = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind}
     return found | ({"sharing": sharing} if sharing else {})
 
@@ -61,7 +56,6 @@ def claim_json(*results: Json, config: list[Json] | None = None, uid: str = UID)
 
 
 def claim_object(claim: object) -> ClaimObject:
-    """As it is read from an answer."""
     return read_claim(json.encode(claim))
 
 
@@ -72,18 +66,15 @@ def reserved(uid: str, *pods: str) -> ClaimObject:
 
 
 def allocation(claim: object, *, uid: str = UID, nvidia: bool = False) -> tuple[Result, ...]:
-    """Of the claim team/trainer."""
     found = claim_object(claim)
     return read_allocation(found, namespace="team", name="trainer", uid=uid, nvidia=nvidia)
 
 
 def mig_result(**changes: Any) -> Result:
-    """The allocated MIG device."""
     return Result(**{"request": "gpu", "pool": POOL, "device": MIG_DEVICE, **changes})
 
 
 def mig_device(**changes: Any) -> ClaimedDevice:
-    """What stands for it."""
     known = {
         "result": mig_result(),
         "gpu": GPU,
@@ -97,7 +88,6 @@ def mig_device(**changes: Any) -> ClaimedDevice:
 def whole_device(
     gpu: str = GPU, mps: WantedMps | None = None, *, fixed: bool = False, **result: Any
 ) -> ClaimedDevice:
-    """A GPU as a whole."""
     found = mig_result(**{"device": "gpu", **result})
     return mig_device(result=found, gpu=gpu, profile="", placement=None, fixed=fixed, mps=mps)
 
@@ -109,13 +99,11 @@ def share_of_gpu(
     consumed: Consumed = EIGHT,
     share_id: str = "share-1",
 ) -> ClaimedDevice:
-    """A share of a GPU."""
     whole = whole_device(gpu, mps, share_id=share_id, consumed=consumed)
     return replace(whole, shared=True)
 
 
 def share_json(memory: str = "8Gi", threads: int = 0, clients: int = 1, **changes: Any) -> Json:
-    """An allocated share of a GPU."""
     amounts = {"gpu.nvidia.com/memory": memory, "threads": f"{threads}", "clients": f"{clients}"}
     known = {"device": "gpu", "shareID": UID, "consumedCapacity": amounts}
     return result_json(**{**known, **changes})
@@ -124,7 +112,6 @@ def share_json(memory: str = "8Gi", threads: int = 0, clients: int = 1, **change
 def record(
     *devices: ClaimedDevice, phase: RecordPhase = RecordPhase.READY, **changes: Any
 ) -> ClaimRecord:
-    """Of the claim team/trainer."""
     known = {"uid": UID, "namespace": "team", "name": "trainer", "boot_id": "boot-1"}
     own = devices or (mig_device(),)
     return ClaimRecord(**{**known, "phase": phase, "devices": own, **changes})

@@ -4,8 +4,6 @@ From Kubernetes 1.36, pkg/apis/resource/validation/validation.go and
 staging/src/k8s.io/api/resource/v1/types.go.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

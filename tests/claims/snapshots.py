@@ -1,7 +1,5 @@
 """What can be read of one claim and its GPU, and the decision that follows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nodeagent.claims.model import Allocated, ClaimState, FileState
@@ -29,18 +27,15 @@ THEIRS = Allocated("other", "claim", "pod-2", mig_result().key)
 def instance(
     number: int = 7, profile: str = "1g.10gb", placement: Placement = PLACE, usage: Usage = IDLE
 ) -> GpuInstance:
-    """With one compute instance."""
     compute = ComputeInstance(0, profile, 1, "MIG-7", usage=usage)
     return GpuInstance(number, 19, profile, placement, (compute,))
 
 
 def gpu(*instances: GpuInstance, **changes: Any) -> Gpu:
-    """In MIG mode."""
     return replace(Gpu(0, GPU, mig=MigMode(True, True), instances=instances), **changes)
 
 
 def decide(snapshot: Snapshot, uid: str = UID) -> Decision:
-    """The one for this claim."""
     return reconcile(snapshot)[uid]
 
 

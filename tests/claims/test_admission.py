@@ -1,7 +1,5 @@
 """Which claims may have a device, and which may be on one GPU side by side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -45,12 +43,10 @@ ANY = replace(A, account=Account(0, 0, any_user=True))
 
 
 def own(*devices: ClaimedDevice) -> ClaimRecord:
-    """The claim that is to be admitted."""
     return record(*(replace(device, gpu=GPU.uuid) for device in devices))
 
 
 def other(device: ClaimedDevice) -> ClaimRecord:
-    """Another claim."""
     placed = device if device.gpu == "elsewhere" else replace(device, gpu=GPU.uuid)
     return record(placed, uid="2", name="other")
 
@@ -131,7 +127,6 @@ ENABLED = Planned(MigEnabled("gpus[0].mig"), path="gpus[0]")
 
 
 def allocated_result(device: str, **changes: object) -> Result:
-    """The device, allocated."""
     return Result("gpu", "node/gpu-1", device, **changes)  # type: ignore[arg-type]  # by name
 
 
@@ -286,7 +281,6 @@ TOGETHER = replace(A, devices=BOTH)
 
 
 def share(gpu: str = GPU.uuid, mps: WantedMps = A, **changes: Any) -> ClaimedDevice:
-    """With 2Gi."""
     wanted = replace(
         mps, sharing=replace(mps.sharing, shares=(Share("mine", None, 2048, 10.0, total=4096),))
     )

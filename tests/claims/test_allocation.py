@@ -2,8 +2,6 @@
 parameters: the plan's words, and what tenants may not say.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -44,7 +42,6 @@ from tests.draws import draws
 
 
 def refused(claim: object, *, uid: str = UID) -> str:
-    """The sentence with its remedy."""
     with pytest.raises(ClaimRefused) as caught:
         allocation(claim, uid=uid)
     return str(caught.value)
@@ -141,7 +138,6 @@ def mps(threads: int, **more: Any) -> Json:
 
 
 def threads(*config: Json, request: str = "gpu/big") -> float | None:
-    """What counts for the request."""
     [found] = allocation(claim_json(result_json(request=request), config=list(config)))
     if found.configuration is None:
         return None
@@ -250,7 +246,6 @@ def test_what_a_recorded_claim_is_now(claim: object, state: ClaimState) -> None:
 
 
 def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to all values in it."""
     keys: list[Any] = list(value) if isinstance(value, dict) else []
     if isinstance(value, list):
         keys = list(range(len(value)))
@@ -268,7 +263,6 @@ FULL = claim_json(
 
 
 def outcome(claim: object, *, nvidia: bool) -> tuple[Result, ...] | str:
-    """What was read, or the refusal."""
     try:
         return allocation(claim, nvidia=nvidia)
     except (ClaimRefused, DecodeError) as error:
@@ -304,14 +298,12 @@ def read(parameters: object, source: Source = Source.CLAIM) -> object:
 
 
 def refused_parameters(parameters: object, source: Source = Source.CLAIM) -> str:
-    """The first fault with its remedy."""
     with pytest.raises(DocumentError) as caught:
         read(parameters, source)
     return str(caught.value)
 
 
 def same_for_all(memory: int | None, threads: float | None, path: str, **more: Any) -> MpsEntry:
-    """The same limits for every client."""
     below = f"{path}.clients"
     share = ShareEntry("clients", None, memory, threads, below)
     return MpsEntry(path, Shares((share,), below), **more)

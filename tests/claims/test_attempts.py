@@ -1,7 +1,5 @@
 """What the kubelet asks for each claim: what came of it, and what is waited for within its call."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 
@@ -41,7 +39,6 @@ class Clocked:
     def work(
         self, operation: Operation, error: BaseException | None = None, *, seconds: float = 2.0
     ) -> None:
-        """An attempt that takes so long, and raises the error."""
         with self.attempts.attempt(operation, "team", "trainer", UID):
             self.now += seconds
             if error is not None:
@@ -172,13 +169,11 @@ class Waiting:
 
 @pytest.fixture
 def claims() -> Waiting:
-    """With a device that is held."""
     return Waiting()
 
 
 @pytest.fixture
 async def calls(claims: Waiting) -> AsyncIterator[ClaimCalls]:
-    """The kubelet's."""
     made = ClaimCalls(claims)
     yield made
     await made.close()

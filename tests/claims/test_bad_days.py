@@ -4,8 +4,6 @@ Others are where their part is tested: a kubelet that restarts in `cluster/kubel
 and claims of vanished pods in `test_upkeep`, crashes in `test_crash_matrix`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -249,7 +247,6 @@ async def test_a_driver_that_refuses_to_destroy(node: SimulatedNode, home: Home)
 
 
 def no_space() -> OSError:
-    """What writing raises."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

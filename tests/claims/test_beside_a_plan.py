@@ -1,7 +1,5 @@
 """Claims and a plan on one simulated card: each keeps what is its own."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 

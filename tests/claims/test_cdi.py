@@ -1,7 +1,5 @@
 """A claim's CDI document and its file: valid, complete, repaired, swept; and the toolkit's."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -66,30 +64,25 @@ COMMON = convert(TOOLKIT["containerEdits"], Edits)
 
 
 def claimed(result: Result) -> ClaimedDevice:
-    """With the id that it gets."""
     return mig_device(result=result, cdi_id=device_id(UID, result))
 
 
 def mig(**changes: Any) -> ContainerDevice:
-    """A MIG device."""
     return ContainerDevice(claimed(mig_result(**changes)), (1,), (12, 13))
 
 
 def shared(share: Share) -> ContainerDevice:
-    """A whole GPU with MPS."""
     daemon = spec_of(wanted())
     client = MpsEdits(daemon, share.slots[0])
     return ContainerDevice(claimed(mig_result(device="gpu")), (0,), mps=client)
 
 
 def document(*devices: ContainerDevice, common: Edits = COMMON) -> dict[str, Any]:
-    """As a runtime reads it."""
     found: dict[str, Any] = json.loads(claim_document(devices, common))
     return found
 
 
 def device_edits(*devices: ContainerDevice) -> dict[str, Any]:
-    """Of the first device."""
     found: dict[str, Any] = document(*devices)["devices"][0]["containerEdits"]
     return found
 

@@ -1,7 +1,5 @@
 """Claims of a GPU while the setting of how they share it changes, and the agent is restarted."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Devices that reach one container together, of one claim or of several."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -28,22 +26,18 @@ def pod(**containers: list[dict[str, str]]) -> PodObject:
 
 
 def mps(request: str = "gpu", device: str = "mig-1g-10gb-4") -> ClaimedDevice:
-    """A device with MPS."""
     return mig_device(result=mig_result(request=request, device=device), mps=A)
 
 
 def plain(request: str = "gpu") -> ClaimedDevice:
-    """A whole GPU without MPS."""
     return whole_device(request=request)
 
 
 def other(*devices: ClaimedDevice, **changes: Any) -> ClaimRecord:
-    """The claim team/other."""
     return record(*devices, uid="2", name="other", **changes)
 
 
 def of(request: str) -> dict[str, str]:
-    """One request of the claim trainer."""
     return {"name": "trainer", "request": request}
 
 

@@ -1,7 +1,5 @@
 """Counters say exactly what the hardware and the planner allow, set by set."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.claims.offering.counters import CounterScheme, mismatch

@@ -2,8 +2,6 @@
 shares claims have: its limits, its life, and who uses it.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -48,7 +46,6 @@ TRAINER = ClaimReference("team", "a")
 def clients(
     memory: int | None, threads: float | None = 25.0, *, user: str | None = None
 ) -> MpsEntry:
-    """The same limits for all."""
     share = ShareEntry("clients", None, memory, threads, f"{PATH}.clients")
     return MpsEntry(PATH, Shares((share,), f"{PATH}.clients"), user=user, enforce="terminate")
 
@@ -174,13 +171,11 @@ def test_what_its_containers_get() -> None:
 
 
 def wanted(number: int) -> WantedMps:
-    """What the share with this number makes of the daemon."""
     share = Share(f"share-{number}", None, 8192 - number, 17.78)
     return WantedMps(Sharing((share,), "report"), Account(1000, 1000))
 
 
 def holder(number: int, uuid: str = L40S.uuid) -> ClaimRecord:
-    """The claim that has it."""
     device = share_of_gpu(uuid, wanted(number), share_id=f"share-{number}")
     return record(device, uid=f"{number}", name=f"c{number}")
 

@@ -1,7 +1,5 @@
 """What health findings mean for the devices of claims."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.claims.model import ClaimRecord, RecordPhase

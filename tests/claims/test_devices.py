@@ -2,8 +2,6 @@
 what is read for these: versions, brands and roots of the PCI bus.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -169,13 +167,11 @@ BRAND, ADDRESSING = "nvmlDeviceGetBrand", "nvmlDeviceGetAddressingMode"
 
 
 def no_root(_: Gpu) -> str:
-    """Where the kernel does not say."""
     return ""
 
 
 @asynccontextmanager
 async def driver_of(boards: str, **switches: object) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
-    """An open driver."""
     known = Switches(**switches)  # type: ignore[arg-type]  # keys of Switches, by name
     with simulated(boards, switches=known) as node:
         async with open_driver() as driver:

@@ -1,7 +1,5 @@
 """Which devices a GPU offers, by mode, plan and card."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -55,7 +53,6 @@ def wanted(
 def names(
     gpu: Gpu, mode: Mode, plan: Planned | None = None, uncounted: Collection[str] = ()
 ) -> set[str]:
-    """The devices' names."""
     return set(wanted(gpu, mode, plan, uncounted).devices)
 
 

@@ -1,7 +1,5 @@
 """Claims with MPS on a simulated node: the daemon comes, serves and goes with its claim."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
@@ -31,7 +29,6 @@ from tests.simulated_cluster.allocator import Allocated
 
 @pytest.fixture
 def node(machine: NodeRig) -> Iterator[SimulatedNode]:
-    """One card."""
     with simulated("h100-80gb:1", state=machine.state) as made:
         yield made
 

@@ -1,7 +1,5 @@
 """Claims with several GPUs under one MPS daemon."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Claims on a simulated node, from the API server's object to the CDI file and back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Claims that were written for NVIDIA's driver: what they come to, where they are honoured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -43,7 +41,6 @@ def honoured(*config: Json, results: tuple[Json, ...] = ({},)) -> list[Configura
 
 
 def refused(*config: Json, results: tuple[Json, ...] = ({},), nvidia: bool = True) -> str:
-    """The sentence with its remedy."""
     claim = claim_json(*(result_json(**one) for one in results), config=list(config))
     with pytest.raises(ClaimRefused) as caught:
         allocation(claim, nvidia=nvidia)
@@ -53,7 +50,6 @@ def refused(*config: Json, results: tuple[Json, ...] = ({},), nvidia: bool = Tru
 def mps(
     memory: int | None = None, threads: float | None = None, path: str = PATH, **more: Any
 ) -> MpsEntry:
-    """The same limits for every client."""
     return MpsEntry(
         path, Shares((ShareEntry("clients", None, memory, threads, path),), path), **more
     )

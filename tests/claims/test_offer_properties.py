@@ -1,7 +1,5 @@
 """What holds for every offer: any card, any layout, plans, claims, health and time."""
 
-from __future__ import annotations
-
 import random
 
 from hypothesis import given, settings

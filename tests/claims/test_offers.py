@@ -2,8 +2,6 @@
 across restarts, lost GPUs and other programs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,24 +38,20 @@ DISABLED = Planned(MigDisabled("gpus[0].mig"))
 
 
 def fixed(gpu: Gpu, *names: str, room: bool = True) -> Planned:
-    """A planned layout of these devices."""
     found = [places(gpu)[name] for name in names]
     instances = tuple(FixedInstance(p.profile.name, p.placement.start) for p in found)
     return Planned(Layout((), "gpus[0].mig"), instances, room)
 
 
 def names(offer: PoolOffer) -> list[str]:
-    """In the order in which they are published."""
     return [device.name for device in offer.devices]
 
 
 def tainted(offer: PoolOffer, key: str) -> set[str]:
-    """The names of the devices with a taint of that key."""
     return {d.name for d in offer.devices if key in {t.key for t in d.taints}}
 
 
 def device(offer: PoolOffer, name: str) -> OfferedDevice:
-    """The one of that name."""
     return next(d for d in offer.devices if d.name == name)
 
 
@@ -203,7 +197,6 @@ def make(
     records: Sequence[ClaimRecord] = (),
     now: int = NOON,
 ) -> dict[str, PoolOffer]:
-    """By pool."""
     goals = {H100.uuid: goal} if goal else {}
     facts = {H100.uuid: GpuFacts("580.65.06")}
     made = offers.make(gpus, goals, records, now=now, facts=facts)
@@ -211,14 +204,12 @@ def make(
 
 
 def published(*offers: PoolOffer) -> list[PoolOffer]:
-    """As an API server gives them back."""
     node = NodeReference(NODE, "11111111-2222-3333-4444-555555555555")
     read = [read_offer(resource_slices(offer, node, 7)) for offer in offers]
     return [offer for offer in read if offer]
 
 
 def names_in(offer: PoolOffer) -> set[str]:
-    """Of all its devices."""
     return {device.name for device in offer.devices}
 
 

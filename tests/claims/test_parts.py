@@ -1,7 +1,5 @@
 """What claims make of a GPU: their own part with its sharing, and nothing else."""
 
-from __future__ import annotations
-
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord
 from nodeagent.claims.parts import to_prepare, to_release, with_intent
 from nodeagent.plan.observed import Gpu, HealthLimits, Placement
@@ -28,12 +26,10 @@ EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 
 
 def claim(device: ClaimedDevice) -> ClaimRecord:
-    """On the card."""
     return record(replace(device, gpu=H100.uuid))
 
 
 def kinds(*steps: Step) -> list[type[Step]]:
-    """What is done, in order."""
     return [type(step) for step in steps]
 
 
@@ -61,7 +57,6 @@ def test_a_slice_with_its_daemon_beside_another() -> None:
 
 
 def sick(gpu: Gpu) -> Gpu:
-    """As a whole."""
     return replace(gpu, health_limits=HealthLimits(whole=True, why="XID 62", remedy="reset it"))
 
 

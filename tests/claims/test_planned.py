@@ -1,7 +1,5 @@
 """A plan's goal and claims on one GPU: what each leaves to the other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -251,7 +249,6 @@ TWO = wanted(H100, [("1g.10gb", 2)])
 
 @pytest.fixture
 def places(tmp_path: Path) -> PlannedPlaces:
-    """Of a machine that was never started before."""
     return PlannedPlaces(planned_places_file(tmp_path / FILE_NAME))
 
 
@@ -264,7 +261,6 @@ def noted(places: PlannedPlaces, goal: DesiredGpu, gpu: Gpu) -> PlannedPlaces:
 
 
 def made(places: PlannedPlaces, goal: DesiredGpu, gpu: Gpu = H100) -> set[Place]:
-    """What the plan makes of the GPU."""
     after = plan_gpu(places.as_before(goal, gpu), gpu).after
     return {(one.profile, one.placement.start) for one in after.instances}
 

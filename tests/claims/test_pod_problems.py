@@ -1,7 +1,5 @@
 """Which containers of a pod run as another user than the MPS of their claim serves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ MADE: Json = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "tr
 
 
 def daemon(uid: int = 1000, *, any_user: bool = False) -> WantedMps:
-    """Of one user, or of all."""
     account = Account(0 if any_user else uid, 1000, any_user=any_user)
     return WantedMps(Sharing((Share("clients", None, None, None, ""),), "report"), account)
 
@@ -33,20 +30,17 @@ def shared(*requests: str, **account: bool) -> ClaimRecord:
 def container(
     name: str = "main", user: int | None = None, claim: str = "gpu", **claims: str
 ) -> Json:
-    """One that uses a claim of its pod."""
     found: Json = {"name": name, "resources": {"claims": [{"name": claim, **claims}]}}
     return found | ({} if user is None else {"securityContext": {"runAsUser": user}})
 
 
 def pod(*containers: Json, status: Json | None = None, **spec: Any) -> PodObject:
-    """The pod team/trainer-0, which names the claim."""
     wanted = {**BY_NAME, "containers": list(containers), **spec}
     found = {"metadata": {"namespace": "team", "name": "trainer-0"}, "spec": wanted}
     return read_pod(json.encode({**found, "status": status or {}}))
 
 
 def named(claim: ClaimRecord, found: PodObject) -> list[str]:
-    """The messages."""
     return [problem.message for problem in pod_problems(claim, found, [])]
 
 

@@ -2,8 +2,6 @@
 wholes or as shares. Which can be there together is counted here once more.
 """
 
-from __future__ import annotations
-
 import random
 from contextlib import nullcontext
 from dataclasses import dataclass

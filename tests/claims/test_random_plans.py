@@ -1,7 +1,5 @@
 """Plans and pods come and go at random on one card: neither loses what it has to the other."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ What a scheduler's first fit over the published slices allocates is made, stays 
 used, and leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

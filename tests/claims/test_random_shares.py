@@ -4,8 +4,6 @@ What a scheduler allocates by what is published is counted here once more, by th
 and the simulator's rule for MIG devices.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """What the API server and the toolkit have is read in several threads at once, from the start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -3,8 +3,6 @@ them on a simulated card, and reads what their clients are given. Servers are st
 what holds a client to its limit, need a GPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -45,21 +43,18 @@ COUNT = 30
 
 @cache
 def programs() -> Programs:
-    """The real ones."""
     found = real_programs()
     assert found
     return found
 
 
 def environment(home: Home, number: int) -> Mapping[str, str]:
-    """What the claim's containers get."""
     [device] = json.loads((home.cdi / file_name(uid(number))).read_text())["devices"]
     return dict(text.split("=", 1) for text in device["containerEdits"]["env"])
 
 
 @pytest.fixture
 def machine() -> Iterator[NodeRig]:
-    """With the real programs, and servers that do nothing."""
     assert PROGRAM is not None
     with NodeRig(programs=Path(PROGRAM).parent) as made:
         made.have_servers_sleep()

@@ -1,7 +1,5 @@
 """What is decided for each claim: the rules by name, and for every combination of facts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -81,7 +79,6 @@ def test_a_process_on_it() -> None:
 
 
 def of(*devices: ClaimedDevice, **changes: Any) -> dict[str, Any]:
-    """A record with these devices."""
     return {"records": (record(*devices, **changes),)}
 
 
@@ -327,7 +324,6 @@ class Case:
 
     @property
     def problem(self) -> Code | None:
-        """Of a claim that is left."""
         if self.hardware == "unknown":
             return Code.GPU_UNKNOWN
         fine = self.phase is RecordPhase.READY and self.is_there and not self.over
@@ -335,7 +331,6 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """All there are."""
     yield from (
         Case(*values)
         for values in product(

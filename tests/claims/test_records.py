@@ -2,8 +2,6 @@
 have stays where none are served, and where a later release has written their records.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +37,10 @@ from tests.rig import Rig, running
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of the records; it is not there yet."""
     return tmp_path / "lib" / "claims"
 
 
 def unreadable(folder: Path) -> UnreadableRecord:
-    """The one that stands in for the only record."""
     [found] = read_records(folder)
     assert isinstance(found, UnreadableRecord)
     return found

@@ -1,7 +1,5 @@
 """What people, pods and the API server get to know of claims."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +45,16 @@ MADE = mig_device(instance=7, compute=0, uuid="MIG-1")
 
 
 def facts(*gpus: Gpu, **known: Any) -> ClaimFacts:
-    """Of one start of the machine."""
     given = {"node": ObservedNode(gpus or (Gpu(3, GPU),)), "boot_id": "boot-1", "pods": ClaimPods()}
     return ClaimFacts(**{**given, **known})
 
 
 def only(**known: Any) -> Claim:
-    """The only claim there is then."""
     (claim,) = served_claims(facts(**known))
     return claim
 
 
 def attempt(operation: Operation = Operation.PREPARE, **known: Any) -> Attempt:
-    """The newest one at team/trainer."""
     return Attempt("team", "trainer", operation, **known)
 
 
@@ -248,12 +243,10 @@ KEY_OF_DEVICE = ("node/gpu", "mig-1g-10gb-4", "")
 
 
 def pod(name: str, container: str = "") -> Pod:
-    """Of the claim's namespace."""
     return Pod(namespace="team", name=name, container=container)
 
 
 def listed_in(pod: str, container: str, claim: str = "trainer") -> Allocated:
-    """As the kubelet says of a container."""
     return Allocated("team", claim, pod, KEY_OF_DEVICE, container)
 
 
@@ -318,7 +311,6 @@ WELL = DeviceHealth(POOL, MIG_DEVICE, "healthy", 1.0)
 
 
 def failed(at: float, operation: Operation = Operation.PREPARE, code: str = "InUse") -> Attempt:
-    """An attempt at the claim that ended then."""
     why = Problem(code=code, message="pid 7 uses it", remedy="wait")
     return Attempt("team", "trainer", operation, 0.0, at, running=False, refusal=why)
 

@@ -2,8 +2,6 @@
 them to the offers, against a small model of the API server.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -40,7 +38,6 @@ NODE_REFERENCE = NodeReference(NODE, "2b0e7b6a-0000-1111-2222-333344445555")
 
 
 def published(board: str, *, unhealthy: int = 0, generation: int = 1) -> tuple[Json, ...]:
-    """The slices of a GPU of that board."""
     return resource_slices(_offer(board, unhealthy), NODE_REFERENCE, generation)
 
 
@@ -277,7 +274,6 @@ class Server:
         self.version = 0
 
     def diff(self, offer: PoolOffer) -> SliceDiff:
-        """What is still to be written of the pool."""
         found = self.slices.values()
         present = [one for one in found if one["spec"]["pool"]["name"] == offer.pool]
         return slice_diff(offer, present, OWNER)
@@ -303,7 +299,6 @@ class Server:
         return list(self.slices.values())
 
     def pools(self) -> dict[str, list[Any]]:
-        """The specs by pool."""
         pools: dict[str, list[Any]] = {}
         for one in self.slices.values():
             pools.setdefault(one["spec"]["pool"]["name"], []).append(one["spec"])
@@ -311,7 +306,6 @@ class Server:
 
 
 def offer_of(board: str, number: int = 0) -> PoolOffer:
-    """An empty card's, for claims as a whole."""
     gpu = replace(card(board), uuid=f"GPU-{number}", index=number)
     return pool_offer(gpu, OfferContext("gpu-node-0", GpuRules(), now=1_700_000_000))
 
@@ -324,7 +318,6 @@ def assert_consistent(server: Server) -> None:
 
 
 def tainted(offer: PoolOffer, number: int) -> PoolOffer:
-    """One device has a taint."""
     taint = Taint("gpu.nodeagent.io/unhealthy", 1_700_000_100)
     devices = list(offer.devices)
     devices[number] = replace(devices[number], taints=(taint,))

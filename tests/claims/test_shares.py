@@ -2,8 +2,6 @@
 and which claims may have a share.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -312,7 +310,6 @@ def test_all_of_a_gpu_or_a_part() -> None:
 
 
 def part(start: int, threads: int, *, profile: str = "2g.20gb") -> ClaimedDevice:
-    """A share of a MIG device."""
     place = Placement(start, 2)
     known = {"gpu": H100.uuid, "profile": profile, "placement": place, "shared": True}
     return mig_device(result=share(8, threads).result, mps=A, **known)

@@ -1,7 +1,5 @@
 """What is put right without a call of the kubelet's, on a simulated node."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.claims.model import ClaimRecord, RecordPhase
@@ -25,7 +23,6 @@ async def messages(claims: NodeClaims, home: Home, rig: Rig) -> list[str]:
 
 
 def recorded(home: Home) -> ClaimRecord:
-    """The one on the disk."""
     [record] = read_records(home.records_dir)
     assert isinstance(record, ClaimRecord)
     return record

@@ -1,7 +1,5 @@
 """A node whose health is judged: readings in, findings out, time as a number."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every row of the check table: raised by a reading, ended by what the row says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An unhealthy slice is fenced alone, and what the driver's figures come to."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

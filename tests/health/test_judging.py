@@ -1,7 +1,5 @@
 """How readings are judged over time: silence, holds and rates, repairs, the driver's word."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

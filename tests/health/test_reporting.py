@@ -1,7 +1,5 @@
 """What is reported of health: JSON, the condition, events and metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The state outlives the agent: what is written down is read back the same."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """XIDs that both sources report, twice or late, and what each is worth."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

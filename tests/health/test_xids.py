@@ -1,7 +1,5 @@
 """XIDs out of the kernel log, in every form that the driver writes, and the table of them."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 from pathlib import Path

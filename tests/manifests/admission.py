@@ -3,8 +3,6 @@
 Objects are given as the API server hands them to a policy: without keys that are empty.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

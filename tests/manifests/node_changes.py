@@ -1,7 +1,5 @@
 """What agents try to change of Nodes, and what the policy should say to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

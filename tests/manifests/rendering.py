@@ -1,7 +1,5 @@
 """The manifests as files, and as kubectl renders them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -4,8 +4,6 @@ One table for both: the agent's reader, and the policy at a real API server (whe
 KUBEBUILDER_ASSETS names a folder with kube-apiserver and etcd).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The DaemonSets fit the program that they run: command, settings, folders, probes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

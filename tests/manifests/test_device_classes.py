@@ -1,7 +1,5 @@
 """Device classes choose the devices that their names say, and the examples ask for no others."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

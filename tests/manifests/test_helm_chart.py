@@ -2,8 +2,6 @@
 components make.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """The admission policy of Nodes lets an agent write what it has to, and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The admission policies let an agent do with other objects than Nodes what it has to, no more."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ tokens that are bound to a Node.
 Runs where KUBEBUILDER_ASSETS names a folder with kube-apiserver and etcd.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator

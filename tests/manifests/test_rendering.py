@@ -1,7 +1,5 @@
 """Every overlay renders, and what comes out is what Kubernetes knows and recommends."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """What the agent asks of the API server is what its rights allow, no less and no more."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """GPUs as values, made from the simulator's board files, and every layout they can have."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """MPS daemons as values, cards that have them, and GPUs that want them."""
 
-from __future__ import annotations
-
 from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance
 from nodeagent.plan.observed import ComputeInstance, DeviceDaemon, Gpu, GpuInstance, MigMode
 from nodeagent.plan.plan import GpuPlan

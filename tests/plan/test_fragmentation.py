@@ -1,7 +1,5 @@
 """What another arrangement of the same instances would leave room for."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What is sick gets nothing new: against brute force, and case by case."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

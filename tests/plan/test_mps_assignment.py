@@ -1,7 +1,5 @@
 """Who gets which daemon, against brute force, and what makes two wishes for one the same."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

@@ -2,8 +2,6 @@
 interleaved and cut short.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """What holds for every plan with MPS: interrupted, in use, divided, in and out of MIG mode."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The rules of MPS and time slices one by one: whole GPUs, MIG devices, changes of MIG mode."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, WantedInstance

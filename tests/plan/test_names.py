@@ -1,7 +1,5 @@
 """Profile names: reading, writing, and which of a card's profiles one means."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The numbers that GPUs keep while others fall off the bus, come back or are exchanged."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.plan.numbers import NumberedGpu, numbered, numbers_of

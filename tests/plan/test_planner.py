@@ -1,7 +1,5 @@
 """The planner's rules one by one, and every combination of known, unknown and no users."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import product
 

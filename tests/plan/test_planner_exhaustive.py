@@ -1,7 +1,5 @@
 """Every change from every layout to every other one, against brute force."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What holds for every plan: whatever is interrupted, in use, half-made or divided."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given, settings

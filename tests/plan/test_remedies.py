@@ -1,7 +1,5 @@
 """What is said about users that are in the way can be pasted."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.plan.remedies import end_commands, in_use_remedy, reset_remedy

@@ -1,7 +1,5 @@
 """Goals beside what is reserved: each sees and changes its own part of the GPU alone."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """A document meets the node's cards: what it means here, or why it is refused whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.errors import DocumentError

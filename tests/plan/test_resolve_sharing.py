@@ -1,7 +1,5 @@
 """What `mps` and `timeSlice` of a document mean on the node's cards, and why they are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.documents.reading import read_document

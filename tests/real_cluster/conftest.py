@@ -1,7 +1,5 @@
 """The cluster of NODEAGENT_TEST_KUBECONFIG with our manifests, and the node on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A real cluster, a node of it on this machine, and the agent as a process on simulated GPUs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

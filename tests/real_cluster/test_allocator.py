@@ -1,7 +1,5 @@
 """The model of the scheduler's choice beside a real scheduler, on a Node without a kubelet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

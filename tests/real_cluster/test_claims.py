@@ -1,7 +1,5 @@
 """Pods that ask for slices on a real scheduler, kubelet and runtime, on good days and bad ones."""
 
-from __future__ import annotations
-
 import signal
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Every overlay can be applied as it is shipped, and what guards an agent's rights is in force."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ The cases are what the specs of that driver's own suite and demos ask for; docs/
 which of them run unchanged.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A plan in an annotation of a real Node, and what the agent costs while nothing changes."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

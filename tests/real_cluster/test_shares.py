@@ -1,7 +1,5 @@
 """Pods that have one GPU together on a real API server, scheduler, kubelet and runtime."""
 
-from __future__ import annotations
-
 import signal
 
 from nodeagent.claims.capacity import MEMORY, THREADS

@@ -1,7 +1,5 @@
 """A simulated node with one H100, and the agent's parts on it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A simulated node with MPS: real driver part, fleet, memory and publisher, on stand-ins."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Which document counts, as GPUs come and go."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The loop in its hooks: what objects, what has to be made ready, what is put back."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime

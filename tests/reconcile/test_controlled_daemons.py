@@ -1,7 +1,5 @@
 """Daemons and modes of the node: published, kept from Ready, changed and restored in the end."""
 
-from __future__ import annotations
-
 import pytest
 
 from nodeagent.errors import DriverError, NodeagentError

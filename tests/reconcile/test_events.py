@@ -1,7 +1,5 @@
 """The event log and what is reported to it: what is kept, who hears of it, who is dropped."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import structlog

@@ -1,7 +1,5 @@
 """Carrying out a plan on simulated GPUs: what is done, what is undone, and what is said."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -4,8 +4,6 @@ The node is one of paper: it does what a step says, unless it is set to fail at 
 is made of the driver and the fleet of daemons, each with tests of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One daemon for two GPUs, on a simulated node: it comes, outlives the agent, and goes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import nullcontext

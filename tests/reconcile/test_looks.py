@@ -1,7 +1,5 @@
 """How often the loop looks at the GPUs, counted in the driver's calls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from datetime import datetime

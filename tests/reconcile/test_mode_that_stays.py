@@ -1,7 +1,5 @@
 """A mode change that does not come to what was planned ends, whatever driver or programs do."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

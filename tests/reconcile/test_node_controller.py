@@ -1,7 +1,5 @@
 """Driver and fleet as one node: observed together, changed in order, healthy in part."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 

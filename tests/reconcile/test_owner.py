@@ -1,7 +1,5 @@
 """A GPU's owner settles part after part: a claim's at once, the plan's in the loop's rounds."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path

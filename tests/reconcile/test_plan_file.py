@@ -1,7 +1,5 @@
 """The plan file as people and programs write it, and what is offered of it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

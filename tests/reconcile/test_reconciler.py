@@ -1,7 +1,5 @@
 """The loop on a simulated node: in sync, blocked, drift, failures, stops, a missing driver."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Plans that are refused, missing or lost: the last good one stays in force and survives."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

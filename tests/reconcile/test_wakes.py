@@ -1,7 +1,5 @@
 """What wakes the loop: tenants now and then, claims together, nobody but a stop while it looks."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """When a GPU that failed is tried again, and what counts as drift."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """One writer per node."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Allocates published devices to the claims of an API server, as Kubernetes' scheduler does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from uuid import uuid4

@@ -4,8 +4,6 @@ A case has one pool, and claims that come one after the other and stay. A claim 
 requests, each a type and what is asked of capacities, and as the devices with what they consume.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
