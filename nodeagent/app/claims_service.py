@@ -165,7 +165,7 @@ class ClaimsService:
                     self._problem = taken
                     self._report("claims cannot be served")
                 else:
-                    calls = ClaimCalls(self)
+                    calls = ClaimCalls(self._perform, self._patience.give_way)
                     async with dra_driver(kubelet_dir, calls, self._feed, answered, name=name):
                         self._problem = None
                         await self._serve(kubelet, name)
@@ -184,9 +184,12 @@ class ClaimsService:
             self._problem = Problem.of(Code.CLUSTER, "driverRefused", why=why)
         self._report("the kubelet has registered the driver, or refuses it")
 
-    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
+    async def _perform(self, operation: Operation, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         asked = claim.namespace, claim.name, claim.uid
-        with self.view.attempts.attempt(Operation.PREPARE, *asked) as is_news:
+        with self.view.attempts.attempt(operation, *asked) as is_news:
+            if operation is Operation.RELEASE:
+                await self.claims.release(claim.uid)
+                return ()
 
             def on_wait(error: NodeagentError) -> None:
                 if is_news(error):
@@ -196,13 +199,6 @@ class ClaimsService:
             return await self._patience.persist(
                 claim.uid, partial(self.claims.prepare, *asked), on_wait
             )
-
-    def give_way(self, claim: ClaimName) -> None:
-        self._patience.give_way(claim.uid)
-
-    async def release(self, claim: ClaimName) -> None:
-        with self.view.attempts.attempt(Operation.RELEASE, claim.namespace, claim.name, claim.uid):
-            await self.claims.release(claim.uid)
 
     async def _fetch(self, namespace: str, name: str) -> ClaimObject | None:
         from nodeagent.cluster.client import requests

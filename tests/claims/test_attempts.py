@@ -151,7 +151,9 @@ class Waiting:
         self.tried: list[float] = []
         self.waits: list[NodeagentError] = []
 
-    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
+    async def perform(self, operation: Operation, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
+        if operation is Operation.RELEASE:  # nothing is there
+            return ()
         return await self.patience.persist(claim.uid, self._prepare, self.waits.append)
 
     async def _prepare(self) -> tuple[ClaimedDevice, ...]:
@@ -159,12 +161,6 @@ class Waiting:
         if self.error:
             raise self.error
         return ()
-
-    async def release(self, claim: ClaimName) -> None:
-        """Nothing is there."""
-
-    def give_way(self, claim: ClaimName) -> None:
-        self.patience.give_way(claim.uid)
 
 
 @pytest.fixture
@@ -174,7 +170,7 @@ def claims() -> Waiting:
 
 @pytest.fixture
 async def calls(claims: Waiting) -> AsyncIterator[ClaimCalls]:
-    made = ClaimCalls(claims)
+    made = ClaimCalls(claims.perform, claims.patience.give_way)
     yield made
     await made.close()
 

@@ -16,9 +16,9 @@ import pytest
 from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
 from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU
+from nodeagent.claims.serving.attempts import Operation
 from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
-from nodeagent.claims.serving.node_claims import NodeClaims
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, StillWorking
@@ -47,23 +47,6 @@ class Cluster(Home):
 
     async def fetch(self, namespace: str, name: str) -> ClaimObject | None:
         return await self.access.find(requests.get_claim(namespace, name), read_claim)
-
-
-class Service:
-    """The claims as the kubelet's calls reach them."""
-
-    def __init__(self, claims: NodeClaims) -> None:
-        self._claims = claims
-
-    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
-        await self._claims.prepare(claim.namespace, claim.name, claim.uid)
-        return ()
-
-    async def release(self, claim: ClaimName) -> None:
-        await self._claims.release(claim.uid)
-
-    def give_way(self, claim: ClaimName) -> None:
-        """Nothing waits here."""
 
 
 # --- the cluster ----------------------------------------------------------------------------------
@@ -175,14 +158,18 @@ async def test_16_shares_at_once(home: Home) -> None:
 async def test_a_driver_that_hangs_in_create(node: SimulatedNode, home: Home) -> None:
     """The call ends in time, the work goes on, and the next call finds it done."""
     async with home.core() as (claims, _):
-        calls = ClaimCalls(Service(claims), answer_within=0.2)
+
+        async def prepare(_: Operation, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
+            return await claims.prepare(claim.namespace, claim.name, claim.uid)
+
+        calls = ClaimCalls(prepare, lambda _: None, answer_within=0.2)
         name = ClaimName(*home.claim(0, (pool_of(node), DEVICE)))
         hang = node.inject(CREATE, hang=True)
         for _ in range(2):
             with pytest.raises(StillWorking) as caught:
                 await calls.prepare(name)
             assert str(caught.value) == (
-                f"still working on claim team/trainer-0 (uid {UIDS[0]}): preparing it takes more "
+                f"still working on claim team/trainer-0 (uid {UIDS[0]}): its prepare takes more "
                 "than 0.2 s (it continues, and the kubelet's next call finds it done)"
             )
         node.clear_faults(hang)

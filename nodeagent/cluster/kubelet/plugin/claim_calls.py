@@ -9,17 +9,16 @@ finds the work done, or waits for it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.reporting.device_reports import DeviceHealth
-from nodeagent.claims.serving.attempts import REPORT_FAULT
+from nodeagent.claims.serving.attempts import REPORT_FAULT, Operation
 from nodeagent.errors import NodeagentError
 from nodeagent.signals import Signal
 
@@ -41,29 +40,15 @@ class ClaimName:
         return f"{self.namespace}/{self.name} (uid {self.uid})"
 
 
-class ClaimService(Protocol):
-    """Makes a claim's devices and takes them down. Called again for what is done already.
-
-    Both raise a NodeagentError, whose text stands in the Event of the claim's pod.
-    """
-
-    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]: ...
-
-    async def release(self, claim: ClaimName) -> None: ...
-
-    def give_way(self, claim: ClaimName) -> None:
-        """End work on the claim that only waits."""
-        ...
-
-
-class _Kind(Enum):
-    PREPARE = "preparing"
-    RELEASE = "releasing"
+Perform = Callable[[Operation, ClaimName], Awaitable[tuple[ClaimedDevice, ...]]]
+"""Makes a claim's devices, or takes them down; called again for what is done already. Raises a
+NodeagentError, whose text stands in the Event of the claim's pod.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    kind: _Kind
+    operation: Operation
     claim: ClaimName
     task: asyncio.Task[tuple[ClaimedDevice, ...]]
 
@@ -75,21 +60,29 @@ class StillWorking(NodeagentError):
 class ClaimCalls:
     """Runs one call at most for each uid: calls of the same kind share it, others wait for its end.
 
-    `answer_within`: seconds that a call may take.
+    `give_way` ends work on the claim of a uid that only waits. `answer_within`: seconds that a call
+    may take.
     """
 
-    def __init__(self, service: ClaimService, *, answer_within: float = ANSWER_WITHIN) -> None:
-        self._service = service
+    def __init__(
+        self,
+        perform: Perform,
+        give_way: Callable[[str], None],
+        *,
+        answer_within: float = ANSWER_WITHIN,
+    ) -> None:
+        self._do = perform
+        self._give_way = give_way
         self._answer_within = answer_within
         self._running: dict[str, _Work] = {}
 
     async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         """The claim's devices. Raises NodeagentError. A call that is cancelled stops no work."""
-        return await self._call(_Kind.PREPARE, claim)
+        return await self._call(Operation.PREPARE, claim)
 
     async def release(self, claim: ClaimName) -> None:
         """Returns when nothing of the claim is left. Otherwise as `prepare`."""
-        await self._call(_Kind.RELEASE, claim)
+        await self._call(Operation.RELEASE, claim)
 
     async def close(self) -> None:
         """Cancel what still runs, and wait until it has ended."""
@@ -98,27 +91,23 @@ class ClaimCalls:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _call(self, kind: _Kind, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
+    async def _call(self, operation: Operation, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         clock = asyncio.get_running_loop().time
         until = clock() + self._answer_within
         while True:
-            work = self._running.get(claim.uid) or self._start(kind, claim)
-            if work.kind is not kind:
-                self._service.give_way(claim)  # its pod is over, say
+            work = self._running.get(claim.uid) or self._start(operation, claim)
+            if work.operation is not operation:
+                self._give_way(claim.uid)  # its pod is over, say
             await asyncio.wait({work.task}, timeout=max(until - clock(), 0.0))
             if not work.task.done():
-                raise StillWorking.of(
-                    "stillWorking",
-                    claim=claim,
-                    kind=work.kind.value,
-                    seconds=f"{self._answer_within:g}",
-                )
-            if work.kind is kind:
+                seconds, what = f"{self._answer_within:g}", work.operation
+                raise StillWorking.of("stillWorking", claim=claim, what=what, seconds=seconds)
+            if work.operation is operation:
                 return work.task.result()
 
-    def _start(self, kind: _Kind, claim: ClaimName) -> _Work:
-        task = asyncio.create_task(self._perform(kind, claim))
-        self._running[claim.uid] = work = _Work(kind, claim, task)
+    def _start(self, operation: Operation, claim: ClaimName) -> _Work:
+        task = asyncio.create_task(self._perform(operation, claim))
+        self._running[claim.uid] = work = _Work(operation, claim, task)
         task.add_done_callback(lambda _: self._ended(work))
         return work
 
@@ -127,19 +116,15 @@ class ClaimCalls:
         if not work.task.cancelled():
             work.task.exception()  # perhaps no call waits for it any more
 
-    async def _perform(self, kind: _Kind, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
+    async def _perform(self, operation: Operation, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         try:
-            if kind is _Kind.PREPARE:
-                return await self._service.prepare(claim)
-            await self._service.release(claim)
+            return await self._do(operation, claim)
         except NodeagentError:
             raise
         except Exception as error:  # a fault of ours must not end the others' calls
-            log.exception("work on a claim failed", work=kind.value, claim=str(claim))
-            raise NodeagentError(
-                f"{kind.value} claim {claim} failed: {error!r}", remedy=REPORT_FAULT
-            ) from error
-        return ()
+            log.exception("work on a claim failed", work=operation.value, claim=str(claim))
+            message = f"the {operation} of claim {claim} failed: {error!r}"
+            raise NodeagentError(message, remedy=REPORT_FAULT) from error
 
 
 class HealthFeed:

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from nodeagent.claims.model import ClaimedDevice, Result
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimName
+from nodeagent.claims.serving.attempts import Operation
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName
 
 
 class Claims:
@@ -24,17 +25,16 @@ class Claims:
         self._open = asyncio.Event()
         self._open.set()
 
-    async def prepare(self, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
-        await self._work("prepare", claim)
-        self.prepared.add(claim)
-        return self.devices(claim)
+    def calls(self, **timing: float) -> ClaimCalls:
+        return ClaimCalls(self.perform, lambda _: None, **timing)
 
-    async def release(self, claim: ClaimName) -> None:
-        await self._work("release", claim)
+    async def perform(self, operation: Operation, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
+        await self._work(operation, claim)
+        if operation is Operation.PREPARE:
+            self.prepared.add(claim)
+            return self.devices(claim)
         self.prepared.discard(claim)
-
-    def give_way(self, claim: ClaimName) -> None:
-        """Nothing waits by itself here."""
+        return ()
 
     def hold(self) -> None:
         self._open.clear()

@@ -25,7 +25,7 @@ CLAIM = claim_name()
 
 @pytest.fixture
 async def calls(claims: Claims) -> AsyncIterator[ClaimCalls]:
-    made = ClaimCalls(claims)
+    made = claims.calls()
     yield made
     await made.close()
 
@@ -85,7 +85,7 @@ async def test_a_release_that_timed_out_does_not_begin(claims: Claims, calls: Cl
     claims.seconds = 60
     preparing = asyncio.gather(calls.prepare(CLAIM), return_exceptions=True)
     await asyncio.sleep(1)
-    with pytest.raises(StillWorking, match="preparing it takes more than 40 s"):
+    with pytest.raises(StillWorking, match="its prepare takes more than 40 s"):
         await calls.release(CLAIM)
     await preparing
     await asyncio.sleep(100)
@@ -109,9 +109,8 @@ async def test_a_fault_of_ours_is_an_answer_too(claims: Claims, calls: ClaimCall
     claims.errors[CLAIM.uid] = KeyError("slices")
     with structlog.testing.capture_logs() as logs, pytest.raises(NodeagentError) as caught:
         await calls.prepare(CLAIM)
-    assert (
-        caught.value.message == "preparing claim team/claim-a1 (uid a1) failed: KeyError('slices')"
-    )
+    failed = "the prepare of claim team/claim-a1 (uid a1) failed: KeyError('slices')"
+    assert caught.value.message == failed
     assert "`journalctl -u nodeagent`" in caught.value.remedy
     assert [(line["event"], line["claim"]) for line in logs] == [
         ("work on a claim failed", str(CLAIM))

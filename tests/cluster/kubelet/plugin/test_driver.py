@@ -12,7 +12,7 @@ from asyncinotify import Inotify, Mask
 
 from nodeagent.claims.names import NVIDIA_DRIVER
 from nodeagent.claims.reporting.device_reports import DeviceHealth
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, HealthFeed
+from nodeagent.cluster.kubelet.plugin.claim_calls import HealthFeed
 from nodeagent.cluster.kubelet.plugin.driver import Registration, RegistrationService, dra_driver
 from nodeagent.files.open_directory import PathRefused
 from tests.cluster.client.rig import until
@@ -38,7 +38,7 @@ def root() -> Iterator[Path]:
 async def driver(
     root: Path, claims: Claims, feed: HealthFeed | None = None, answer_within: float = 60.0
 ) -> AsyncIterator[RegistrationService]:
-    calls = ClaimCalls(claims, answer_within=answer_within)
+    calls = claims.calls(answer_within=answer_within)
     async with dra_driver(root, calls, feed or HealthFeed()) as registration:
         yield registration
 

@@ -17,7 +17,7 @@ from nodeagent.cluster.kubelet.generated.dra_pb2 import (
     NodeUnprepareResourcesResponse,
 )
 from nodeagent.cluster.kubelet.generated.pluginregistration_pb2 import RegistrationStatus
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
+from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimName, HealthFeed
 from nodeagent.cluster.kubelet.plugin.driver import (
     DraService,
     Registration,
@@ -78,7 +78,7 @@ class Client:
 
 @pytest.fixture
 async def client(claims: Claims, tmp_path: Path) -> AsyncIterator[Client]:
-    calls, path = ClaimCalls(claims), tmp_path / "dra.sock"
+    calls, path = claims.calls(), tmp_path / "dra.sock"
     async with serve(path, [DraService(calls).handler()]):
         yield Client(path)
     await calls.close()
