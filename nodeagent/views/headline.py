@@ -35,8 +35,9 @@ from nodeagent.views.shapes import HeadlineSeverity as Severity
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 _PASSING = WAITING | SHOWN_ONLY
-_GONE = {BY_CAUSE[cause].reason for cause in GONE} | {Code.GPU_LOST.value}
-_SILENT = {row.reason for row in ROWS if row.check is Check.GPU_ACCESS} | _GONE | {Code.GPU_UNKNOWN}
+# With the codes of the plan's problems, which are the same words.
+_GONE = {BY_CAUSE[cause].reason for cause in GONE}
+_SILENT = _GONE | {row.reason for row in ROWS if row.check is Check.GPU_ACCESS}
 
 
 def headline(state: NodeState, *, in_cluster: bool) -> Headline:
