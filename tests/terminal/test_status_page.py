@@ -201,8 +201,9 @@ async def test_eight_gpus_with_56_slices_fit_on_a_screen(tmp_path: Path) -> None
     assert any(row.startswith("  7! │") and "?" in row for row in _fitting(lost, 100, 40))
 
 
-def test_that_a_gpu_is_gone_is_not_said_again_by_the_plan() -> None:
-    lost = {"code": "GpuLost", "message": "GPU 1 does not answer"}
+@pytest.mark.parametrize("code", ["GpuLost", "GpuUnknown"])
+def test_that_a_gpu_is_gone_is_not_said_again_by_the_plan(code: str) -> None:
+    lost = {"code": code, "message": "GPU 1 does not answer"}
     status = {"phase": "Failed", "message": f"{lost['message']} (and 1 more)", "problems": [lost]}
     assert "not answer" not in plain_text(status_page(status, 100, 40))
     assert "not answer" in plain_text(status_page({**status, "problems": []}, 100, 40))
