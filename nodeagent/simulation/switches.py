@@ -57,9 +57,6 @@ class Switches(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     time_slices: bool = True
     """GPUs have a time slice that can be set. Not before Volta."""
 
-    supported_events_tell_mig: bool = False
-    """Whether the supported event types include the MIG configuration change."""
-
     zero_outside_mig: bool = False
     """Processes and events of a GPU outside MIG mode name instance 0 instead of none."""
 

@@ -50,8 +50,6 @@ def nvmlEventSetCreate(session: Session, handle: EventSetOut) -> None:
 @c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetSupportedEventTypes(session: Session, gpu: WholeGpuIn, types: ULongOut) -> None:
     types.value = _types(gpu)
-    if gpu.card.board.has_mig and session.node.switches.supported_events_tell_mig:
-        types.value |= MIG_CONFIG_CHANGE
 
 
 @c_function(Code.NOT_SUPPORTED)
