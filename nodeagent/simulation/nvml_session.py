@@ -97,7 +97,7 @@ class Session:
         self.allocated[handle] = made
         return self.handles.give(handle)
 
-    def free(self, freed: EventSet | GpmSample) -> None:
+    def free(self, freed: EventSet) -> None:
         """Its handle is stale from now on."""
         self.allocated = {h: made for h, made in self.allocated.items() if made is not freed}
 

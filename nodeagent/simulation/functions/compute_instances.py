@@ -63,14 +63,6 @@ def nvmlGpuInstanceGetComputeInstancePossiblePlacements(
     count.value = len(places)
 
 
-@c_function(*_ASKING)
-def nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
-    session: Session, view: GpuInstanceIn, profile_id: UInt, count: UIntOut
-) -> None:
-    session.require_privilege()
-    count.value = view.card.compute_remaining(view.instance, profile_id)
-
-
 @c_function(*_CREATING, changes=True)
 def nvmlGpuInstanceCreateComputeInstance(
     session: Session, view: GpuInstanceIn, profile_id: UInt, handle: ComputeInstanceOut

@@ -55,19 +55,6 @@ def nvmlDeviceGetHandleByUUID(session: Session, uuid: String, handle: GpuOut) ->
     raise Refused(Code.NOT_FOUND)
 
 
-@c_function(Code.NOT_FOUND)
-def nvmlDeviceGetHandleByPciBusId_v2(session: Session, address: String, handle: GpuOut) -> None:
-    if not address:
-        raise Refused(Code.INVALID_ARGUMENT)
-    *domain, bus, slot = ["", *address.upper().split(":")]
-    wanted = f"{''.join(domain).zfill(8)}:{bus}:{slot}"
-    for card in session.node.cards:
-        if wanted == card.identity.pci_bus_id:
-            handle.give(_working(card))
-            return
-    raise Refused(Code.NOT_FOUND)
-
-
 @c_function(*_NAMED)
 def nvmlDeviceGetName(session: Session, device: DeviceIn, buffer: BufferOut, size: UInt) -> None:
     name = device.card.board.product

@@ -48,11 +48,6 @@ def nvmlGpmSampleAlloc(session: Session, handle: GpmSampleOut) -> None:
     handle.write(session.allocate(Kind.GPM_SAMPLE, GpmSample()))
 
 
-@c_function()
-def nvmlGpmSampleFree(session: Session, sample: GpmSampleIn) -> None:
-    session.free(sample)
-
-
 @c_function(Code.NOT_SUPPORTED)
 def nvmlGpmSampleGet(session: Session, gpu: GpuIn, sample: GpmSampleIn) -> None:
     """Whether a GPU in MIG mode has samples of the whole is not known: a switch."""

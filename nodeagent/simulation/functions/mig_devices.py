@@ -6,12 +6,11 @@ import pynvml
 
 from nodeagent.simulation.arguments import Out
 from nodeagent.simulation.codes import Code, Refused
-from nodeagent.simulation.devices import Device, MigDevice
+from nodeagent.simulation.devices import MigDevice
 from nodeagent.simulation.functions.compute_instances import fill_shared_engines
 from nodeagent.simulation.functions.registry import (
     DeviceIn,
     GpuIn,
-    GpuOut,
     MigDeviceIn,
     MigDeviceOut,
     UInt,
@@ -19,11 +18,6 @@ from nodeagent.simulation.functions.registry import (
     c_function,
 )
 from nodeagent.simulation.nvml_session import Session
-
-
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceIsMigDeviceHandle(session: Session, device: DeviceIn, answer: UIntOut) -> None:
-    answer.value = isinstance(device, MigDevice)
 
 
 @c_function()
@@ -41,13 +35,6 @@ def nvmlDeviceGetMigDeviceHandleByIndex(
     if index >= len(found):
         raise Refused(Code.NOT_FOUND)
     handle.give(MigDevice(gpu.card, *found[index]))
-
-
-@c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
-    session: Session, device: MigDeviceIn, handle: GpuOut
-) -> None:
-    handle.give(Device(device.card))
 
 
 @c_function(Code.NOT_SUPPORTED)

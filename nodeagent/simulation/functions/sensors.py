@@ -118,15 +118,6 @@ def nvmlDeviceGetTemperature(
 
 
 @c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetTemperatureV(
-    session: Session, gpu: WholeGpuIn, reading: Annotated[Any, versioned("nvmlTemperature_v1")]
-) -> None:
-    if reading.sensorType != pynvml.NVML_TEMPERATURE_GPU:
-        raise Refused(Code.INVALID_ARGUMENT)
-    reading.temperature = gpu.card.sensors.integer("temperature.gpu")
-
-
-@c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetTemperatureThreshold(
     session: Session, gpu: WholeGpuIn, threshold: UInt, degrees: UIntOut
 ) -> None:

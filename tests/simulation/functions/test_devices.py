@@ -13,7 +13,6 @@ def test_what_is_not_there() -> None:
         calls.refused(
             "NotFound",
             lambda: pynvml.nvmlDeviceGetHandleByUUID("GPU-00000000-0000-0000-0000-000000000000"),
-            lambda: pynvml.nvmlDeviceGetHandleByPciBusId("0000:FF:00.0"),
             lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(calls.gpu(), 0),
         )
 
@@ -128,7 +127,6 @@ def test_some_calls_are_for_gpus_or_for_mig_devices_only() -> None:
             "InvalidArgument",
             lambda: pynvml.nvmlDeviceGetGpuInstanceId(calls.gpu()),
             lambda: pynvml.nvmlDeviceGetComputeInstanceId(calls.gpu()),
-            lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(calls.gpu()),
             lambda: pynvml.nvmlDeviceGetMigMode(device),
             lambda: pynvml.nvmlDeviceCreateGpuInstance(device, 19),
         )
