@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nodeagent.simulation.mps import processes, settings
+from nodeagent.simulation.mps import settings
 from nodeagent.simulation.mps.knobs import Watched
 from nodeagent.simulation.mps.log_lines import Log
 from nodeagent.simulation.mps.servers import Server, Servers
@@ -24,10 +24,6 @@ _START = "Only the root user may start server for another user."
 _SHUTDOWN = "Only the root user may shutdown another user's server."
 _TERMINATE = "Only the root user may terminate clients on another user's server."
 _BAD_ORDINAL = "Invalid device ordinal!"
-_PS_WIDTHS = (10, 10, 15, 25, 15, 15)
-_PARTITION_WIDTHS = (40, 40, 12, 12, 12, 12, 10)
-
-MODULES = frozenset({"server", "namespace", "client"})  # of protocol v3, each with a `list`
 
 
 class Caller(NamedTuple):
@@ -62,22 +58,14 @@ class Refusal(Exception):
 
 
 class Commands:
-    """Answers one line after the other; `do_WORD` is the command WORD. Of protocol v3 there is only
-    that it is understood: nothing can be made by it, so its lists are empty.
-    """
+    """Answers one line after the other; `do_WORD` is the command WORD."""
 
-    def __init__(
-        self, servers: Servers, *, log: Log, knobs: Watched, partitioned: bool, protocol: str
-    ) -> None:
+    def __init__(self, servers: Servers, *, log: Log, knobs: Watched) -> None:
         self._servers = servers
         self._log = log
         self._knobs = knobs
         self._guarded = servers.version.guards_settings
-        self._lacking: set[str] = set() if protocol == "3" else set(MODULES)
-        if not servers.version.server_status:
-            self._lacking.add("get_server_status")
-        if not partitioned:
-            self._lacking.add("lspart")
+        self._lacking = set[str]() if servers.version.server_status else {"get_server_status"}
 
     def answer(self, line: str, caller: Caller) -> Answer:
         word, _, rest = line.strip().partition(" ")
@@ -125,28 +113,6 @@ class Commands:
             return ""
         return "".join(f"{client['pid']}\n" for client in server.clients)
 
-    def do_get_device_client_list(self, rest: str, caller: Caller) -> Answer:
-        current = self._servers.current
-        if not rest and current is None:
-            return ""
-        server = self._ready(rest if current is None or rest else str(current.pid))
-        return "".join(f"{client['device']} {client['pid']}\n" for client in server.clients)
-
-    def do_ps(self, rest: str, caller: Caller) -> Answer:
-        option, _, pid = rest.partition(" ")
-        given = option == "-p"
-        server = self._server(pid) if given else self._servers.current
-        if server is None:
-            return f"{_not_found(pid) * 2}\n" if given else "Server not found\n"
-        if self._is_busy(server):
-            self._log_busy(server)
-            return f"{_not_found(pid)}\n" if given else "Server not found\n"
-        rows: list[tuple[object, ...]] = [("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")]
-        for client in server.clients:
-            described = processes.described(client["pid"])
-            rows.append((client["pid"], 0, server.pid, client["device"], *described))
-        return "".join(_row(row, _PS_WIDTHS) for row in rows)
-
     def do_terminate_client(self, rest: str, caller: Caller) -> Answer:
         named, client = [*rest.split(), "0", "0"][:2]
         try:
@@ -160,7 +126,7 @@ class Commands:
         server.send({"terminate": wanted})
         return Wait(server, wanted)
 
-    # --- thread percentages, memory limits, priority --------------------------------------------
+    # --- thread percentages, memory limits ------------------------------------------------------
 
     def do_get_default_active_thread_percentage(self, rest: str, caller: Caller) -> Answer:
         return f"{self._servers.defaults.percentage:.1f}\n"
@@ -201,16 +167,6 @@ class Commands:
         server.send({"settings": server.settings.to_json()})
         return ""
 
-    def do_get_default_client_priority(self, rest: str, caller: Caller) -> Answer:
-        return f"{self._servers.defaults.priority}\n"
-
-    def do_set_default_client_priority(self, rest: str, caller: Caller) -> Answer:
-        defaults, wanted = self._own_defaults(caller), settings.integer(rest)
-        if wanted not in (0, 1):
-            return "Invalid priority value - must be 0 or 1!\n"
-        defaults.priority = wanted
-        return ""
-
     def _set_percentage(self, changed: Settings, text: str) -> str:
         """A bad one leaves what was there; only the log says why."""
         wanted = settings.percentage(text)
@@ -245,17 +201,6 @@ class Commands:
             changed.limits[device] = size
 
     # --- the rest -----------------------------------------------------------------------------
-
-    def do_server(self, rest: str, caller: Caller) -> Answer:
-        """Of protocol v3, as `namespace` and `client`."""
-        return "" if rest == "list" else f'Unknown command "{rest}"\n'
-
-    do_namespace = do_client = do_server
-
-    def do_lspart(self, rest: str, caller: Caller) -> Answer:
-        names = ("GPU", "Partition", "Free", "Used", "Free", "Used", "Clients")
-        units = ("", "", "Chunk", "Chunk", "SM", "SM", "")
-        return _row(names, _PARTITION_WIDTHS) + _row(units, _PARTITION_WIDTHS)
 
     def do_quit(self, rest: str, caller: Caller) -> Answer:
         if not caller.owner:
@@ -317,8 +262,3 @@ class Commands:
 
 def _not_found(named: str) -> str:
     return f"Server {settings.integer(named)} not found\n"
-
-
-def _row(cells: tuple[object, ...], widths: tuple[int, ...]) -> str:
-    padded = (f"{cell!s:<{width}}" for cell, width in zip(cells, widths, strict=True))
-    return f"{''.join(padded)}\n"

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from nodeagent.simulation.mps import commands, processes, protocol
+from nodeagent.simulation.mps import processes, protocol
 from nodeagent.simulation.mps.daemon import Daemon, Start
 from nodeagent.simulation.mps.files import Files, StartFailed, log_directory, open_logs
 from nodeagent.simulation.mps.knobs import Watched
@@ -17,8 +17,6 @@ from nodeagent.simulation.mps.versions import VERSIONS, Version
 _BACKGROUND = {"-d", "--daemon"}
 _FOREGROUND = {"-f", "--foreground"}
 _MULTIUSER = {"-multiuser-server", "-M", "-m", "--multiuser"}
-_PARTITIONED = {"-S", "--static-partitioning"}
-_PROTOCOL = {"-p", "--protocol"}  # followed by its number
 _HELP = {"-h", "--help"}
 _HELP_TEXT = """\
 CUDA MPS Control for Linux/Unix. (simulated)
@@ -29,17 +27,15 @@ CUDA MPS Control for Linux/Unix. (simulated)
 """
 
 
-def run(front_end: Callable[[str | None], int], *, version: str, installation: str) -> int:
-    """Returns the exit status; `front_end` is what it is without flags of a daemon, and takes a
-    command. `installation` is the folder that knobs are looked up in.
+def run(front_end: Callable[[], int], *, version: str, installation: str) -> int:
+    """Returns the exit status; `front_end` is what it is without flags of a daemon. `installation`
+    is the folder that knobs are looked up in.
     """
-    if sys.argv[1:2] and sys.argv[1] in commands.MODULES and "3" in VERSIONS[version].protocols:
-        return front_end(" ".join(sys.argv[1:]))
     wanted = _read_flags(sys.argv[1:], VERSIONS[version])
     if isinstance(wanted, int):
         return wanted
     if wanted is None:
-        return front_end(None)
+        return front_end()
     knobs = Watched(installation, protocol.pipe_directory())
     knobs.look()
     if wanted.multiuser and os.geteuid() != 0:
@@ -68,26 +64,13 @@ def _read_flags(flags: list[str], version: Version) -> Start | int | None:
     if "-v" in flags and "-v" in known:
         print(f"CUDA MPS Control binary version: {version.binary_version}", flush=True)
         return 0
-    protocol, flags = _take_protocol(flags)
-    if len(starts) != 1 or not known.issuperset(flags) or protocol not in version.protocols:
+    if len(starts) != 1 or not known.issuperset(flags):
         sys.stderr.write("usage: nvidia-cuda-mps-control [-d | -f] [-h]\n")
         return 1
     return Start(
         foreground=starts[0] in _FOREGROUND,
         multiuser=not _MULTIUSER.isdisjoint(flags),
-        partitioned=not _PARTITIONED.isdisjoint(flags),
-        protocol=protocol,
     )
-
-
-def _take_protocol(flags: list[str]) -> tuple[str, list[str]]:
-    """Its number, for which the environment counts more, and the flags without it."""
-    protocol, rest, left = "2", [], iter(flags)
-    for flag in left:
-        rest.append(flag)
-        if flag in _PROTOCOL:
-            protocol = next(left, "")
-    return os.environ.get("CUDA_MPS_PROTOCOL_VERSION") or protocol, rest
 
 
 def _begin(version: Version, wanted: Start, knobs: Watched) -> Daemon:

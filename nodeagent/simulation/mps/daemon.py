@@ -28,8 +28,6 @@ class Start(NamedTuple):
 
     foreground: bool
     multiuser: bool
-    partitioned: bool
-    protocol: str
 
 
 class _FrontEnd:
@@ -58,13 +56,7 @@ class Daemon:
         self._servers = Servers(
             version, log=log, server_log=server_log, knobs=knobs, multiuser=start.multiuser
         )
-        self._commands = Commands(
-            self._servers,
-            log=log,
-            knobs=knobs,
-            partitioned=start.partitioned,
-            protocol=start.protocol,
-        )
+        self._commands = Commands(self._servers, log=log, knobs=knobs)
         self._version = version
         self._front_end: _FrontEnd | None = None
         self._refused = 0

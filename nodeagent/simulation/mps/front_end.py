@@ -30,14 +30,14 @@ def main(*, version: str, installation: str) -> int:
     return control_flags.run(run, version=version, installation=installation)
 
 
-def run(only: str | None = None) -> int:
-    """Returns the exit status. `only` is said instead of what comes on standard input."""
+def run() -> int:
+    """Returns the exit status."""
     connection = _connection()
     if connection is None:
         return _complain("Cannot find MPS control daemon process")
     output = _Output()
     try:
-        return _converse(connection, output, _lines() if only is None else iter([only]))
+        return _converse(connection, output, _lines())
     finally:
         output.flush()
 

@@ -20,26 +20,25 @@ _FLOAT = re.compile(r"\s*([+-]?(?:\d+\.?\d*(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?))"
 
 
 class Settings:
-    """Thread percentage, priority and memory limits: defaults of a daemon, or those of a server."""
+    """Thread percentage and memory limits: defaults of a daemon, or those of a server."""
 
     def __init__(self) -> None:
         self.percentage = 100.0
-        self.priority = 0
         self.limits: dict[int, int] = {}  # bytes by ordinal
 
     def reset(self) -> None:
-        self.percentage, self.priority = 100.0, 0
+        self.percentage = 100.0
         self.limits.clear()
 
     def copy(self) -> Settings:
         other = Settings()
-        other.percentage, other.priority = self.percentage, self.priority
+        other.percentage = self.percentage
         other.limits = dict(self.limits)
         return other
 
     def to_json(self) -> protocol.Message:
         limits = [[device, size] for device, size in sorted(self.limits.items())]
-        return {"percentage": self.percentage, "priority": self.priority, "limits": limits}
+        return {"percentage": self.percentage, "limits": limits}
 
     def take_environment(self, log: Log) -> None:
         """What is wrong there is ignored, and the log says so."""
@@ -49,12 +48,6 @@ class Settings:
                 log("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]")
             else:
                 self.percentage = wanted
-        if text := os.environ.get("CUDA_MPS_CLIENT_PRIORITY"):
-            priority = integer(text)
-            if priority not in (0, 1):
-                log("CUDA_MPS_CLIENT_PRIORITY should be between [0,1]")
-            else:
-                self.priority = priority
 
 
 def integer(text: str) -> int:

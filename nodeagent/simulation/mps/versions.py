@@ -25,12 +25,9 @@ class Version(NamedTuple):
     new_server_lines: bool = False  # the wording of server.log since 580
     binary_version: str = ""  # logged first, where there is one
     contexts: int = 48  # on one device; 60 since CUDA 13.1
-    protocols: frozenset[str] = frozenset({"2"})
 
 
 _MULTIUSER = frozenset({"-multiuser-server"})
-_PROTOCOL = frozenset({"-p", "--protocol"})
-_RECENT = _MULTIUSER | {"-M", "-S", "--static-partitioning"}
 
 VERSIONS = {
     version.name: version
@@ -56,12 +53,11 @@ VERSIONS = {
         ),
         Version(
             "615",
-            flags=_RECENT | {"-v", "-m", "--multiuser", "--daemon", "--foreground"} | _PROTOCOL,
+            flags=_MULTIUSER | {"-M", "-v", "-m", "--multiuser", "--daemon", "--foreground"},
             limits_by_uuid=True,
             new_server_lines=True,
             binary_version="13030",
             contexts=60,
-            protocols=frozenset({"2", "3"}),
         ),
     )
 }

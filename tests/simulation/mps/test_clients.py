@@ -57,11 +57,6 @@ def test_a_client_starts_the_server(rig: Rig, clients: Clients) -> None:
     assert rig.ask(f"get_server_status {server}", f"get_client_list {server}") == (
         f"ACTIVE\n{client.pid}\n"
     )
-    header, row = rig.ask("ps").splitlines()
-    assert header.split() == ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"]
-    namespace = Path("/proc/self/ns/pid").stat().st_ino
-    words = [str(client.pid), "0", str(server), "GPU-cb1213a3-d6a4-be7f", str(namespace)]
-    assert row.split()[:5] == words
     assert f"NEW SERVER {server}: Ready" in rig.log()
     assert "Server has started" in rig.log("server")
 

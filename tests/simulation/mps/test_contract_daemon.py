@@ -39,7 +39,7 @@ def test_quit_takes_pid_file_and_fifo_away(compared: Programs) -> None:
         assert set(rig.modes()) == {"control", "control_privileged", "control_lock"}
         assert rig.run(stdin="get_server_list") == NOT_THERE
         rig.start()
-        assert rig.ask("get_default_client_priority") == "0\n"
+        assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
@@ -61,7 +61,7 @@ def test_two_on_one_pipe_directory_cannot_be(compared: Programs, flag: str) -> N
         rig.start()
         reported = "An instance of this daemon is already running\n"
         assert rig.run(flag) == Answer(reported, "", 1)
-        assert rig.ask("get_default_client_priority") == "0\n"
+        assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
 
 
 def test_a_removed_pipe_directory_lets_a_second_one_start(compared: Programs) -> None:
@@ -95,7 +95,7 @@ def test_a_log_directory_that_cannot_be_made(compared: Programs) -> None:
         rig.environment["CUDA_MPS_LOG_DIRECTORY"] = missing = str(rig.folder / "a/b")
         reported = f"Warning: Failed writing log files to directory [{missing}]. No logs will be "
         assert rig.run("-d") == Answer(f"{reported}available.\n", "", 0)
-        assert rig.ask("get_default_client_priority") == "0\n"
+        assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
 
 
 @pytest.mark.parametrize(("length", "status"), [(87, 0), (88, 1)])
@@ -146,24 +146,20 @@ def test_defaults_from_the_environment(compared: Programs) -> None:
     with Rig(compared) as rig:
         rig.start(
             CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="40",
-            CUDA_MPS_CLIENT_PRIORITY="1",
             CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G",
         )
         replies = rig.ask(
             "get_default_active_thread_percentage",
-            "get_default_client_priority",
             "get_default_device_pinned_mem_limit 0",
         )
-        assert replies == "40.0\n1\n"
+        assert replies == "40.0\n"
 
 
 def test_bad_defaults_in_the_environment(compared: Programs) -> None:
     with Rig(compared) as rig:
-        rig.start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="400", CUDA_MPS_CLIENT_PRIORITY="7")
-        replies = rig.ask("get_default_active_thread_percentage", "get_default_client_priority")
-        assert replies == "100.0\n0\n"
+        rig.start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="400")
+        assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
         assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]" in rig.log()
-        assert "CUDA_MPS_CLIENT_PRIORITY should be between [0,1]" in rig.log()
 
 
 def test_settings_are_lost_on_quit(compared: Programs) -> None:
@@ -220,10 +216,10 @@ def test_a_log_line(compared: Programs) -> None:
 def test_in_the_foreground(compared: Programs) -> None:
     with Rig(compared) as rig:
         child = rig.foreground()
-        assert rig.ask("get_default_client_priority") == "0\n"
+        assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
         rig.run(stdin="quit")
         output, _ = child.communicate(timeout=stretched(30))
-        assert "Cmd:get_default_client_priority" in output
+        assert "Cmd:get_default_active_thread_percentage" in output
         assert child.returncode == 0
         assert not list(rig.logs.iterdir())
 
@@ -233,8 +229,8 @@ def test_its_log_has_no_reader_any_more(compared: Programs) -> None:
         child = rig.foreground()
         assert child.stdout is not None
         child.stdout.close()
-        assert rig.ask("get_default_client_priority") == "0\n"
-        assert rig.ask("get_default_client_priority") == "0\n"
+        assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
+        assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
         assert child.poll() is None
         child.stdout = None  # there is nothing left to read at the end
 
@@ -243,7 +239,7 @@ def test_one_front_end_at_a_time(compared: Programs) -> None:
     with Rig(compared) as rig:
         rig.start()
         with rig.holding_front_end():
-            answers = [rig.run(stdin="get_default_client_priority") for _ in range(10)]
+            answers = [rig.run(stdin="get_default_active_thread_percentage") for _ in range(10)]
         assert all(answer.stdout == "" for answer in answers)
         reported = {(answer.stderr, answer.status) for answer in answers}
         assert reported <= {
@@ -252,7 +248,7 @@ def test_one_front_end_at_a_time(compared: Programs) -> None:
             ("", 1),
         }
         assert ("Cannot send command to MPS control daemon process\n", 1) in reported
-        until(lambda: rig.run(stdin="get_default_client_priority").stdout == "0\n")
+        until(lambda: rig.run(stdin="get_default_active_thread_percentage").stdout == "100.0\n")
 
 
 def test_replies_appear_at_the_end_of_the_input(compared: Programs) -> None:
@@ -260,12 +256,12 @@ def test_replies_appear_at_the_end_of_the_input(compared: Programs) -> None:
         rig.start()
         with rig.holding_front_end() as front_end:
             assert front_end.stdin is not None
-            front_end.stdin.write("get_default_client_priority\n")
+            front_end.stdin.write("get_default_active_thread_percentage\n")
             front_end.stdin.flush()
-            until(lambda: "Cmd:get_default_client_priority" in rig.log())
+            until(lambda: "Cmd:get_default_active_thread_percentage" in rig.log())
             assert not rig.has_output(front_end)
             output, _ = front_end.communicate(timeout=stretched(30))
-            assert output == "0\n"
+            assert output == "100.0\n"
 
 
 def test_a_stopped_daemon_answers_nothing(compared: Programs) -> None:
@@ -275,13 +271,13 @@ def test_a_stopped_daemon_answers_nothing(compared: Programs) -> None:
         os.kill(daemon, signal.SIGSTOP)
         with rig.holding_front_end(wait=False) as front_end:
             assert front_end.stdin is not None
-            front_end.stdin.write("get_default_client_priority\n")
+            front_end.stdin.write("get_default_active_thread_percentage\n")
             front_end.stdin.close()
             front_end.stdin = None
             assert not rig.has_output(front_end, within=0.3)
             assert front_end.poll() is None
             os.kill(daemon, signal.SIGCONT)
-            assert front_end.communicate(timeout=stretched(30))[0] == "0\n"
+            assert front_end.communicate(timeout=stretched(30))[0] == "100.0\n"
 
 
 def test_a_daemon_that_dies_takes_its_front_end_along(compared: Programs) -> None:
@@ -290,7 +286,7 @@ def test_a_daemon_that_dies_takes_its_front_end_along(compared: Programs) -> Non
         with rig.holding_front_end() as front_end:
             assert front_end.stdin is not None
             os.kill(rig.daemon(), signal.SIGSTOP)
-            front_end.stdin.write("get_default_client_priority\n")
+            front_end.stdin.write("get_default_active_thread_percentage\n")
             front_end.stdin.flush()
             until(lambda: rig.unread(front_end) == 0)
             assert not rig.has_output(front_end, within=stretched(0.2))  # it has sent it

@@ -9,7 +9,6 @@ from tests.simulation.mps.rig import Programs, Rig
 START = "set_default_device_pinned_mem_limit 0 3G"
 LIMIT = "get_default_device_pinned_mem_limit 0"
 NEEDS_UID = "A user id (UID) is required to start a new server\n"
-BAD_PRIORITY = "Invalid priority value - must be 0 or 1!\n"
 
 
 @pytest.fixture(
@@ -39,16 +38,12 @@ def daemon(
         ("help me", 'Unknown command "help"\n'),
         ("__1", 'Unknown command "__1"\n'),
         ("QUIT", 'Unknown command "QUIT"\n'),
-        ("ps", "Server not found\n"),
-        ("ps -p 4", "Server 4 not found\nServer 4 not found\n\n"),
         ("start_server", NEEDS_UID),
         ("start_server -uid abc", NEEDS_UID),
         ("shutdown_server", "Server 0 not found\n"),
         ("shutdown_server 4 -f", "Server 4 not found\n"),
         ("get_client_list", "Server 0 not found\n"),
         ("get_client_list 4", "Server 4 not found\n"),
-        ("get_device_client_list", ""),
-        ("get_device_client_list 4", "Server 4 not found\n"),
         ("get_active_thread_percentage 4", "Server 4 not found\n"),
         ("set_active_thread_percentage 4 50", "Server 4 not found\n"),
         ("get_device_pinned_mem_limit 4 0", "Server 4 not found\n"),
@@ -76,7 +71,7 @@ def test_an_empty_line_is_an_unknown_command(daemon: Rig) -> None:
 
 
 def test_a_nonsense_word_separates_replies(daemon: Rig) -> None:
-    replies = daemon.ask("get_server_list", "__1", "get_device_client_list", "__2")
+    replies = daemon.ask("get_server_list", "__1", "get_server_list", "__2")
     assert replies == 'Unknown command "__1"\nUnknown command "__2"\n'
 
 
@@ -156,28 +151,10 @@ def test_percentages(daemon: Rig, value: str, stored: str) -> None:
     assert replies == f"50.0\n{stored}\n{stored}\n"
 
 
-@pytest.mark.parametrize(
-    ("value", "replies"),
-    [
-        ("0", "0\n"),
-        ("1", "1\n"),
-        ("01", "1\n"),
-        ("x", "0\n"),
-        ("", "0\n"),
-        ("2", f"{BAD_PRIORITY}1\n"),
-        ("-1", f"{BAD_PRIORITY}1\n"),
-    ],
-)
-def test_priorities(daemon: Rig, value: str, replies: str) -> None:
-    name = "default_client_priority"
-    assert daemon.ask(f"set_{name} 1", f"set_{name} {value}", f"get_{name}") == replies
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_what_other_users_may_do(daemon: Rig) -> None:
     settings = "Control deamon settings can only be modified by the user started it"
     replies = daemon.ask(
-        "set_default_client_priority 0",
         "set_default_active_thread_percentage 5",
         "set_default_device_pinned_mem_limit 0 1G",
         "start_server -uid 0",
@@ -190,7 +167,7 @@ def test_what_other_users_may_do(daemon: Rig) -> None:
     start = "Insufficient privileges for UID 1000"
     if daemon.programs.version.guards_settings:
         assert replies[:-2] == [
-            *[f"{start}. {settings} or by the root user."] * 3,
+            *[f"{start}. {settings} or by the root user."] * 2,
             f"{start}. Only the root user may start server for another user.",
         ]
     else:

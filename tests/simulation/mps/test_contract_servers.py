@@ -25,10 +25,9 @@ def test_a_server_that_does_not_get_ready(compared: Programs) -> None:
         if compared.version.server_status:
             assert rig.ask(f"get_server_status {pid}") == "INITIALIZING\n"
         assert rig.ask(f"get_client_list {pid}", f"get_active_thread_percentage {pid}") == ""
-        assert rig.ask("ps", f"ps -p {pid}") == f"Server not found\nServer {pid} not found\n\n"
         assert rig.ask(f"set_device_pinned_mem_limit {pid} 0 1G") == ""
         assert rig.ask(f"terminate_client {pid} 5") == f"Server {pid} not found!\n1\n"
-        assert rig.log().count(f"Server {pid} is <busy>") == 5
+        assert rig.log().count(f"Server {pid} is <busy>") == 3
 
 
 def test_the_start_is_logged_by_whom(compared: Programs) -> None:

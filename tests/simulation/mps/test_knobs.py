@@ -72,7 +72,7 @@ def test_lose_logs(rig: Rig) -> None:
     rig.start()
     rig.knobs.turn("lose_logs")
     until(lambda: not rig.logs.exists())
-    assert rig.ask("get_default_client_priority") == "0\n"
+    assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
 
 
 def test_server_slow(rig: Rig) -> None:
