@@ -1,8 +1,8 @@
 """Claims that were written for NVIDIA's DRA driver, with the component dra-nvidia-names, and with
 dra-nvidia-driver beside it.
 
-The cases are what the specs of that driver's own suite and demos ask for; docs/migrate.md has
-which of them run unchanged.
+The cases are what the specs of that driver's own suite and demos ask for; docs/migrate.md says
+what of them runs unchanged.
 """
 
 import signal
