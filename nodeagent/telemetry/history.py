@@ -21,31 +21,24 @@ SHORTEST_STEP = 10.0  # seconds
 _MEBIBYTE = 1 << 20
 
 
-def _ring() -> array[float]:
-    return array("f", [nan] * COLUMNS)
+def _rings() -> tuple[array[float], ...]:
+    return tuple(array("f", [nan] * COLUMNS) for _ in range(4))
 
 
 class _GpuRings(Struct):
-    """The newest columns of a GPU, column n at n % COLUMNS. `last` is the newest that was written,
-    out of `samples`. Memory is in MiB, which such a number holds exactly.
+    """The newest columns of a GPU, column n at n % COLUMNS, of what `GpuSeries` has, in its order.
+    `last` is the newest that was written, out of `samples`. Memory is in MiB, held exactly.
     """
 
     last: int
     samples: int = 0
-    utilization: array[float] = field(default_factory=_ring)
-    memory: array[float] = field(default_factory=_ring)
-    temperature: array[float] = field(default_factory=_ring)
-    power: array[float] = field(default_factory=_ring)
+    rings: tuple[array[float], ...] = field(default_factory=_rings)
 
     def add(self, column: int, read: Reading) -> None:
         memory = None if read.memory is None else read.memory / _MEBIBYTE
         self.samples = self.samples + 1 if column == self.last else 1
-        for ring, value in (
-            (self.utilization, read.utilization),
-            (self.memory, memory),
-            (self.temperature, read.temperature),
-            (self.power, read.power),
-        ):
+        values = (read.utilization, memory, read.temperature, read.power)
+        for ring, value in zip(self.rings, values, strict=True):
             for skipped in range(max(self.last, column - COLUMNS) + 1, column + 1):
                 ring[skipped % COLUMNS] = nan
             if value is not None:
@@ -55,16 +48,19 @@ class _GpuRings(Struct):
         self.last = column
 
     def shape(self, columns: range) -> GpuSeries:
-        def rounded(ring: array[float], unit: int = 1) -> list[int | None]:
-            oldest, last = self.last - COLUMNS, self.last
-            found = (ring[n % COLUMNS] if oldest < n <= last else nan for n in columns)
-            return [None if isnan(value) else round(value) * unit for value in found]
-
+        written = range(self.last - COLUMNS + 1, self.last + 1)
+        utilization, memory, temperature, power = (
+            [
+                round(mean) if n in written and not isnan(mean := ring[n % COLUMNS]) else None
+                for n in columns
+            ]
+            for ring in self.rings
+        )
         return GpuSeries(
-            utilization=rounded(self.utilization),
-            memory_used=rounded(self.memory, _MEBIBYTE),
-            temperature=rounded(self.temperature),
-            power=rounded(self.power),
+            utilization=utilization,
+            memory_used=[None if m is None else m * _MEBIBYTE for m in memory],
+            temperature=temperature,
+            power=power,
         )
 
 
@@ -86,7 +82,8 @@ class GpuHistories:
         if self._first is None:
             self._first = column
         for uuid, reading in read.items():
-            self._gpus.setdefault(uuid, _GpuRings(column)).add(column, reading)
+            gpu = self._gpus[uuid] = self._gpus.get(uuid) or _GpuRings(column)
+            gpu.add(column, reading)
         self._gpus = {u: gpu for u, gpu in self._gpus.items() if column - gpu.last < COLUMNS}
 
     def shape(self, now: float, wall: datetime, gpu: str | None = None) -> History | None:

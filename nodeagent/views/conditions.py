@@ -17,7 +17,7 @@ from nodeagent.views.headline import gpus_not_read, not_read_words, same
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Headline, HeadlineSeverity
 from nodeagent.views.status_annotation import has_looked
-from nodeagent.views.text import ALL_PROBLEMS, gpu_words, shortened
+from nodeagent.views.text import gpu_words, shortened
 
 PARTITIONS_READY: Final = "GPUPartitionsReady"
 HEALTHY: Final = "GPUHealthy"
@@ -49,8 +49,7 @@ def _explained(condition: Condition, code: str) -> Condition:
     """The condition with the command that explains `code`, where a person has to act; shortened."""
     passing = condition.status == "True" or condition.reason in _PASSING
     pointer = "" if passing else f"; see nodeagent explain {code}"
-    most = _MAX_MESSAGE - len(pointer)
-    message = shortened(condition.message, most=most, command=ALL_PROBLEMS) + pointer
+    message = shortened(condition.message, most=_MAX_MESSAGE - len(pointer)) + pointer
     return replace(condition, message=message)
 
 

@@ -147,7 +147,7 @@ def _place(gpu: Gpu) -> Json:
         "uuid": gpu.uuid,
         "index": gpu.index,
         "pciBusId": gpu.pci_bus_id,
-        "product": shortened(gpu.name, most=_MAX_PRODUCT),
+        "product": shortened(gpu.name, most=_MAX_PRODUCT, command=""),
         "memory": gpu.memory or None,
         "numaNode": gpu.numa_node,
         "nvlink": as_json(links) if (links := nvlink_shape(gpu)) else None,

@@ -19,15 +19,7 @@ from nodeagent.views.devices import mig_devices
 from nodeagent.views.mps import daemon_shapes
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Headline, Json, Refused, as_json
-from nodeagent.views.text import (
-    ALL_PROBLEMS,
-    MODE_WORD,
-    compact_json,
-    fitting,
-    json_size,
-    shortened,
-    time_json,
-)
+from nodeagent.views.text import MODE_WORD, compact_json, fitting, json_size, shortened, time_json
 
 STATUS: Final = "nodeagent.io/status"
 MAX_BYTES: Final = 32 << 10  # bytes, of the annotation's text
@@ -47,7 +39,7 @@ def status_content(state: NodeState, worst: Headline) -> Json:
     content: Json = {
         "phase": state.phase.value,
         "headline": {
-            key: _bounded(text, _COMMANDS if key == "remedy" else _MESSAGE)
+            key: shortened(text, most=_COMMANDS if key == "remedy" else _MESSAGE)
             for key, text in as_json(worst).items()
         },
     }
@@ -57,7 +49,7 @@ def status_content(state: NodeState, worst: Headline) -> Json:
         content["configuration"] = shortened(state.configuration, most=_NAME)
     content["source"] = state.source
     if state.phase is not Phase.IN_SYNC or state.note:
-        content["message"] = _bounded(state.sentence, _MESSAGE)
+        content["message"] = shortened(state.sentence, most=_MESSAGE)
     if state.refusal:
         content["rejected"] = _rejected(state.refusal)
     if state.claims is not None:
@@ -150,11 +142,7 @@ def _waits(claim: Claim) -> bool:
 
 def _problem(problem: Problem) -> Json:
     found = as_json(problem)
-    return {key: _bounded(text, _MAX_LENGTHS[key]) for key, text in found.items()}
-
-
-def _bounded(text: str, most: int) -> str:
-    return shortened(text, most=most, command=ALL_PROBLEMS)
+    return {key: shortened(text, most=_MAX_LENGTHS[key]) for key, text in found.items()}
 
 
 def _gpu(gpu: Gpu) -> Json:

@@ -106,7 +106,7 @@ def time_json(moment: datetime) -> str:
 
 
 _CUT = "…"
-ALL_PROBLEMS = "nodeagent status --problems"  # shows them in full
+_ALL = "nodeagent status --problems"
 
 
 def one_line(text: str) -> str:
@@ -116,7 +116,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def shortened(text: str, *, most: int, command: str = "") -> str:
+def shortened(text: str, *, most: int, command: str = _ALL) -> str:
     """Cut text to one line of at most `most` characters; an ellipsis marks the cut, and `command`
     shows all of it. A command is left out whole: half of it could be pasted.
     """

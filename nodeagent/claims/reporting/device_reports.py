@@ -18,7 +18,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.structs import replace
 from nodeagent.views.health_remedies import HealthRemedies
-from nodeagent.views.text import ALL_PROBLEMS, shortened
+from nodeagent.views.text import shortened
 
 Status = Literal["healthy", "unhealthy", "unknown"]
 Json = dict[str, Any]
@@ -126,7 +126,7 @@ def device_statuses(
 
 
 def _ready(record: ClaimRecord, health: DeviceHealth | None) -> ClaimCondition:
-    message = shortened(health.message, most=MAX_MESSAGE, command=ALL_PROBLEMS) if health else ""
+    message = shortened(health.message, most=MAX_MESSAGE) if health else ""
     if record.phase is RecordPhase.RELEASING:
         return ClaimCondition(READY, "False", "Releasing", "it is being released")
     if record.phase is not RecordPhase.READY:

@@ -28,12 +28,11 @@ from nodeagent.cluster.kubelet.generated import (
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
 from nodeagent.cluster.kubelet.plugin.sockets import check_path, remove_dead, serve
 from nodeagent.errors import NodeagentError
-from nodeagent.views.text import ALL_PROBLEMS
 
 log = structlog.get_logger(__name__)
 
 MAX_MESSAGE: Final = 1024  # bytes; the kubelet would cut it inside a letter
-_CUT: Final = f"...; in full: {ALL_PROBLEMS}"
+_CUT: Final = "...; in full: nodeagent status --problems"
 _MAX_REASON: Final = 1000  # characters
 
 _DRA: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
