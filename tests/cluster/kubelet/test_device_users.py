@@ -8,7 +8,6 @@ import pytest
 from nodeagent.claims.names import DRIVER
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.cluster.kubelet.device_users import Allocations, KubeletUsage, kubelet_users
-from nodeagent.cluster.kubelet.processes import ProcessPods
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UnknownUsers
@@ -16,6 +15,7 @@ from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.users import User
 from nodeagent.settings import KubeletSettings
 from nodeagent.simulation import SimulatedNode, simulated
+from tests.cluster.kubelet.machine import Machine
 from tests.gpu.steps_of import destroy, destroy_compute, disable, enable, laid_out
 from tests.machine_load import stretched
 from tests.simulated_cluster.kubelet import RATE_LIMITED, Kubelet
@@ -175,20 +175,23 @@ async def test_many_who_ask_at_once_cost_one_call(kubelet: Kubelet, usage: Kubel
 # --- whose processes are --------------------------------------------------------------------------
 
 
+def run_pod(machine: Machine, pid: int, pod: str, state: str = "") -> None:
+    """A process of the pod's, which uses no GPU; the pod's uid ends in the pid."""
+    uid = f"1b2c3d4e-0000-4111-8222-{pid:012}"
+    machine.logs_of(PodName("default", pod), uid, "main")
+    machine.runs(pid, f"/kubepods/pod{uid}/{'c' * 64}{state}")
+
+
 async def test_a_process_is_shown_with_its_pod_in_place_of_the_allocation(
     node: SimulatedNode, kubelet: Kubelet, tmp_path: Path
 ) -> None:
-    uid = "1b2c3d4e-0000-4111-8222-333344445555"
-    (tmp_path / f"log/pods/default_trainer_{uid}/main").mkdir(parents=True)
-    pods = ProcessPods(proc_root=tmp_path / "proc", log_root=tmp_path / "log")
-    usage = KubeletUsage(kubelet.socket, deadline=30, processes=pods)
+    here = Machine(tmp_path)
+    usage = KubeletUsage(kubelet.socket, deadline=30, processes=here.pods)
     async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
         gpu = await laid_out(driver, 0, at0="3g.40gb")
         kubelet.allocate("trainer", [device_of(gpu)])
         process = node.occupy(device_of(gpu))
-        folder = tmp_path / f"proc/{process.pid}"
-        folder.mkdir(parents=True)
-        (folder / "cgroup").write_text(f"0::/kubepods/pod{uid}/{'c' * 64}\n")
+        run_pod(here, process.pid, "trainer")
         (user,) = users_of(await driver.observe_gpu(gpu.uuid))
         assert (user.pid, user.source) == (process.pid, "process")
         assert (user.namespace, user.pod, user.container) == ("default", "trainer", "main")
@@ -203,38 +206,19 @@ async def test_a_process_is_shown_with_its_pod_in_place_of_the_allocation(
 # --- a kubelet that has just started --------------------------------------------------------------
 
 
-class OnThisNode:
-    """Pods of whose processes none uses a GPU, below a folder in the place of / ."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self.pods = ProcessPods(proc_root=root / "proc", log_root=root / "log")
-
-    def run(self, pid: int, pod: str) -> None:
-        """A process of the pod's, which has a uid that ends in the pid."""
-        uid = f"1b2c3d4e-0000-4111-8222-{pid:012}"
-        (self._root / f"log/pods/default_{pod}_{uid}").mkdir(parents=True, exist_ok=True)
-        (self._root / f"proc/{pid}").mkdir(parents=True)
-        (self._root / f"proc/{pid}/cgroup").write_text(f"0::/kubepods/pod{uid}/{'c' * 64}\n")
-
-    def end(self, pid: int) -> None:
-        """The process is gone; its pod's log stays."""
-        (self._root / f"proc/{pid}/cgroup").unlink()
-
-
 async def test_a_kubelet_that_does_not_list_its_pods_yet(
     node: SimulatedNode, kubelet: Kubelet, tmp_path: Path
 ) -> None:
     """After its start it lists pods as it learns of them, none while the API server is away: until
     all that run are listed once, anything may be allocated.
     """
-    here = OnThisNode(tmp_path)
+    here = Machine(tmp_path)
     usage = KubeletUsage(kubelet.socket, deadline=30, processes=here.pods)
     async with Driver(observe_deadline=30, step_deadline=30, sources=[usage]) as driver:
         gpu = await laid_out(driver, 0, at0="3g.40gb")
         kubelet.allocate("trainer", [device_of(gpu)])
-        here.run(11, "trainer")
-        here.run(12, "monitor")
+        run_pod(here, 11, "trainer")
+        run_pod(here, 12, "monitor")
         kubelet.allocate("monitor", [])
         assert users_of(await driver.observe_gpu(gpu.uuid)) == (ALLOCATED,)
         kubelet.finish("trainer")
@@ -252,14 +236,12 @@ async def test_a_kubelet_that_does_not_list_its_pods_yet(
 
 
 async def test_pods_that_end_while_the_kubelet_starts(kubelet: Kubelet, tmp_path: Path) -> None:
-    here = OnThisNode(tmp_path)
-    here.run(11, "trainer")
+    here = Machine(tmp_path)
+    run_pod(here, 11, "trainer")
     usage = KubeletUsage(kubelet.socket, deadline=30, processes=here.pods)
     assert isinstance(await usage.ask(), UnknownUsers)
-    here.end(11)
-    here.run(12, "worker")
-    cgroup = tmp_path / "proc/12/cgroup"
-    cgroup.write_text(cgroup.read_text().rstrip() + " (deleted)\n")
+    here.ends(11)
+    run_pod(here, 12, "worker", " (deleted)")
     assert await usage.ask() == Allocations()
 
 

@@ -10,10 +10,10 @@ from nodeagent.cluster.kubelet.processes import (
     Owner,
     ProcessOwners,
     ProcessPod,
-    ProcessPods,
     outside_pods,
     pod_of_cgroup,
 )
+from tests.cluster.kubelet.machine import Machine
 from tests.processes.real import running
 
 UID = "1b2c3d4e-0000-4111-8222-333344445555"
@@ -89,29 +89,6 @@ def test_cgroups() -> None:
         assert pod_of_cgroup(text) == group
 
 
-class Machine:
-    """A /proc with one process per pid, and the kubelet's log folders."""
-
-    def __init__(self, root: Path) -> None:
-        self.proc, self.logs = root / "proc", root / "log"
-        self.proc.mkdir()
-
-    def runs(self, pid: int, cgroup: str) -> None:
-        (self.proc / str(pid)).mkdir()
-        (self.proc / str(pid) / "cgroup").write_bytes(f"0::{cgroup}\n".encode())
-
-    def logs_of(self, pod: PodName, uid: str, *containers: str) -> None:
-        for container in containers:
-            (self.logs / f"pods/{pod.namespace}_{pod.name}_{uid}/{container}").mkdir(parents=True)
-
-    def in_namespace(self, name: str) -> None:
-        (self.proc / "self/ns").mkdir(parents=True)
-        (self.proc / "self/ns/pid").symlink_to(name)
-
-    def whose(self, *pids: int) -> dict[int, ProcessPod | None]:
-        return dict(ProcessPods(proc_root=self.proc, log_root=self.logs).of(pids))
-
-
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     machine = Machine(tmp_path)
@@ -119,63 +96,70 @@ def machine(tmp_path: Path) -> Machine:
     return machine
 
 
+def whose(machine: Machine, *pids: int) -> dict[int, ProcessPod | None]:
+    return dict(machine.pods.of(pids))
+
+
+def in_namespace(machine: Machine, name: str) -> None:
+    (machine.proc / "self/ns").mkdir(parents=True)
+    (machine.proc / "self/ns/pid").symlink_to(name)
+
+
 def test_a_pod_is_named_by_its_log_folder(machine: Machine) -> None:
     machine.logs_of(PodName("team", "other"), UID.replace("1b", "2b"), "main")
     machine.logs_of(TRAINER, UID, "main")
-    assert machine.whose(4711) == {4711: ProcessPod(UID, ID, TRAINER, "main")}
+    assert whose(machine, 4711) == {4711: ProcessPod(UID, ID, TRAINER, "main")}
 
 
 def test_the_container_of_several_is_named_by_its_log(machine: Machine) -> None:
     machine.logs_of(TRAINER, UID, "prepare", "main")
-    assert machine.whose(4711) == {4711: ProcessPod(UID, ID, TRAINER, "")}
+    assert whose(machine, 4711) == {4711: ProcessPod(UID, ID, TRAINER, "")}
     links = machine.logs / "containers"
     links.mkdir()
     (links / f"trainer-0_team_prepare-{'b' * 64}.log").touch()
     (links / f"trainer-0_team_my-main-{ID}.log").touch()
-    assert machine.whose(4711) == {4711: ProcessPod(UID, ID, TRAINER, "my-main")}
+    assert whose(machine, 4711) == {4711: ProcessPod(UID, ID, TRAINER, "my-main")}
 
 
 def test_a_pod_whose_name_is_not_to_be_found(machine: Machine) -> None:
     """The folder may be gone already, or not be mounted; strangers in it do no harm."""
-    assert machine.whose(4711) == {4711: ProcessPod(UID, ID)}
+    assert whose(machine, 4711) == {4711: ProcessPod(UID, ID)}
     (machine.logs / "pods/lost+found").mkdir(parents=True)
     (machine.logs / "pods/a_b_c_d").touch()
-    assert machine.whose(4711) == {4711: ProcessPod(UID, ID)}
+    assert whose(machine, 4711) == {4711: ProcessPod(UID, ID)}
 
 
 def test_a_users_cgroup_is_no_pods(machine: Machine) -> None:
     machine.runs(4712, f"/user.slice/user-1000.slice/a\r0::/kubepods/pod{UID}/{ID}")
-    assert machine.whose(4712) == {4712: None}
+    assert whose(machine, 4712) == {4712: None}
 
 
 def test_a_process_of_the_machine_is_known_for_one(machine: Machine) -> None:
     machine.runs(4712, "/system.slice/nvidia-persistenced.service")
-    assert machine.whose(4712, 4713) == {4712: None}
+    assert whose(machine, 4712, 4713) == {4712: None}
 
 
 def test_pids_of_another_namespace_are_other_processes(machine: Machine) -> None:
-    machine.in_namespace("pid:[4026532301]")
-    assert machine.whose(4711) == {}
+    in_namespace(machine, "pid:[4026532301]")
+    assert whose(machine, 4711) == {}
 
 
 def test_in_the_machines_own_namespace_pids_are_what_they_seem(machine: Machine) -> None:
-    machine.in_namespace("pid:[4026531836]")
-    assert machine.whose(4711) == {4711: ProcessPod(UID, ID)}
+    in_namespace(machine, "pid:[4026531836]")
+    assert whose(machine, 4711) == {4711: ProcessPod(UID, ID)}
 
 
 # --- owners ---------------------------------------------------------------------------------------
 
-LONG_ID = "c0ffee" + "0" * 58
 GONE = 1 << 22  # the largest pid is one less
-POD_UID = "1b2c3d4e-0000-4111-8222-333344445555"
 
 
 def test_outside_pods_it_is_a_container_a_unit_or_a_user() -> None:
     cases: list[tuple[str, Owner]] = [
-        (f"0::/system.slice/docker-{LONG_ID}.scope\n", Owner(container=LONG_ID[:12])),
-        (f"0::/docker/{LONG_ID}\n", Owner(container=LONG_ID[:12])),
-        (f"0::/machine.slice/libpod-{LONG_ID}.scope/container\n", Owner(container=LONG_ID[:12])),
-        (f"4:devices:/\n1:name=systemd:/docker/{LONG_ID}\n", Owner(container=LONG_ID[:12])),
+        (f"0::/system.slice/docker-{ID}.scope\n", Owner(container=ID[:12])),
+        (f"0::/docker/{ID}\n", Owner(container=ID[:12])),
+        (f"0::/machine.slice/libpod-{ID}.scope/container\n", Owner(container=ID[:12])),
+        (f"4:devices:/\n1:name=systemd:/docker/{ID}\n", Owner(container=ID[:12])),
         ("0::/system.slice/jupyter.service\n", Owner(unit="jupyter.service")),
         ("0::/system.slice/system-ml.slice/ml@7.service/x\n", Owner(unit="ml@7.service")),
         ("0::/system.slice/slurmstepd.scope/job_12/step_0\n", Owner(unit="slurmstepd.scope")),
@@ -192,47 +176,36 @@ def test_outside_pods_it_is_a_container_a_unit_or_a_user() -> None:
         assert outside_pods(cgroup, 1000) == owner
 
 
-def test_processes_are_looked_up_once(tmp_path: Path) -> None:
-    proc, logs = tmp_path / "proc", tmp_path / "log"
-    (logs / "pods" / f"team_trainer_{POD_UID}" / "main").mkdir(parents=True)
-    owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs))
-    trainer = Owner("team", "trainer", "main")
+def test_processes_are_looked_up_once(machine: Machine) -> None:
+    machine.logs_of(TRAINER, UID, "main")
+    owners, trainer = ProcessOwners(machine.pods), Owner("team", "trainer-0", "main")
     with running("cat", "one") as one, running("cat", "two") as two:
-        _process(proc, one, f"0::/kubepods/pod{POD_UID}/{LONG_ID}\n")
-        _process(proc, two, "0::/system.slice/a.service\n")
+        machine.runs(one, f"/kubepods/pod{UID}/{ID}")
+        machine.runs(two, "/system.slice/a.service")
         assert owners.of({one, two, GONE}) == {one: trainer, two: Owner(unit="a.service")}
-        _process(proc, two, "0::/system.slice/b.service\n")
+        machine.runs(two, "/system.slice/b.service")
         assert owners.of({one, two})[two] == Owner(unit="a.service")
         assert owners.of({one}) == {one: trainer}
         assert owners.of({one, two})[two] == Owner(unit="b.service")
 
 
-def test_a_pod_without_a_name_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_pod_without_a_name_is_asked_for_again(machine: Machine) -> None:
     """The kubelet makes the folder of its logs a moment later."""
-    proc, logs = tmp_path / "proc", tmp_path / "log"
-    _process(proc, 1, f"0::/kubepods/pod{POD_UID}/{LONG_ID}\n")
-    owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=logs))
-    assert owners.of({1}) == {}
-    (logs / "pods" / f"team_trainer_{POD_UID}" / "main").mkdir(parents=True)
-    assert owners.of({1}) == {1: Owner("team", "trainer", "main")}
+    owners = ProcessOwners(machine.pods)
+    assert owners.of({4711}) == {}
+    machine.logs_of(TRAINER, UID, "main")
+    assert owners.of({4711}) == {4711: Owner("team", "trainer-0", "main")}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_outside_all_of_them_it_is_its_effective_users(tmp_path: Path) -> None:
+def test_outside_all_of_them_it_is_its_effective_users(machine: Machine) -> None:
     """A service that began as root and became another user is that user's."""
-    proc = tmp_path / "proc"
     code = "import os, sys; os.setuid(4001); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout
         process.stdout.readline()
-        _process(proc, process.pid, "0::/\n")
-        owners = ProcessOwners(ProcessPods(proc_root=proc, log_root=tmp_path))
-        assert owners.of({process.pid}) == {process.pid: Owner(user="4001")}
+        machine.runs(process.pid, "/")
+        assert ProcessOwners(machine.pods).of({process.pid}) == {process.pid: Owner(user="4001")}
         process.kill()
-
-
-def _process(proc: Path, pid: int, cgroup: str) -> None:
-    (proc / str(pid)).mkdir(parents=True, exist_ok=True)
-    (proc / str(pid) / "cgroup").write_text(cgroup)
