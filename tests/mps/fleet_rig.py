@@ -24,7 +24,6 @@ from nodeagent.mps.launch.launcher import Launcher
 from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess, mps_process
 from nodeagent.mps.programs import Programs
-from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.settings import MpsSettings
 from nodeagent.simulation.mps.clients import SimulatedClient
@@ -132,19 +131,16 @@ class FleetRig:
         *,
         served: float = SERVED,
         private_shm: bool = False,
-        report: Callable[[str, Report], None] = lambda _device, _report: None,
     ) -> AsyncIterator[Fleet]:
-        """One agent's life; `report` hears what is also noted in `reports`."""
-
-        def hear(device: str, heard: Report) -> None:
-            self.reports.append((device, heard))
-            report(device, heard)
-
-        def check(_: DaemonSpec) -> tuple[str, ...]:
-            return self.differences
-
+        """One agent's life; what is reported is noted in `reports`."""
         launcher = ChildLauncher(self.programs)
-        context = self.context(policy, launcher, check=check, report=hear, served=served)
+        context = self.context(
+            policy,
+            launcher,
+            check=lambda _: self.differences,
+            report=lambda *heard: self.reports.append(heard),
+            served=served,
+        )
         async with Fleet(replace(context, private_shm=private_shm)) as made:
             yield made
 

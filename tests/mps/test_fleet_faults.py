@@ -43,10 +43,6 @@ def rig() -> Iterator[FleetRig]:
         yield made
 
 
-def prepared(rig: FleetRig, knob: str, value: object = True) -> None:
-    rig.knobs().turn(knob, value)
-
-
 # --- daemon faults --------------------------------------------------------------------------------
 
 
@@ -99,7 +95,7 @@ async def test_busy(rig: FleetRig, fleet: Fleet) -> None:
 
 async def test_slow_sockets(rig: FleetRig) -> None:
     """They are kept from new clients when they are made, and not taken from it before."""
-    prepared(rig, "slow_sockets", 0.03)
+    rig.knobs().turn("slow_sockets", 0.03)
     async with rig.fleet() as fleet:
         fleet.cordon({GPU: "sick"})
         await fleet.start(GPU, wanted())
@@ -108,7 +104,7 @@ async def test_slow_sockets(rig: FleetRig) -> None:
 
 
 async def test_ignore_settings(rig: FleetRig) -> None:
-    prepared(rig, "ignore_settings")
+    rig.knobs().turn("ignore_settings")
     async with rig.fleet() as fleet:
         with pytest.raises(NotReady, match=r"thread percentage is 100\.0, wanted 50"):
             await fleet.start(GPU, wanted())
@@ -208,8 +204,7 @@ async def test_the_pipe_directory_of_a_daemon_that_answers(rig: FleetRig, fleet:
 @as_root
 async def test_a_daemon_that_never_answered_is_asked_to_end(rig: FleetRig) -> None:
     """In a directory of root's: its user could lead the request to another user's daemon else."""
-    prepared(rig, "hang")
-    rig.impatient = True
+    rig.knobs().turn("hang")
     async with rig.fleet() as fleet:
         starting = asyncio.create_task(fleet.start(GPU, wanted()))
         await until((rig.pipes() / "control").exists)
@@ -284,7 +279,7 @@ async def test_a_server_that_fails(rig: FleetRig, fleet: Fleet) -> None:
 
 @as_root
 async def test_server_uid(rig: FleetRig) -> None:
-    prepared(rig, "server_uid", 1234)
+    rig.knobs().turn("server_uid", 1234)
     async with rig.fleet() as fleet:
         await fleet.start(GPU, wanted(uid=0))
         with rig.served(uid=0):

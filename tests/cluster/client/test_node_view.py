@@ -15,6 +15,7 @@ from nodeagent.cluster.client.node_view import (
     read_node,
 )
 from nodeagent.health.reporting import Condition
+from tests.simulated_cluster.patching import merged
 
 
 def view_of(node: object) -> NodeView:
@@ -144,18 +145,6 @@ def sent_for(wanted: Wanted, there: NodeView) -> dict[str, Any]:
     moment = datetime(2026, 2, 2, tzinfo=UTC)
     part = difference(wanted, there)
     return (patch_of("n", part, there, moment).body or {}) if part else {}
-
-
-def merged(target: Any, patch: Any) -> Any:
-    if not isinstance(patch, dict):
-        return patch
-    target = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            target.pop(key, None)
-        else:
-            target[key] = merged(target.get(key), value)
-    return target
 
 
 @given(annotations=there_keys, labels=there_keys, want_a=wanted_keys, want_l=wanted_keys)
