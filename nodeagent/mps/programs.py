@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -56,66 +56,50 @@ class ProgramOutput(Struct, frozen=True):
 
 
 async def run_program(
-    command: Sequence[str], environment: Mapping[str, str], *, stdin: bytes | None = None
+    command: Sequence[str], environment: Mapping[str, str], *, stdin: bytes = b""
 ) -> ProgramOutput:
     """Run a command to its end with this environment alone; it is killed when this is cancelled.
-    Raises OSError, which includes TooMuchOutput.
+    `stdin` is what a pipe holds at most. Raises OSError, which includes TooMuchOutput.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
-        stdin=DEVNULL if stdin is None else PIPE,
+        stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
         env=environment,
         cwd="/",
         start_new_session=True,
     )
-    tasks = [
-        asyncio.create_task(_read_all(process.stdout)),
-        asyncio.create_task(_read_all(process.stderr)),
-        asyncio.create_task(_write(process.stdin, stdin or b"")),
-    ]
+    if process.stdin is not None:
+        process.stdin.write(stdin)
+        process.stdin.close()
+    streams = (process.stdout, process.stderr)
     try:
-        output, complaint, _ = await asyncio.gather(*tasks)
+        said = await asyncio.gather(*(_read_all(process, one) for one in streams))
         await process.wait()
-    finally:  # where one fails the others go on, and nothing else could read these streams
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await _end(process)
-    return ProgramOutput(
-        output.decode(errors="replace"),
-        complaint.decode(errors="replace"),
-        int(process.returncode or 0),
-    )
+    finally:
+        _kill(process)
+        # asyncio waits for the ends of the streams too, so they are read until then.
+        await asyncio.gather(*(_read_all(process, one) for one in streams))
+        await process.wait()
+    if max(map(len, said)) > MAX_OUTPUT:
+        raise TooMuchOutput
+    output, complaint = (one.decode(errors="replace") for one in said)
+    return ProgramOutput(output, complaint, int(process.returncode or 0))
 
 
-async def _end(process: Process) -> None:
-    """Kill the process if it still runs, and wait for its end. asyncio waits for the ends of the
-    streams too, so they are read until then.
-    """
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.kill()
-    for stream in (process.stdout, process.stderr):
-        while stream is not None and await stream.read(_BLOCK):
-            pass
-    await process.wait()
-
-
-async def _read_all(stream: asyncio.StreamReader | None) -> bytes:
+async def _read_all(process: Process, stream: asyncio.StreamReader | None) -> bytes:
+    """What a stream says until it ends, or until it was too much; then the process is killed."""
     read = bytearray()
     while stream is not None and (block := await stream.read(_BLOCK)):
-        read += block
-        if len(read) > MAX_OUTPUT:
-            raise TooMuchOutput
+        if len(read) <= MAX_OUTPUT:
+            read += block
+        else:
+            _kill(process)
     return bytes(read)
 
 
-async def _write(stream: asyncio.StreamWriter | None, content: bytes) -> bytes:
-    if stream is not None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it ended before it read all
-            stream.write(content)
-            await stream.drain()
-        stream.close()
-    return b""
+def _kill(process: Process) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
