@@ -105,20 +105,14 @@ class DrainedNode:
 
     async def patch(self, view: NodeView, change: NodeChange) -> NodeView:
         """Send one patch; raises `WriteConflict` if the Node is another than `view` by now."""
-        metadata: dict[str, Any] = {"resourceVersion": view.resource_version}
-        if change.labels:
-            metadata["labels"] = dict(change.labels)
-        if change.annotations:
-            metadata["annotations"] = dict(change.annotations)
-        body: dict[str, Any] = {"metadata": metadata}
+        keys = {"labels": dict(change.labels), "annotations": dict(change.annotations)}
+        metadata = {"resourceVersion": view.resource_version, **keys}
         spec: dict[str, Any] = {}
         if change.unschedulable is not None:
             spec["unschedulable"] = change.unschedulable or None
         if change.changing is not None:
             spec["taints"] = taints_with(view.taints, {CHANGING: change.changing}) or None
-        if spec:
-            body["spec"] = spec
-        request = requests.patch_node(self.name, body)
+        request = requests.patch_node(self.name, {"metadata": metadata, "spec": spec})
         patched = await self.access.ask(request, read_node)
         what = "; ".join(change.words())
         self.report(EventType.NODE_CHANGED, f"the Node is changed: {what} ({change.reason})")
