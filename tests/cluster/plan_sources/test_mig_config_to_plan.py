@@ -9,9 +9,9 @@ from nodeagent.cluster.plan_sources.mig_config.to_plan import (
     DISABLED,
     ENABLED,
     DeferredMigConfig,
-    GeneratedEntry,
     can_be_named,
     configuration_names,
+    entry_with,
     file_of,
     generate,
     without_profiles,
@@ -182,7 +182,7 @@ def test_every_configuration_fits_on_every_card(board: str) -> None:
         done = plan(resolve(document, observed), observed)
         assert done.verdict in {Verdict.APPLICABLE, Verdict.IN_SYNC, Verdict.BLOCKED}
         for gpu in done.gpus if name != DISABLED else ():
-            assert present(gpu.after) == Counter(entries[0].counts)
+            assert present(gpu.after) == Counter(entries[0]["mig-devices"])
 
 
 def test_counts_are_those_of_the_default_file() -> None:
@@ -197,7 +197,7 @@ def test_counts_are_those_of_the_default_file() -> None:
                 filters = default.get("device-filter", [kind])
                 if kind not in ([filters] if isinstance(filters, str) else filters):
                     continue
-                assert default.get("mig-devices", {}) == entry.counts, name
+                assert default.get("mig-devices", {}) == entry.get("mig-devices", {}), name
                 compared += 1
         assert compared >= 8
 
@@ -208,31 +208,29 @@ def test_a30_has_as_many_as_fit_whatever_the_driver_counts() -> None:
     for claimed in cases:
         a30 = card("a30")
         wrong = replace(a30, profiles=tuple(replace(p, max_count=claimed) for p in a30.profiles))
-        assert generate(node(wrong))["all-1g.6gb"] == (GeneratedEntry(True, {"1g.6gb": 4}),)
-        assert generate(node(wrong))["all-2g.12gb"] == (GeneratedEntry(True, {"2g.12gb": 2}),)
+        assert generate(node(wrong))["all-1g.6gb"] == (entry_with({"1g.6gb": 4}),)
+        assert generate(node(wrong))["all-2g.12gb"] == (entry_with({"2g.12gb": 2}),)
 
 
 def test_several_kinds_of_cards_are_distinguished() -> None:
     made = generate(node(card("h100-80gb"), card("a100-80gb"), card("a100-40gb"), card("t4")))
-    assert made["all-3g.40gb"] == (
-        GeneratedEntry(True, {"3g.40gb": 2}, ("0x20B210DE", "0x233010DE")),
-    )
+    assert made["all-3g.40gb"] == (entry_with({"3g.40gb": 2}, ("0x20B210DE", "0x233010DE")),)
     assert made["all-1g.10gb"] == (
-        GeneratedEntry(True, {"1g.10gb": 4}, ("0x20B010DE",)),
-        GeneratedEntry(True, {"1g.10gb": 7}, ("0x20B210DE", "0x233010DE")),
+        entry_with({"1g.10gb": 4}, ("0x20B010DE",)),
+        entry_with({"1g.10gb": 7}, ("0x20B210DE", "0x233010DE")),
     )
     entries = read_document(file_of(made), configuration="all-1g.10gb").entries
     assert [{chosen.device for chosen in entry.pci_filters} for entry in entries] == [
         {0x20B010DE},
         {0x20B210DE, 0x233010DE},
     ]
-    assert [entry.filters for entry in made[BALANCED]] == [
+    assert [entry["device-filter"] for entry in made[BALANCED]] == [
         ("0x20B010DE",),
         ("0x20B210DE",),
         ("0x233010DE",),
     ]
-    assert made[DISABLED] == (GeneratedEntry(enabled=False),)
-    assert made[ENABLED] == (GeneratedEntry(enabled=True),)
+    assert made[DISABLED] == ({"devices": "all", "mig-enabled": False},)
+    assert made[ENABLED] == (entry_with({}),)
 
 
 def test_the_text_is_a_function_of_the_cards() -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.documents.reading import read_document
@@ -149,28 +149,21 @@ def _remedy(name: str, known: list[str], silent: tuple[Gpu, ...]) -> str:
 # --- generated configurations ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedEntry:
-    """One entry of a configuration; `filters` empty: for all cards. `counts` by profile."""
-
-    enabled: bool
-    counts: Mapping[str, int] = field(default_factory=dict)
-    filters: tuple[str, ...] = ()
-
-    def written(self) -> dict[str, object]:
-        chosen = {"device-filter": self.filters} if self.filters else {}
-        counts = {"mig-devices": self.counts} if self.enabled else {}
-        return {**chosen, "devices": "all", "mig-enabled": self.enabled, **counts}
+Entry = dict[str, Any]
+Configurations = Mapping[str, tuple[Entry, ...]]
 
 
-Configurations = Mapping[str, tuple[GeneratedEntry, ...]]
+def entry_with(counts: Mapping[str, int], filters: Collection[str] = ()) -> Entry:
+    """An entry with these devices on each card, by profile; without `filters` for all cards."""
+    chosen = {"device-filter": filters} if filters else {}
+    return {**chosen, "devices": "all", "mig-enabled": True, "mig-devices": counts}
 
 
 def generate(observed: ObservedNode) -> Configurations:
     """The configurations for this node's cards, by the name that a label can hold."""
-    found: dict[str, tuple[GeneratedEntry, ...]] = {
-        DISABLED: (GeneratedEntry(enabled=False),),
-        ENABLED: (GeneratedEntry(enabled=True),),
+    found: dict[str, tuple[Entry, ...]] = {
+        DISABLED: ({"devices": "all", "mig-enabled": False},),
+        ENABLED: (entry_with({}),),
     }
     several = len({gpu.pci_device_id for gpu in observed.gpus}) > 1
     cards = {
@@ -180,11 +173,11 @@ def generate(observed: ObservedNode) -> Configurations:
     }
     for profile, by_count in _by_profile(cards).items():
         found[label_of(profile)] = tuple(
-            GeneratedEntry(True, {profile: count}, _filters(kinds, several=several))
+            entry_with({profile: count}, _filters(kinds, several=several))
             for count, kinds in sorted(by_count.items())
         )
     balanced = tuple(
-        GeneratedEntry(True, counts, _filters([kind], several=several))
+        entry_with(counts, _filters([kind], several=several))
         for kind, card in cards.items()
         if (counts := _balanced(card))
     )
@@ -195,8 +188,7 @@ def generate(observed: ObservedNode) -> Configurations:
 
 def file_of(configurations: Configurations) -> bytes:
     """A mig-parted file with these configurations; the same bytes for the same ones."""
-    written = {name: [one.written() for one in entries] for name, entries in configurations.items()}
-    document = {"version": "v1", _MIG_CONFIGS: written}
+    document = {"version": "v1", _MIG_CONFIGS: configurations}
     return json.dumps(document, separators=(",", ":")).encode()
 
 
