@@ -46,7 +46,7 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     try:
         settings = command_settings(options)
     except UsageError as wrong:
-        yield error("settings", wrong.message, wrong.remedy)
+        yield error("settings", wrong)
         return
     in_cluster = is_in_cluster(settings.kubernetes)
     yield ok("settings", "valid")
@@ -70,7 +70,7 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     try:
         source = source_of(settings.plan, in_cluster=in_cluster)
     except UsageError as wrong:
-        yield error("settings", wrong.message, wrong.remedy)
+        yield error("settings", wrong)
         return
     node, document = None, None
     if in_cluster:
@@ -120,12 +120,12 @@ def _plan(
 def _claims(settings: Settings, *, in_cluster: bool) -> Iterator[PreflightFinding]:
     """Check what is set for claims beside what else is set, and what claims have."""
     for problem in settings.dra.without_effect(in_cluster=in_cluster):
-        yield warning("settings", problem.message, problem.remedy)
+        yield warning("settings", problem)
     if settings.dra.mode != "off":
         records = read_records(settings.state.dir / RECORDS)
         _, held_back = driver_in_force(settings.dra.driver, records)
         if held_back:
-            yield warning("DRA driver", held_back.message, held_back.remedy)
+            yield warning("DRA driver", held_back)
 
 
 def _has_shares(dra: DraSettings, document: PlanDocument | None) -> bool:

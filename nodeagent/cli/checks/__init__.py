@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from nodeagent.errors import NodeagentError
+from nodeagent.plan.problems import Problem
+
 
 class PreflightFinding(NamedTuple):
     """One thing looked at: `check` names it, `message` says what was found.
@@ -23,11 +26,11 @@ def ok(check: str, message: str) -> PreflightFinding:
     return PreflightFinding(check, "ok", message)
 
 
-def warning(check: str, message: str, remedy: str) -> PreflightFinding:
-    """Something will not work, or may not."""
-    return PreflightFinding(check, "warning", message, remedy)
+def warning(check: str, found: NodeagentError | Problem, remedy: str = "") -> PreflightFinding:
+    """Something will not work, or may not; `remedy` is for what has none of its own."""
+    return PreflightFinding(check, "warning", found.message, found.remedy or remedy)
 
 
-def error(check: str, message: str, remedy: str) -> PreflightFinding:
-    """The agent cannot work like this."""
-    return PreflightFinding(check, "error", message, remedy)
+def error(check: str, found: NodeagentError | Problem, remedy: str = "") -> PreflightFinding:
+    """The agent cannot work like this; `remedy` is for what has none of its own."""
+    return PreflightFinding(check, "error", found.message, found.remedy or remedy)

@@ -30,18 +30,11 @@ from nodeagent.settings.cluster import DraSettings
 
 _TIMEOUT = 5.0  # seconds for one answer of the API server, since a person waits
 _RIGHTS = "kubectl apply -f manifests/base/rights.yaml; docs/security.md has what each is for"
-_BASIC = "the role system:basic-user lets every account ask; is it still bound?"
 _ACCOUNT = "check kubernetes.kubeconfig, or the pod's service account"
 _RETRY_REMEDY = "check the API server, and try again"
 _RUNTIME_CLASS = "nvidia"  # of the DaemonSet in manifests/base
-_NO_RUNTIME_CLASS = (
-    "let the GPU Operator make it, or make it as docs/install.md says; or use an overlay or "
-    "component that needs none (simulated, driver-from-host, driver-from-operator)"
-)
 _DRA = "apply manifests/components/dra/rights.yaml (the component dra), or set dra.mode: off"
 _SHARES = "shares of GPUs"
-_UPGRADE = "upgrade to Kubernetes"
-_APART = "write mig: disabled for the GPUs that are shared, in the plan"
 _MAPPED = "apply manifests/overlays/nos/rights.yaml"
 _NOT_BOUND = (
     "the token has to be bound to this Node, as a pod's is, or one of kubectl create "
@@ -61,7 +54,7 @@ def cluster_findings(
         if source == "nos" and settings.nos_config_map:
             place_of(settings.nos_config_map)
     except UsageError as wrong:
-        return [error("settings", wrong.message, wrong.remedy)], None
+        return [error("settings", wrong)], None
     return event_loop.run(_findings(settings, name, source, dra, kubelet_dir))
 
 
@@ -77,8 +70,7 @@ async def _findings(
             return [_unreadable_node(fault)], None
         found = [ok("API server", f"{access.server} answers and accepts the account")]
         if view is None:
-            remedy = "set node_name to its name among: kubectl get nodes"
-            return [*found, error("Node", f"the cluster has no Node {name}", remedy)], None
+            return [*found, error("Node", NodeagentError.of("noNode", name=name))], None
         return [
             *found,
             ok("Node", f"the Node {name} exists"),
@@ -97,21 +89,20 @@ def _unused(settings: KubernetesSettings) -> list[PreflightFinding]:
         if settings.nos_config_map:
             place_of(settings.nos_config_map)
     except UsageError as wrong:
-        return [warning("settings", wrong.message, wrong.remedy)]
+        return [warning("settings", wrong)]
     return []
 
 
 def _unreadable_node(fault: faults.ClusterFault) -> PreflightFinding:
     match fault:
         case faults.CredentialsUnusable():
-            return error("credentials", fault.message, fault.remedy or _ACCOUNT)
+            return error("credentials", fault, _ACCOUNT)
         case faults.NotAllowed():
-            return error("rights", fault.message, _RIGHTS)
+            return error("rights", NodeagentError(fault.message), _RIGHTS)
         case faults.ClusterUnreachable():
-            remedy = "check the server's address, and whether this machine or pod can reach it"
-            return error("API server", fault.message, remedy)
+            return error("API server", NodeagentError.of("serverUnreachable", why=fault.message))
         case _:
-            return error("API server", fault.message, fault.remedy or _RETRY_REMEDY)
+            return error("API server", fault, _RETRY_REMEDY)
 
 
 async def _changes(access: ClusterAccess, name: str) -> list[PreflightFinding]:
@@ -120,11 +111,10 @@ async def _changes(access: ClusterAccess, name: str) -> list[PreflightFinding]:
         await access.send(requests.patch_node_status(name, {}, dry_run=True))
         guarded = await is_guarded(access, name)
     except faults.ClusterFault as fault:
-        return [error("Node's changes", fault.message, _remedy_of(fault))]
+        return [error("Node's changes", NodeagentError(fault.message), _remedy_of(fault))]
     changes = ok("Node's changes", f"{name} may be changed")
     if not guarded:
-        problem = Problem.of(Code.UNGUARDED)
-        return [changes, warning("limits", problem.message, problem.remedy)]
+        return [changes, warning("limits", Problem.of(Code.UNGUARDED))]
     return [changes, ok("limits", "a policy limits what the account may change of Nodes")]
 
 
@@ -145,12 +135,12 @@ async def _rights(
         try:
             allowed = await _may(access, right)
         except faults.ClusterFault as fault:
-            unasked = f"they cannot be asked for: {fault.message}"
-            return [*missing, warning("rights", unasked, _BASIC)]
+            unasked = NodeagentError.of("rightsUnasked", why=fault.message)
+            return [*missing, warning("rights", unasked)]
         if not allowed:
             where = f" in {right.namespace}" if right.namespace else ""
             message = f"no right to {right.verb} {right.resource}{where}: {without}"
-            missing.append(warning("rights", message, remedy))
+            missing.append(warning("rights", NodeagentError(message), remedy))
     return missing or [ok("rights", "the account has all that are needed")]
 
 
@@ -194,9 +184,9 @@ async def _driver_name(
     try:
         taken = await name_taken(access, node, kubelet_dir)
     except NodeagentError as unknown:
-        return [warning(check, unknown.message, unknown.remedy or _RETRY_REMEDY)]
+        return [warning(check, unknown, _RETRY_REMEDY)]
     if taken:
-        return [error(check, taken.message, taken.remedy)]
+        return [error(check, taken)]
     return [ok(check, f"{NVIDIA_DRIVER} is free for this node's agent")]
 
 
@@ -207,7 +197,7 @@ async def counting(settings: KubernetesSettings) -> PreflightFinding:
         try:
             version = await access.ask(requests.get_version(), read_object)
         except faults.ClusterFault as fault:
-            return warning(_SHARES, fault.message, fault.remedy or _RETRY_REMEDY)
+            return warning(_SHARES, fault, _RETRY_REMEDY)
     return counting_finding(str(version.get("gitVersion")))
 
 
@@ -217,11 +207,7 @@ def counting_finding(version: str) -> PreflightFinding:
     """
     release = [int(part) for part in re.findall("[0-9]+", version)[:3]]
     if release < [1, 36, 2]:
-        message = (
-            f"Kubernetes {version}, before 1.36.2, may allocate shares of a GPU beside its MIG "
-            "devices (kubernetes #139034): the agent refuses what comes second"
-        )
-        return warning(_SHARES, message, f"{_UPGRADE} 1.36.2 or later, or {_APART}")
+        return warning(_SHARES, NodeagentError.of("sharesUncounted", version=version))
     if release < [1, 37]:
         message = (
             f"Kubernetes {version} counts them; before 1.37 a claim for several devices may wait "
@@ -242,12 +228,8 @@ async def _runtime_class(access: ClusterAccess) -> list[PreflightFinding]:
     except faults.NotAllowed:
         return []
     except faults.ClusterFault as fault:
-        return [warning(check, fault.message, fault.remedy or _RETRY_REMEDY)]
-    missing = (
-        f"the cluster has no RuntimeClass {_RUNTIME_CLASS}, which the DaemonSet names: its pods "
-        "are not created"
-    )
-    return [warning(check, missing, _NO_RUNTIME_CLASS)]
+        return [warning(check, fault, _RETRY_REMEDY)]
+    return [warning(check, NodeagentError.of("noRuntimeClass", name=_RUNTIME_CLASS))]
 
 
 async def _owners(
@@ -257,9 +239,9 @@ async def _owners(
     try:
         pods = (await access.listed(requests.list_pods(view.name), read_pod)).items
     except faults.ClusterFault as fault:
-        message = f"only labels can show them: {fault.message}"
-        found.append(warning(check, message, _remedy_of(fault)))
+        unseen = NodeagentError(f"only labels can show them: {fault.message}")
+        found.append(warning(check, unseen, _remedy_of(fault)))
     others = owned_by_others(view, pods, source=source, tolerated=settings.tolerate)
     if not others:
         return [*found, ok(check, "no other program of the cluster splits this node's GPUs")]
-    return [*found, *(error(check, other.message, other.remedy) for other in others)]
+    return [*found, *(error(check, other) for other in others)]

@@ -37,13 +37,13 @@ def health_findings(settings: HealthSettings, *, simulated: bool) -> Iterator[Pr
             xid_table(settings.xids)
             yield ok("table of XIDs", f"{settings.xids} is accepted")
         except UsageError as wrong:
-            yield error("table of XIDs", wrong.message, wrong.remedy)
+            yield error("table of XIDs", wrong)
     if not simulated or "kernel_log" in settings.given:
         try:
             os.close(open_log(settings.kernel_log))
             yield ok("kernel log", f"{settings.kernel_log} can be read")
         except NodeagentError as failed:
-            yield warning("kernel log", failed.message, failed.remedy)
+            yield warning("kernel log", failed)
 
 
 def metrics_findings(settings: MetricsSettings) -> Iterator[PreflightFinding]:
@@ -59,28 +59,24 @@ def _counters_findings(path: Path) -> Iterator[PreflightFinding]:
     try:
         selection = read_selection(counters_text(path))
     except NodeagentError as wrong:
-        yield error(check, wrong.message, wrong.remedy)
+        yield error(check, wrong)
         return
     fields = len(selection.metrics) + len(selection.labels)
     yield ok(check, f"{path} has {fields} fields that can be exported")
     for found in selection.findings:
-        yield warning(check, f"line {found.line}: {found.message}", found.remedy)
+        yield warning(check, NodeagentError(f"line {found.line}: {found.message}"), found.remedy)
 
 
 def _web_config_finding(path: Path, *, listens: bool) -> PreflightFinding:
     check = "web-config file"
     if not listens:
-        return warning(
-            check,
-            "it has an effect only with metrics.listen, which is not set",
-            "set metrics.listen",
-        )
+        return warning(check, NodeagentError.of("webConfigUnused"))
     try:
         config = read_web_config(path)
         if config.tls is not None:
             config.tls.context()
     except NodeagentError as wrong:
-        return error(check, wrong.message, wrong.remedy)
+        return error(check, wrong)
     users = f"{len(config.users)} users" if config.users else "no passwords"
     return ok(check, f"{path}: {'TLS' if config.tls else 'no TLS'}, {users}")
 
@@ -89,8 +85,7 @@ def file_finding(plan: PlanSettings) -> tuple[PreflightFinding, PlanDocument | N
     """Whether the plan file can be read and is a plan; whether it fits the node comes later."""
     update = _file_update(plan)
     if isinstance(update, NoPlan):
-        remedy = "write one; start with the output of nodeagent export"
-        return warning("plan", f"{plan.file} does not exist", remedy), None
+        return warning("plan", NodeagentError.of("noPlanFile", path=plan.file)), None
     return _update_finding(update, str(plan.file), "")
 
 
@@ -112,7 +107,8 @@ def node_finding(
         return _update_finding(update, where, carrier.remedy)
     where, values = f"{carrier.kind} {carrier.key}", carrier.values(node)
     if not values:
-        return without or warning("plan", f"the Node has no {where}", carrier.remedy), None
+        missing = NodeagentError(f"the Node has no {where}", remedy=carrier.remedy)
+        return without or warning("plan", missing), None
     return ok("plan", f"asked for by {where}: {', '.join(values)}"), None
 
 
@@ -121,7 +117,7 @@ def fit_finding(document: PlanDocument, observed: ObservedNode, host: Host) -> P
     try:
         resolve(document, observed, host)
     except DocumentError as refusal:
-        return error("plan on this node", refusal.message, refusal.remedy)
+        return error("plan on this node", refusal)
     return ok("plan on this node", "it names what the node has")
 
 
@@ -138,14 +134,15 @@ def _update_finding(
     """Whether what is asked for `where` is a plan; `remedy` is for when nothing is."""
     match update:
         case NoPlan(reason):
-            return warning("plan", reason, remedy), None
+            return warning("plan", NodeagentError(reason), remedy), None
         case UnreadablePlan(problem):
-            return error("plan", problem.message, problem.remedy), None
+            return error("plan", problem), None
         case PlanText(text, configuration):
             try:
                 document = read_document(text, configuration=configuration)
             except DocumentError as refusal:
-                return error("plan", f"{where}: {refusal.message}", refusal.remedy), None
+                wrong = NodeagentError(f"{where}: {refusal.message}", remedy=refusal.remedy)
+                return error("plan", wrong), None
             return ok("plan", f"{where} is well-formed"), document
         case _ as never:
             assert_never(never)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks import PreflightFinding, error, ok, warning
-from nodeagent.errors import DriverError
+from nodeagent.errors import DriverError, NodeagentError
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.remedies import reset_remedy, silent_remedy
@@ -22,20 +22,17 @@ if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.allocations import Holding
 
 _SMI_TIMEOUT = 10.0  # seconds for nvidia-smi
+_KUBELET_LOG = "read the kubelet's log: `journalctl -u kubelet`"
 
 
 def driver_findings(observed: ObservedNode | DriverError) -> Iterator[PreflightFinding]:
     """Whether the driver and each GPU answer; `observed` is the error where the driver does not."""
     if isinstance(observed, DriverError):
-        yield error("driver", observed.message, observed.remedy)
+        yield error("driver", observed)
         return
     yield ok("driver", f"version {observed.driver_version or 'unknown'} answers")
     if not observed.gpus:
-        yield error(
-            "gpus",
-            "the driver answers but has no GPU",
-            "look at `lspci -d 10de:` and `dmesg | grep NVRM`; in a container, give it the GPUs",
-        )
+        yield error("gpus", NodeagentError.of("noGpus"))
     for gpu in observed.gpus:
         yield _gpu_finding(gpu)
 
@@ -43,19 +40,18 @@ def driver_findings(observed: ObservedNode | DriverError) -> Iterator[PreflightF
 def _gpu_finding(gpu: Gpu) -> PreflightFinding:
     check, name = f"gpu {gpu.index}", gpu.name or gpu.uuid or "the GPU"
     if gpu.access is not Access.OK:
-        return error(check, f"{name} does not answer: {gpu.access_reason}", silent_remedy(gpu))
+        mend = silent_remedy(gpu)
+        why = gpu.access_reason
+        return error(check, NodeagentError.of("gpuUnanswered", gpu=name, why=why, mend=mend))
     if gpu.mig is None:
-        return warning(check, f"{name} has no MIG", "plans can name it only without a mig layout")
+        return warning(check, NodeagentError.of("gpuWithoutMig", gpu=name))
     if gpu.mig.current != gpu.mig.pending:
         word = "on" if gpu.mig.pending else "off"
-        return warning(
-            check,
-            f"{name}: MIG mode goes {word} at the next GPU reset",
-            f"while it is idle, {reset_remedy(gpu)}",
-        )
+        reset = reset_remedy(gpu)
+        return warning(check, NodeagentError.of("modePending", gpu=name, mode=word, reset=reset))
     if gpu.unlisted:
         problem = unlisted(gpu)
-        return warning(check, f"{name}: {problem.message}", problem.remedy)
+        return warning(check, NodeagentError(f"{name}: {problem.message}"), problem.remedy)
     return ok(check, f"{name} has MIG, {'on' if gpu.mig.current else 'off'}")
 
 
@@ -67,11 +63,7 @@ def permission_finding(*, simulated: bool) -> PreflightFinding:
     config = "/proc/driver/nvidia/capabilities/mig/config"
     if os.access(config, os.R_OK):
         return ok(check, f"not root, but {config} may be read")
-    return error(
-        check,
-        f"user {os.geteuid()} may not change MIG",
-        "run as root, or in a container with the MIG config capability",
-    )
+    return error(check, NodeagentError.of("migNotAllowed", user=os.geteuid()))
 
 
 def nvidia_smi_findings(
@@ -87,11 +79,8 @@ def nvidia_smi_findings(
     if path is not None:
         yield ok(check, f"found as {path}")
         return
-    found = (
-        f"{nvidia_smi[0]} is not found; these GPUs change their MIG mode only at a reset or reboot"
-    )
-    remedy = "install nvidia-smi, or set nvidia_smi to its path"
-    yield error(check, found, remedy) if reset_allowed else warning(check, found, remedy)
+    found = NodeagentError.of("noNvidiaSmi", program=nvidia_smi[0])
+    yield error(check, found) if reset_allowed else warning(check, found)
 
 
 def persistence_findings(
@@ -108,11 +97,8 @@ def persistence_findings(
     known = {concerned[uuid]: on for uuid, on in modes.items() if uuid in concerned}
     off = sorted(index for index, on in known.items() if not on)
     if off:
-        yield warning(
-            "persistence mode",
-            f"off on GPU {', '.join(map(str, off))}: MIG mode is lost whenever the driver unloads",
-            "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1",
-        )
+        gpus = ", ".join(map(str, off))
+        yield warning("persistence mode", NodeagentError.of("persistenceOff", gpus=gpus))
     elif known:
         yield ok("persistence mode", "on where MIG mode needs it")
 
@@ -130,7 +116,7 @@ def _persistence_modes(nvidia_smi: Sequence[str]) -> dict[str, bool]:
 
 
 # Programs that change MIG layouts by themselves, by the name of their executable.
-_OTHER_OWNERS = {
+_OWNERS = {
     "nvidia-mig-manager": "systemctl disable --now nvidia-mig-manager, or in a cluster set the "
     "GPU operator's migManager.enabled=false",
     "nvidia-mig-parted": "wait until it ends; disable what starts it",
@@ -144,15 +130,14 @@ Commands = Mapping[int, Sequence[str]]  # command lines by pid
 def owner_findings(commands: Commands, root: Path = Path("/")) -> list[PreflightFinding]:
     """Other programs that change this node's layouts; `root` is where /etc lies."""
     check = "other owners"
-    running = {name: pid for pid, name in _programs(commands).items() if name in _OTHER_OWNERS}
+    running = {name: pid for pid, name in _programs(commands).items() if name in _OWNERS}
     found = [
-        warning(check, f"{name} is running (pid {pid}) and may undo plans", _OTHER_OWNERS[name])
+        warning(check, NodeagentError.of("ownerRuns", name=name, pid=pid, mend=_OWNERS[name]))
         for name, pid in sorted(running.items())
     ]
     enabled = (root / "etc/systemd/system" / target / _OTHER_UNIT for target in _WANTED_BY)
     if any(link.exists() for link in enabled):
-        message = f"{_OTHER_UNIT} is enabled and changes layouts at every boot"
-        found.append(warning(check, message, f"systemctl disable --now {_OTHER_UNIT}"))
+        found.append(warning(check, NodeagentError.of("ownerEnabled", unit=_OTHER_UNIT)))
     return found or [ok(check, "none is running on this machine")]
 
 
@@ -168,11 +153,7 @@ def fabric_findings(commands: Commands, root: Path = Path("/")) -> Iterator[Pref
     if any(name.startswith("nv-fabric") for name in _programs(commands).values()):
         yield ok(check, "running")
     else:
-        yield warning(
-            check,
-            "this machine has NVSwitches, but Fabric Manager is not running",
-            "systemctl enable --now nvidia-fabricmanager, of the driver's exact version",
-        )
+        yield warning(check, NodeagentError.of("fabricManagerMissing"))
 
 
 def is_visible(path: Path) -> bool:
@@ -194,15 +175,15 @@ def directory_finding(name: str, path: Path, *, as_agent: bool = True) -> Prefli
         remedy = f"run `install -d -o {os.geteuid()} {path}` as root"
     else:  # root's agent must not keep files in a directory of this user
         remedy = "run this as root"
-    return error(name, message, f"{remedy}, or set {name} to another place")
+    return error(name, NodeagentError(message), f"{remedy}, or set {name} to another place")
 
 
 def lock_finding(path: Path) -> PreflightFinding:
     """Whether another program, such as an agent, holds the right to change this node's GPUs."""
-    remedy = f"run as root, or move away what `ls -ld {path}` shows in its place"
     try:
         if path.is_symlink() or path.is_fifo():
-            return warning("writer", f"{path} is no plain file", remedy)
+            why = "is no plain file"
+            return warning("writer", NodeagentError.of("lockUnusable", path=path, why=why))
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
@@ -210,7 +191,8 @@ def lock_finding(path: Path) -> PreflightFinding:
     except BlockingIOError:
         return ok("writer", f"an agent or apply is running (it holds {path})")
     except OSError as failure:
-        return warning("writer", f"{path} cannot be locked: {failure.strerror}", remedy)
+        why = f"cannot be locked: {failure.strerror}"
+        return warning("writer", NodeagentError.of("lockUnusable", path=path, why=why))
     return ok("writer", "no other program changes GPUs now")
 
 
@@ -233,10 +215,8 @@ def kubelet_findings(
     try:
         held = event_loop.run(ask())
     except KubeletError as failure:
-        message = f"{failure.message}; so every device counts as in use"
-        yield error(
-            "kubelet", message, failure.remedy or "read the kubelet's log: `journalctl -u kubelet`"
-        )
+        found = NodeagentError.of("kubeletUnanswered", why=failure.message)
+        yield error("kubelet", found, failure.remedy or _KUBELET_LOG)
     else:
         holdings = {(one.pod, one.container, one.resource) for one in held if one.resource}
         yield ok("kubelet", f"answers; {len(holdings)} devices are allocated")

@@ -14,6 +14,7 @@ from nodeagent.api.limits import ALL_CONNECTIONS
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks import PreflightFinding, error, ok, warning
 from nodeagent.cli.checks.machine import is_visible
+from nodeagent.errors import NodeagentError
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.mps.files.directories import DEFAULT_DIRECTORIES, may_pass, pipe_directory
 from nodeagent.mps.launch.launcher import OPEN_FILES
@@ -31,6 +32,7 @@ _MIN_SHM = 256 * _MIB  # bytes; containers have 64 MiB by default, which is used
 _ANY_DEVICE = "MIG-00000000-0000-0000-0000-000000000000"
 _DAEMON_FLAGS = frozenset({"-d", "-f", "--daemon", "--foreground"})
 _PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+_UNREAD = "a directory that may not be read"
 
 
 def users_of(document: PlanDocument | None, default: str) -> frozenset[str]:
@@ -76,11 +78,8 @@ def program_findings(
             yield ok(check, f"found as {path}")
             continue
         complete = False
-        yield (error if wanted else warning)(
-            check,
-            f"{name} is not found in {programs.path}",
-            "install the driver's MPS programs, or set mps.path to where they are",
-        )
+        missing = NodeagentError.of("mpsProgramMissing", name=name, path=programs.path)
+        yield (error if wanted else warning)(check, missing)
     if complete:
         yield _daemon_finding(programs, wanted=wanted, any_user=any_user)
 
@@ -92,15 +91,10 @@ def _daemon_finding(programs: Programs, *, wanted: bool, any_user: bool) -> Pref
     scratch = Path(tempfile.gettempdir())
     found = event_loop.run(probe(programs, scratch=scratch, deadline=_PROBE_TIMEOUT))
     if found.problems:
-        first = found.problems[0]
-        remedy = first.remedy or f"run {programs.control[0]} -f by hand and read its messages"
-        return (error if wanted else warning)(check, first.message, remedy)
+        remedy = f"run {programs.control[0]} -f by hand and read its messages"
+        return (error if wanted else warning)(check, found.problems[0], remedy)
     if any_user and found.multi_user_flag == "":
-        return error(
-            check,
-            "the plan has user: any, but this driver's MPS has no multi-user server",
-            "write a user, or install driver 555 or newer",
-        )
+        return error(check, NodeagentError.of("noMultiUserServer"))
     can = {None: "not known", "": "no"}.get(found.multi_user_flag, "yes")
     return ok(check, f"starts; multi-user server: {can}")
 
@@ -114,14 +108,10 @@ def shm_finding(path: Path = Path("/dev/shm")) -> PreflightFinding:  # noqa: S10
     try:
         found = os.statvfs(path)
     except OSError as failure:
-        return warning(check, f"{path} cannot be read: {failure.strerror}", f"mount {path}")
+        return warning(check, NodeagentError.of("shmUnread", path=path, why=failure.strerror))
     size = found.f_frsize * found.f_blocks
     if size < _MIN_SHM:
-        return warning(
-            check,
-            f"{path} has {size // _MIB} MiB in all, which MPS servers and clients share",
-            f"mount -o remount,size=1G {path}, or give the container a larger one",
-        )
+        return warning(check, NodeagentError.of("shmSmall", path=path, size=size // _MIB))
     return ok(check, f"{path} has {size // _MIB} MiB")
 
 
@@ -130,13 +120,9 @@ def open_files_finding(*, wanted: bool, limit: int | None = None) -> PreflightFi
     check = "mps open files"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if limit is None else limit
     if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
-        level = error if wanted else warning
-        return level(
-            check,
-            f"at most {hard} files may be open; MPS servers fail to share memory below {OPEN_FILES}"
-            + (", and the agent takes fewer connections" if hard < ALL_CONNECTIONS else ""),
-            f"ulimit -Hn {OPEN_FILES}, or LimitNOFILE={OPEN_FILES} in the unit",
-        )
+        more = ", and the agent takes fewer connections" if hard < ALL_CONNECTIONS else ""
+        found = NodeagentError.of("fewOpenFiles", most=hard, needed=OPEN_FILES, more=more)
+        return error(check, found) if wanted else warning(check, found)
     return ok(check, f"{'any number' if hard == resource.RLIM_INFINITY else hard} may be open")
 
 
@@ -146,7 +132,7 @@ def path_finding(run_dir: Path, *, wanted: bool) -> PreflightFinding:
     try:
         pipes = pipe_directory(run_dir, _ANY_DEVICE)
     except PathRefused as refusal:
-        return (error if wanted else warning)(check, refusal.message, refusal.remedy)
+        return (error if wanted else warning)(check, refusal)
     return ok(check, f"{Path(pipes).parents[1]} is short enough for sockets")
 
 
@@ -158,18 +144,14 @@ def user_findings(
     for user in sorted(set(users)):
         account = Account(0, 0) if user == ANY_USER else accounts.get(user)
         if account is None:
-            yield error(check, f"this machine has no user {user}", "write a uid, or uid:gid")
+            yield error(check, NodeagentError.of("noUser", user=user))
             continue
         levels, uid, gid = _existing(run_dir), account.uid, account.gid
         closed = next((level for level in levels if not may_pass(level.stat(), uid, gid)), None)
         if closed is None:
             yield ok(check, f"{user} is uid {account.uid} and reaches {run_dir}")
         else:
-            yield error(
-                check,
-                f"user {user} may not pass {closed}, so its servers would end without a message",
-                f"chmod o+x {closed}, or set run.dir to another path",
-            )
+            yield error(check, NodeagentError.of("userMayNotPass", user=user, path=closed))
 
 
 def _existing(path: Path) -> Iterator[Path]:
@@ -199,21 +181,10 @@ def foreign_findings(
     served = {daemon.pipes for daemon in foreign}
     left = [d for d in DEFAULT_DIRECTORIES if d not in served and _has_sockets(root, d)]
     found = [
-        warning(
-            check,
-            f"an MPS daemon that is not the agent's runs in "
-            f"{daemon.pipes or 'a directory that may not be read'} (pid {daemon.pid})",
-            f"disable what starts it, and end it: kill {daemon.pid}",
-        )
-        for daemon in foreign
-    ] + [
-        warning(
-            check,
-            f"{directory} is left over from an MPS daemon, and container runtimes mount it",
-            f"rm -r {directory}",
-        )
-        for directory in left
+        warning(check, NodeagentError.of("foreignDaemon", pid=one.pid, where=one.pipes or _UNREAD))
+        for one in foreign
     ]
+    found += [warning(check, NodeagentError.of("leftByDaemon", path=path)) for path in left]
     return found or [ok(check, "no other MPS daemon runs on this machine")]
 
 
