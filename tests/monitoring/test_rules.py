@@ -71,7 +71,7 @@ def test_each_alert_is_tested_both_ways() -> None:
 def test_the_page_lists_the_alerts() -> None:
     units = {"m": "min", "h": "h"}
     page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
-    listed = dict(re.findall(r"^\| `(Nodeagent\w+)` \| ([^|]+) \|", page, re.MULTILINE))
+    listed = dict(re.findall(r"`(Nodeagent\w+)` \(([^)]+)\)", page))
     reported = {
         rule["alert"]: f"{rule['for'][:-1]} {units[rule['for'][-1]]}"
         if "for" in rule
