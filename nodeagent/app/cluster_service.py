@@ -64,8 +64,6 @@ class ClusterService:
         if self._source != "file":
             self.publisher.source = make_source(
                 self._source,
-                self._settings.nos_config_map,
-                access=self.access,
                 offer=offer,
                 rounds=lambda: self._states.newest.rounds,
                 follow=follow,

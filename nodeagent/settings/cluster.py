@@ -57,11 +57,6 @@ class KubernetesSettings(Group):
         "Seconds after a change for the node to offer the new devices; then the "
         "difference is reported.",
     ] = 120.0
-    nos_config_map: Annotated[
-        Text | None,
-        "NAMESPACE/NAME of the ConfigMap with nos' configurations of the device "
-        "plugin, from which the shares of MPS nodes are read.",
-    ] = None
     layout_labels: Annotated[
         bool, "Whether the facts for schedulers are written as labels, too."
     ] = False

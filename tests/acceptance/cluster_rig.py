@@ -93,8 +93,6 @@ class Member:
         states.newest = replaced(states.newest, source=source)
         self.source = self.publisher.source = make_source(
             source,
-            None,
-            access=self.access,
             offer=self.rig.plan.offer,
             rounds=lambda: self.rig.state.rounds,
             follow=partial(PlanFile, folder / "plan.yaml"),

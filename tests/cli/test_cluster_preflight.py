@@ -168,7 +168,6 @@ async def test_credentials_that_cannot_be_read(tmp_path: Path) -> None:
         (("create", "events"), "rights", "warning", {}),
         (("list", "pods"), "other managers", "error", {}),
         (("delete", "pods"), "rights", "warning", {"clients": "deletePods"}),
-        (("get", "configmaps"), "rights", "warning", {"nos_config_map": "a/b"}),
     ],
 )
 async def test_each_right_that_is_missing(
@@ -279,19 +278,6 @@ async def test_another_manager(api: ApiServer, tmp_path: Path) -> None:
 async def test_settings_that_name_no_known_manager(api: ApiServer, tmp_path: Path) -> None:
     found = await _look(api, tmp_path, {"tolerate": ["mig-parted"]})
     assert found["settings"].level == "error"
-
-
-@pytest.mark.parametrize(("source", "level"), [("nos", "error"), ("annotation", "warning")])
-async def test_a_config_map_of_no_name(
-    api: ApiServer, tmp_path: Path, source: str, level: str
-) -> None:
-    config = kubeconfig(tmp_path, api.url).path
-    settings = KubernetesSettings(kubeconfig=config, nos_config_map="x")
-    found, _ = await asyncio.to_thread(cluster_findings, settings, NODE, source, DRA, tmp_path)
-    [finding] = [one for one in found if one.check == "settings"]
-    assert finding.level == level
-    assert 'kubernetes.nos_config_map is "x"' in finding.message
-    assert "nebuly-nvidia/" in finding.remedy
 
 
 @pytest.mark.parametrize(

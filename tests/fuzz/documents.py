@@ -9,7 +9,6 @@ from pathlib import Path
 import yaml
 
 from nodeagent.api.web_config import read_web_config
-from nodeagent.cluster.plan_sources.nos import requested_devices
 from nodeagent.documents.reading import read_document
 from nodeagent.documents.xids import read_xid_table
 from nodeagent.errors import DocumentError, NodeagentError, UsageError
@@ -30,14 +29,6 @@ xids:
   - {xid: 63, class: gpuReset}
   - {xid: [13, 31], class: information}
   - {xid: 999, name: our own, class: nodeReboot}
-"""
-_PLUGIN = """
-version: v1
-flags: {migStrategy: mixed}
-sharing:
-  mps:
-    resources: [{name: nvidia.com/gpu, rename: gpu-10gb, memoryGB: 10, replicas: 4, devices: ["0"]}]
-  timeSlicing: {renameByDefault: false, resources: [{name: nvidia.com/mig-1g.10gb, replicas: 10}]}
 """
 _SETTINGS = """
 node_name: gpu-0
@@ -173,12 +164,5 @@ def parsers() -> tuple[Parser, ...]:
             (Refused,),
             tuple(b"30s 1h [::1]:9470 8Gi true 7 mixed 'a b' /etc/plan.yaml auto".split()),
             (b"9" * (128 << 10), b"'" * (128 << 10), b"a " * (64 << 10)),
-        ),
-        Parser(
-            "nos' configuration",
-            lambda text, _: requested_devices.read_configuration(text.decode("utf-8", "replace")),
-            (),
-            both_ways(_PLUGIN),
-            _LARGE,
         ),
     )

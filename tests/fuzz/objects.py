@@ -23,7 +23,7 @@ from nodeagent.cluster.drain.owners import claims, other_allocator
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.plan_sources.node_source import offer
 from nodeagent.cluster.plan_sources.nos.grammar import (
-    partitioning_of,
+    is_divided,
     read_spec,
     read_status,
     requested_profiles,
@@ -174,7 +174,7 @@ _NODE_REFERENCE = NodeReference("gpu-0", UID)
 def _node(text: bytes, _: Path) -> None:
     """And all that is made of its annotations and labels."""
     view = read_node(text)
-    partitioning_of(view.labels), claims(view, ()), other_allocator((), view.allocatable)
+    is_divided(view.labels), claims(view, ()), other_allocator((), view.allocatable)
     _annotations(view.annotations)
     is_newer(view.resource_version, "4711")
 

@@ -183,16 +183,6 @@ def test_the_plan_of_a_users_own(source: str, file: str, plan: Any) -> None:
     assert yaml.safe_load(data[file]) == {"version": "v1", "gpus": []}
 
 
-def test_the_namespace_of_nos() -> None:
-    values = _of("nos") | {"nos": {"namespace": "nos", "configMap": "shares"}}
-    documents = _objects(values)
-    role = one(documents, "Role", "nodeagent-nos")
-    assert role["metadata"]["namespace"] == "nos"
-    assert role["rules"][0]["resourceNames"] == ["shares"]
-    settings = yaml.safe_load(one(documents, "ConfigMap")["data"]["settings.yaml"])
-    assert settings["kubernetes"]["nos_config_map"] == "nos/shares"
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -154,11 +154,8 @@ async def admin(guarded: RealApiServer) -> AsyncIterator[Admin]:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_the_overlay_is_applied(server: RealApiServer, tmp_path: Path, name: str) -> None:
+def test_the_overlay_is_applied(server: RealApiServer, name: str) -> None:
     """All that it has is accepted, and so is what the examples ask for where it serves claims."""
-    namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: nebuly-nvidia}\n"
-    (tmp_path / "nos.yaml").write_text(namespace)  # which nos brings along
-    _kubectl(server, "apply", "--server-side", "-f", str(tmp_path / "nos.yaml"))
     _kubectl(server, "apply", "--server-side", "-k", str(MANIFESTS / "overlays" / name))
     if name == "dra":
         examples = str(MANIFESTS.parent / "examples/dra")

@@ -3,17 +3,12 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-
-import yaml
 
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.requests import Request
 from tests.manifests.rendering import Document, written
 
 BASE = "base/rights.yaml"
-NOS = "overlays/nos/rights.yaml"
-NOS_MAP = ("nebuly-nvidia", "nos-device-plugin-configs")
 EVICTIONS = "components/evictions/rights.yaml"
 DELETION = "components/plugin-pod-deletion/rights.yaml"
 DRA = "components/dra/rights.yaml"
@@ -34,7 +29,6 @@ REQUESTS: dict[str, tuple[str, Callable[[], Request]]] = {
     "patch_event": (BASE, lambda: requests.patch_event("x", {})),
     "list_pods": (BASE, lambda: requests.list_pods("gpu-0")),
     "get_pod": (DRA, lambda: requests.get_pod("team-a", "x")),
-    "get_config_map": (NOS, lambda: requests.get_config_map(*NOS_MAP)),
     "evict_pod": (EVICTIONS, lambda: requests.evict_pod("team-a", "x", uid="1")),
     "apply_claim_devices": (DRA, lambda: requests.apply_claim_devices("team-a", "x", {})),
     "get_claim": (DRA, lambda: requests.get_claim("team-a", "x")),
@@ -103,15 +97,5 @@ def test_each_right_is_used_and_each_use_has_a_right() -> None:
         needed.setdefault(role, set()).add(("" if everywhere else namespace, resource, verb))
     # Who may patch a claim's status has to be let write of this driver's devices there, too.
     needed[DRA].add(("", "resourceclaims/driver", "associated-node:patch"))
-    for path in (BASE, NOS, EVICTIONS, DELETION, DRA):
+    for path in (BASE, EVICTIONS, DELETION, DRA):
         assert sorted(_rights(written(path))) == sorted(needed[path]), path
-
-
-def test_only_nos_own_config_map_can_be_read() -> None:
-    """The right to read ConfigMaps is for the one that the overlay's settings name."""
-    (rule,) = written(NOS)[0]["rules"]
-    assert rule["resourceNames"] == [NOS_MAP[1]]
-    settings = yaml.safe_load(
-        (Path(__file__).parents[2] / "manifests/overlays/nos/settings.yaml").read_text()
-    )
-    assert settings["kubernetes"]["nos_config_map"] == "/".join(NOS_MAP)

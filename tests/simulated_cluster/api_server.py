@@ -227,15 +227,6 @@ class ApiServer:
             metadata = event["metadata"]
             self.store.delete(Key("events", metadata["namespace"], metadata["name"]))
 
-    def put_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> Object:
-        """A ConfigMap with these texts, in place of any that was there."""
-        key = Key("configmaps", namespace, name)
-        if any(one["metadata"]["name"] == name for one in self.store.all("configmaps", namespace)):
-            self.store.delete(key)
-        return self.store.create(
-            "configmaps", namespace, {"metadata": {"name": name}, "data": dict(data)}
-        )
-
     def _patch(self, key: Key, patch: Object) -> Object:
         kind = "Node" if key.plural == "nodes" else "Pod"
         return self.store.change(key, lambda found: patched(kind, found, MERGE, patch))

@@ -57,7 +57,6 @@ DISCOVERY: dict[str, Any] = {
             _resource("pods/status", "Pod", namespaced=True, verbs=["get", "patch"]),
             _resource("pods/eviction", "Eviction", namespaced=True, verbs=["create"]),
             _resource("events", "Event", namespaced=True, verbs=_VERBS),
-            _resource("configmaps", "ConfigMap", namespaced=True, verbs=["get"]),
         ],
     },
 }

@@ -198,7 +198,6 @@ class Conversation:
             "deletion", agent.delete_pod("default", "recorded-other", uid=other["metadata"]["uid"])
         )
         await self.send("no pod", agent.get_pod("default", "recorded-other"))
-        await self.send("no ConfigMap", agent.get_config_map("default", "nothing"))
         await self.send("no RuntimeClass", agent.get_runtime_class("nothing"))
 
     async def _slices(self, watches: asyncio.TaskGroup) -> None:

@@ -45,7 +45,6 @@ def application(server: ApiServer) -> web.Application:
         add("PATCH", collection + "/{name}/{part:status}", routes.patch)
         add("DELETE", collection + "/{name}", routes.delete)
     add("POST", "/api/v1/namespaces/{namespace}/pods/{name}/eviction", routes.evict)
-    add("GET", "/api/v1/namespaces/{namespace}/{plural:configmaps}/{name}", routes.read)
     slices = "/apis/resource.k8s.io/v1/{plural:resourceslices}"
     add("GET", slices, routes.list)
     add("POST", slices, routes.create)

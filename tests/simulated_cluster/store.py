@@ -21,7 +21,6 @@ KINDS = {
     "nodes": "Node",
     "pods": "Pod",
     "events": "Event",
-    "configmaps": "ConfigMap",
     "resourceclaims": "ResourceClaim",
     "resourceslices": "ResourceSlice",
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from nodeagent.claims.names import NVIDIA_DRIVER
@@ -22,7 +21,6 @@ from nodeagent.cluster.drain.hooks import check_settings
 from nodeagent.cluster.drain.owners import owned_by_others
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.guard import is_guarded
-from nodeagent.cluster.plan_sources.nos.source import place_of
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import KubernetesSettings
@@ -35,7 +33,6 @@ _RETRY_REMEDY = "check the API server, and try again"
 _RUNTIME_CLASS = "nvidia"  # of the DaemonSet in manifests/base
 _DRA = "apply manifests/components/dra/rights.yaml (the component dra), or set dra.mode: off"
 _SHARES = "shares of GPUs"
-_MAPPED = "apply manifests/overlays/nos/rights.yaml"
 _NOT_BOUND = (
     "the token has to be bound to this Node, as a pod's is, or one of kubectl create "
     "token --bound-object-kind Node"
@@ -51,8 +48,6 @@ def cluster_findings(
     """
     try:
         check_settings(settings)
-        if source == "nos" and settings.nos_config_map:
-            place_of(settings.nos_config_map)
     except UsageError as wrong:
         return [error("settings", wrong)], None
     return event_loop.run(_findings(settings, name, source, dra, kubelet_dir))
@@ -75,22 +70,11 @@ async def _findings(
             *found,
             ok("Node", f"the Node {name} exists"),
             *await _changes(access, name),
-            *_unused(settings),
             *await _rights(access, settings, claims=dra.mode != "off"),
             *(await _driver_name(access, name, kubelet_dir) if is_named_so else []),
             *await _runtime_class(access),
             *await _owners(access, settings, view, source),
         ], view
-
-
-def _unused(settings: KubernetesSettings) -> list[PreflightFinding]:
-    """What is wrong, and matters to the source nos alone, which is not the one in force."""
-    try:
-        if settings.nos_config_map:
-            place_of(settings.nos_config_map)
-    except UsageError as wrong:
-        return [warning("settings", wrong)]
-    return []
 
 
 def _unreadable_node(fault: faults.ClusterFault) -> PreflightFinding:
@@ -169,10 +153,6 @@ def _needed(settings: KubernetesSettings, *, claims: bool) -> Iterator[tuple[Rig
         yield Right("get", "pods"), unseen, _DRA
         status = Right("patch", "resourceclaims/status", group=DRA_GROUP)
         yield status, "claims do not show what became of their devices", _DRA
-    with suppress(UsageError):  # reported by `_unused`
-        if settings.nos_config_map:
-            place = place_of(settings.nos_config_map)
-            yield Right("get", "configmaps", *place), "nos' MPS nodes get no plan", _MAPPED
 
 
 async def _driver_name(

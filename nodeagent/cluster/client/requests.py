@@ -133,12 +133,6 @@ def patch_event(name: str, body: JsonObject, namespace: str = EVENTS_IN) -> Requ
     return _patch(f"a change of Event {name}", _path("events", name, namespace=namespace), body)
 
 
-def get_config_map(namespace: str, name: str) -> Request:
-    """One ConfigMap."""
-    path = _path("configmaps", name, namespace=namespace)
-    return Request(f"the ConfigMap {namespace}/{name}", "GET", path)
-
-
 def get_runtime_class(name: str) -> Request:
     """One RuntimeClass."""
     path = _path("runtimeclasses", name, api="/apis/node.k8s.io/v1")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from nodeagent.cluster.client.access import ClusterAccess
     from nodeagent.cluster.client.node_view import NodeView
     from nodeagent.cluster.plan_sources.node_source import FollowFile, NodeSource, Offer
 
@@ -53,24 +52,14 @@ CARRIERS: Final = {
 
 
 def make_source(
-    name: str,
-    config_map: str | None,
-    *,
-    access: ClusterAccess,
-    offer: Offer,
-    rounds: Callable[[], int],
-    follow: FollowFile,
+    name: str, *, offer: Offer, rounds: Callable[[], int], follow: FollowFile
 ) -> NodeSource:
-    """The source of this name, to be run and used.
-
-    `config_map` is where nos' configuration of the device plugin is; `follow` makes the plan file,
-    for a source that reads it. Raises UsageError for settings with which there is none.
-    """
+    """The source of this name, to be run; `follow` makes the plan file, for one that reads it."""
     from nodeagent.cluster.plan_sources.mig_config.source import MigConfigSource
     from nodeagent.cluster.plan_sources.node_source import AnnotationSource
     from nodeagent.cluster.plan_sources.nos.source import NosSource
 
     if name == "nos":
-        return NosSource(offer, access, config_map, rounds=rounds)
+        return NosSource(offer, rounds=rounds)
     with_file = {"annotation": AnnotationSource, "mig-config": MigConfigSource}
     return with_file[name](offer, rounds=rounds, follow=follow)

@@ -27,8 +27,6 @@ def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> N
         assert carrier.key.startswith(prefixes)
         source = make_source(
             name,
-            None,
-            access=access,
             offer=lambda _: None,
             rounds=lambda: 0,
             follow=partial(PlanFile, tmp_path / "plan.yaml"),

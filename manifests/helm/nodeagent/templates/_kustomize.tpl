@@ -8,8 +8,6 @@ templates here put them together as kustomize does; objects.yaml says which of t
 {{- $values := .root.Values -}}
 {{- $text := .root.Files.Get .path | required (printf "the chart lacks %s" .path) -}}
 {{- $text = $text | replace "managed-by: kustomize" "managed-by: Helm" -}}
-{{- $text = $text | replace "nebuly-nvidia" $values.nos.namespace -}}
-{{- $text = $text | replace "nos-device-plugin-configs" $values.nos.configMap -}}
 {{- if or $values.dra.nvidiaDriver (and $values.dra.nvidiaNames (hasSuffix "/configurations.yaml" .path)) -}}
   {{- $text = $text | replace "['gpu.nodeagent.io']" "['gpu.nodeagent.io', 'gpu.nvidia.com']" -}}
 {{- end -}}

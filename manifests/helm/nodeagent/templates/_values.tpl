@@ -30,9 +30,6 @@ base
 {{- with .Values.pluginPods -}}
   {{- $_ := set $kubernetes "plugin_pods" . -}}
 {{- end -}}
-{{- if eq .Values.source "nos" -}}
-  {{- $_ := set $kubernetes "nos_config_map" (printf "%s/%s" .Values.nos.namespace .Values.nos.configMap) -}}
-{{- end -}}
 {{- with $kubernetes -}}
   {{- $_ := set $settings "kubernetes" . -}}
 {{- end -}}

@@ -22,7 +22,6 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.text import quote
 
 _DOTTED = re.compile(r"([^+]*?gb)\.(.+)")
-_SHARE = re.compile(r"([1-9][0-9]{0,4})gb")
 _IN_A_KEY = re.compile(r"[A-Za-z0-9._]+")  # `-` may stand in a key, but nos splits it there
 
 
@@ -33,12 +32,6 @@ def mig_profile(text: str) -> ProfileName | None:
         return ProfileName.parse(f"{dotted[1]}+{dotted[2]}" if dotted else text)
     except ValueError:
         return None
-
-
-def share_size(text: str) -> int | None:
-    """The gigabytes of a share such as `10gb`, None when it is no share."""
-    match = _SHARE.fullmatch(text)
-    return int(match[1]) if match else None
 
 
 def nos_spelling(device: str) -> str | None:
@@ -98,7 +91,7 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What annotations or labels request. If anything is `wrong`, none of it may be acted upon.
+    """What annotations request. If anything is `wrong`, none of it may be acted upon.
     What is `ignored` nos ignores, too, but without a word.
     """
 
@@ -109,7 +102,7 @@ class Requests:
 
 _PREFIX = "nos.nebuly.com/"
 MODE_LABEL = f"{_PREFIX}gpu-partitioning"
-CONFIGURATION_LABEL = "nvidia.com/device-plugin.config"  # a key of the ConfigMap, for shares
+BY_MIG = "mig"
 SPEC_PLAN = f"{_PREFIX}spec-partitioning-plan"
 STATUS_PLAN = f"{_PREFIX}status-partitioning-plan"
 SPEC = f"{_PREFIX}spec-gpu"  # without a final `-`, as nos tests for it; below too
@@ -120,13 +113,6 @@ _MAX_INTEGER = 2**63 - 1
 _MAX_WORDED = 200  # of thousands; each takes some 30 µs
 _SPEC_PARTS = 4
 _STATUS_PARTS = 5
-
-
-class PartitioningKind(StrEnum):
-    """How nos divides the GPUs of a node, by the node's label. `hybrid` is no more than a name."""
-
-    MIG = "mig"
-    MPS = "mps"
 
 
 class NosDeviceUse(StrEnum):
@@ -149,10 +135,11 @@ class StatusKey:
         return f"{STATUS}-{self.index}-{self.profile}-{self.use}"
 
 
-def partitioning_of(labels: Mapping[str, str]) -> PartitioningKind | None:
-    """How nos divides this node, None when not at all."""
-    value = labels.get(MODE_LABEL)
-    return next((kind for kind in PartitioningKind if kind.value == value), None)
+def is_divided(labels: Mapping[str, str]) -> bool:
+    """Whether nos divides this node by MIG. By MPS it asks the device plugin, not the node's agent;
+    `hybrid` is no more than a name.
+    """
+    return labels.get(MODE_LABEL) == BY_MIG
 
 
 def _path(key: str) -> str:

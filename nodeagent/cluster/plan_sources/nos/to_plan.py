@@ -9,27 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
-    CONFIGURATION_LABEL,
+    BY_MIG,
     MODE_LABEL,
     SPEC,
     SPEC_PLAN,
-    PartitioningKind,
-    Requests,
-    partitioning_of,
+    is_divided,
     read_spec,
 )
-from nodeagent.cluster.plan_sources.nos.requested_devices import (
-    MEMORY_LABEL,
-    GpuRequest,
-    card_memory,
-    emptied,
-    mps_entry,
-    read_configuration,
-    requested_devices,
-)
+from nodeagent.cluster.plan_sources.nos.requested_devices import emptied, requested_devices
 from nodeagent.documents.findings import MAX_PROBLEMS
 from nodeagent.documents.reading import MAX_PLAN
 from nodeagent.plan.observed import ObservedNode
@@ -44,30 +33,29 @@ _MAX_NAMED = 3  # further places in a sentence about the first
 
 @dataclass(frozen=True, slots=True)
 class DeferredNosPlan:
-    """What nos requests by these annotations and labels; `plugin_configuration` is the text that
-    `configuration_key` leads to, None without one: where it is given, it defines the shares.
-    """
+    """What nos requests by these annotations and labels."""
 
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
-    plugin_configuration: str | None = None
 
     def on(self, observed: ObservedNode) -> PlanUpdate:
         """The plan for this node's cards. A GPU in MIG mode for which nos requests nothing is
         emptied.
         """
-        mode = partitioning_of(self.labels)
-        if mode is None:
+        if not is_divided(self.labels):
             return NoPlan(_not_divided(self.labels))
-        reading = self._read(mode)
-        if reading is None:
-            return NoPlan(_nothing_asked(mode, self.labels))
-        requests, wrong = requested_devices(mode, reading.devices, observed)
+        if not self.annotations.get(SPEC_PLAN):
+            return NoPlan(f"nos has no plan for this node yet: it has no annotation {SPEC_PLAN}")
+        reading = read_spec(self.annotations)
+        requests, wrong = requested_devices(reading.devices, observed)
         faults = (*reading.wrong, *wrong)
         if faults:
             return UnreadablePlan(_as_one(faults))
-        whole = [*requests.values(), *emptied(mode, requests, observed)]
-        gpus = [_entry(gpu, self.labels) for gpu in sorted(whole, key=lambda gpu: gpu.index)]
+        whole = [*requests.values(), *emptied(requests, observed)]
+        gpus = [
+            {"devices": [gpu.index], "mig": dict(sorted(gpu.instances.items()))}
+            for gpu in sorted(whole, key=lambda gpu: gpu.index)
+        ]
         document = {"version": "v1", "gpus": gpus}
         text = json.dumps(document, separators=(",", ":")).encode()
         return UnreadablePlan(_too_large(text)) if len(text) > MAX_PLAN else PlanText(text)
@@ -75,77 +63,38 @@ class DeferredNosPlan:
     @property
     def ignored(self) -> tuple[Problem, ...]:
         """What nos ignores in silence, at most 20; it keeps no plan from being executed."""
-        mode = partitioning_of(self.labels)
-        reading = self._read(mode) if mode else None
-        return reading.ignored[:MAX_PROBLEMS] if reading else ()
-
-    def _read(self, mode: PartitioningKind) -> Requests | None:
-        """All that is requested in this mode; None when nos has requested nothing yet."""
         # Without an id the annotations are not to be acted upon.
-        spec = read_spec(self.annotations) if self.annotations.get(SPEC_PLAN) else None
-        if mode is PartitioningKind.MIG:
-            return spec
-        if self.plugin_configuration is None:
-            reading = spec or Requests()
-        else:
-            # With a configuration the annotations are left from another time.
-            reading = read_configuration(self.plugin_configuration)
-        return reading if reading.devices or reading.wrong else None
+        counts = is_divided(self.labels) and self.annotations.get(SPEC_PLAN)
+        return read_spec(self.annotations).ignored[:MAX_PROBLEMS] if counts else ()
 
 
-def deferred_plan(
-    annotations: Mapping[str, str],
-    labels: Mapping[str, str],
-    plugin_configuration: str | None = None,
-) -> DeferredNosPlan:
+def deferred_plan(annotations: Mapping[str, str], labels: Mapping[str, str]) -> DeferredNosPlan:
     """What nos requests of this Node, reduced to what matters, so that nothing else is a change."""
-    mode = partitioning_of(labels)
+    found = {MODE_LABEL: labels[MODE_LABEL]} if MODE_LABEL in labels else {}
+    if not is_divided(labels):
+        return DeferredNosPlan({}, found)
     spec = {key: text for key, text in annotations.items() if key.startswith(SPEC)}
     if annotations.get(SPEC_PLAN):
         spec[SPEC_PLAN] = _SOME_ID
-    keys = [MODE_LABEL]
-    if mode is PartitioningKind.MPS:
-        keys.append(MEMORY_LABEL)
-        if plugin_configuration is None:
-            keys.append(CONFIGURATION_LABEL)  # it is only named in a message then
-    else:
-        plugin_configuration = None
-    if mode is None or plugin_configuration is not None:
-        spec = {}
-    found = {key: labels[key] for key in keys if key in labels}
-    return DeferredNosPlan(spec, found, plugin_configuration)
+    return DeferredNosPlan(spec, found)
 
 
 def _not_divided(labels: Mapping[str, str]) -> str:
     value = labels.get(MODE_LABEL)
-    modes = [mode.value for mode in PartitioningKind]
     if value is None:
         return f"nos does not divide this node: it has no label {MODE_LABEL}"
+    if value == "mps":
+        return (
+            f"nos does not divide this node by MIG: its label {MODE_LABEL} is mps, which needs a "
+            "plan of your own with mps, by another plan.source"
+        )
     return (
-        f"nos does not divide this node: its label {MODE_LABEL} is {quote(value)}, not one of "
-        f"{listed(modes)} {did_you_mean(value.strip(), modes)}"
+        f"nos does not divide this node: its label {MODE_LABEL} is {quote(value)}, not {BY_MIG} "
+        f"{did_you_mean(value.strip(), (BY_MIG,))}"
     ).rstrip()
 
 
-def _nothing_asked(mode: PartitioningKind, labels: Mapping[str, str]) -> str:
-    if mode is PartitioningKind.MIG:
-        return f"nos has no plan for this node yet: it has no annotation {SPEC_PLAN}"
-    key = labels.get(CONFIGURATION_LABEL)
-    where = f"under {quote(key)}" if key else f"no label {CONFIGURATION_LABEL} is there"
-    return (
-        "nos has no shares for this node yet: neither in the device plugin's configuration "
-        f"({where}) nor in annotations with a {SPEC_PLAN}"
-    )
-
-
 # --- the text -------------------------------------------------------------------------------------
-
-
-def _entry(request: GpuRequest, labels: Mapping[str, str]) -> dict[str, Any]:
-    if request.shares:  # of the whole GPU, so it must not be in MIG mode
-        shared = mps_entry(request.shares, card_memory(request.gpu, labels))
-        return {"devices": [request.index], "mig": "disabled", "mps": shared}
-    return {"devices": [request.index], "mig": dict(sorted(request.instances.items()))}
 
 
 def _too_large(text: bytes) -> Problem:

@@ -1,8 +1,7 @@
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
@@ -14,7 +13,6 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
     read_spec,
     read_status,
 )
-from nodeagent.cluster.plan_sources.nos.requested_devices import MEMORY_LABEL
 from nodeagent.cluster.plan_sources.nos.status import status_annotations
 from nodeagent.documents.reading import read_document
 from nodeagent.plan.desired import DesiredNode, MigLayout
@@ -43,28 +41,10 @@ VALUES = st.one_of(
     st.integers(-1, 8).map(str), st.integers().map(str), st.text(max_size=8), st.just("9" * 5000)
 )
 LABELS = st.fixed_dictionaries(
-    {MODE_LABEL: st.sampled_from(["mig", "mps", "hybrid"]) | st.text(max_size=5)},
-    optional={MEMORY_LABEL: st.integers(0, 10**13).map(str) | st.text(max_size=5)},
+    {MODE_LABEL: st.sampled_from(["mig", "mps", "hybrid"]) | st.text(max_size=5)}
 )
 NODES = st.lists(st.sampled_from(BOARDS), max_size=3).map(
     lambda boards: node(*(gpu(index, board) for index, board in enumerate(boards)))
-)
-RESOURCES = st.lists(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "rename": st.sampled_from(["gpu-10gb", "gpu-99999gb", "gpu"]) | st.text(max_size=5),
-            "memoryGB": st.integers(),
-            "replicas": st.integers(-1, 200),
-            "devices": st.lists(st.sampled_from(["0", "1", 2, "GPU-1"]), max_size=3),
-        },
-    ),
-    max_size=3,
-)
-CONFIGURATIONS = st.one_of(
-    st.none(),
-    st.text(max_size=20),
-    RESOURCES.map(lambda found: json.dumps({"sharing": {"mps": {"resources": found}}})),
 )
 
 
@@ -75,21 +55,18 @@ def _status(annotations: Mapping[str, str | None]) -> Iterator[tuple[StatusKey, 
             yield found, int(value)
 
 
-@given(st.dictionaries(KEYS, VALUES, max_size=12), LABELS, NODES, CONFIGURATIONS)
-@example({SPEC_PLAN: "1", "nos.nebuly.com/spec-gpu-0-99999gb": "128"}, {}, ObservedNode(), None)
-def test_total(
-    annotations: dict[str, str], labels: dict[str, str], observed: ObservedNode, text: str | None
-) -> None:
+@given(st.dictionaries(KEYS, VALUES, max_size=12), LABELS, NODES)
+def test_total(annotations: dict[str, str], labels: dict[str, str], observed: ObservedNode) -> None:
     """Nothing raises; what is offered is a plan that the agent reads, and every fault is
     reported with its place and what would be right, in words that fit a terminal.
     """
-    offered = offer(annotations, labels, observed, plugin_configuration=text)
-    reported = list(ignored(annotations, labels, plugin_configuration=text))
+    offered = offer(annotations, labels, observed)
+    reported = list(ignored(annotations, labels))
     match offered:
         case PlanText(text=plan_text):
             read_document(plan_text)
             again = dict(reversed(annotations.items()))
-            assert offer(again, labels, observed, plugin_configuration=text) == offered
+            assert offer(again, labels, observed) == offered
         case UnreadablePlan(problem=problem):
             reported.append(problem)
     for problem in reported:

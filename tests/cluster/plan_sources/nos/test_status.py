@@ -7,7 +7,7 @@ from nodeagent.cluster.plan_sources.nos.status import status_annotations
 from nodeagent.documents.reading import digest_of
 from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.shares import MIB, Account, Share, Sharing, WantedMps
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
@@ -15,17 +15,13 @@ from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
 from tests.cluster.plan_sources.nos.rig import (
     MIG,
-    MPS,
     OFF,
     PLAN_ID,
     TWO,
-    client,
     divided,
     gpu,
     node,
     offer,
-    shared,
-    shares,
     spec,
     state,
 )
@@ -53,9 +49,10 @@ def of(*gpus: Gpu, annotations: Mapping[str, str] | None = None) -> dict[str, st
 
 def test_what_is_in_use() -> None:
     one = divided(gpu(0), ("7g.40gb", 0, False))
+    runs = WantedMps(Sharing((Share("10gb", 1, 1000, None),), "report"), Account(1000, 1000))
 
     def served(clients: Usage) -> Gpu:
-        daemon = DeviceDaemon(shares({"10gb": 1}), "Ready", servers=(801,), clients=clients)
+        daemon = DeviceDaemon(runs, "Ready", servers=(801,), clients=clients)
         usage = Usage((User(801),))
         return one.with_mig_devices(lambda _, device: replace(device, usage=usage, mps=daemon))
 
@@ -129,87 +126,8 @@ def test_silence() -> None:
 
 def test_not_a_node_of_nos() -> None:
     there = {f"{STATUS}-0-7g.40gb-free": "1", SPEC_PLAN: PLAN_ID}
-    for labels in ({}, {MODE_LABEL: "other"}):
+    for labels in ({}, {MODE_LABEL: "other"}, {MODE_LABEL: "mps"}):
         assert written(state(TWO), there, labels) == {}
-
-
-# --- shares -----------------------------------------------------------------------------------
-
-
-def counted(seen: tuple[Gpu, object], labels: Mapping[str, str] = MPS) -> dict[str, str | None]:
-    one, daemon = seen
-    return written(state(node(one), mps=(daemon,)), labels=labels)
-
-
-def test_slots() -> None:
-    """A slot is used once, however many processes are in it."""
-    runs = shares({"10gb": 3, "5gb": 1})
-    pair = client(1, "10gb", "0"), client(2, "10gb", "0"), client(3, "10gb", "2")
-    assert counted(shared(gpu(0), runs, *pair)) == {
-        "0-10gb-used": "2",
-        "0-10gb-free": "1",
-        "0-5gb-free": "1",
-    }
-
-
-def test_without_a_slot() -> None:
-    """A client whose share is not known has one: with a limit like its own, else the largest."""
-    kinds = (Share("5gb", 1, 5000, None), Share("10gb", 2, 10000, None))
-    runs = WantedMps(Sharing(kinds, "report"), Account(1000, 1000))
-    small = client(1, memory_limit=5000 * MIB)
-    assert counted(shared(gpu(0), runs, small)) == {"0-5gb-used": "1", "0-10gb-free": "2"}
-    assert counted(shared(gpu(0), runs, small, client(2), client(3), client(4), client(5))) == {
-        "0-5gb-used": "1",
-        "0-10gb-used": "2",
-    }
-
-
-def test_who_holds_a_share() -> None:
-    runs = shares({"10gb": 4})
-    pod = {"namespace": "ml", "pod": "a", "container": "main"}
-    clients = client(1, "10gb", "0", **pod), client(2, **pod)
-    others = [
-        User(0, source="kubelet", namespace="ml", pod="a", container="main"),
-        User(0, source="kubelet", namespace="ml", pod="b", container="main"),
-        User(9, "nvtop"),
-    ]
-    assert counted(shared(gpu(0), runs, *clients, others=others)) == {
-        "0-10gb-used": "2",
-        "0-10gb-free": "2",
-    }
-
-
-def test_clients_only_the_daemon_knows() -> None:
-    one, _ = shared(gpu(0), shares({"10gb": 2}), client(1))
-    assert written(state(node(one)), labels=MPS) == {"0-10gb-used": "1", "0-10gb-free": "1"}
-
-
-def test_unknown_clients() -> None:
-    one, daemon = shared(gpu(0), shares({"10gb": 2}))
-    assert one.mps is not None
-    for unknown in (
-        replace(one, mps=replace(one.mps, clients=NOT_KNOWN)),
-        replace(one, usage=NOT_KNOWN),
-        replace(one, access=Access.UNKNOWN),
-    ):
-        assert counted((unknown, daemon)) == {"0-10gb-used": "2"}
-
-
-def test_shares_of_another_plan() -> None:
-    """Shares without a name in nos are not reported to it; it would take the node for faulty."""
-    runs = WantedMps(
-        Sharing((Share("small", 4, 1000, None), Share("clients", None, None, None)), "report"),
-        Account(1000, 1000),
-    )
-    assert counted(shared(gpu(0), runs, client(1, "small", "0"))) == {}
-
-
-def test_each_mode_its_own() -> None:
-    one, daemon = shared(gpu(0), shares({"10gb": 1}))
-    observed = node(one, divided(gpu(1), ("7g.40gb", 0, False)))
-    both = state(observed, mps=(daemon,))
-    assert written(both, labels=MIG) == {"1-7g.40gb-free": "1"}
-    assert written(both, labels=MPS) == {"0-10gb-free": "1"}
 
 
 # --- the plan's id ----------------------------------------------------------------------------
@@ -258,14 +176,11 @@ def test_when_a_plan_is_answered(
 
 
 def test_ids_without_a_plan() -> None:
-    """Without an id nothing is answered, and an earlier answer is left as it is; one from a time
-    with MIG is answered on an MPS node too, where nothing comes of it. What is too long for one
-    would crowd out the other annotations.
+    """Without an id nothing is answered, and an earlier answer is left as it is. What is too long
+    for one would crowd out the other annotations.
     """
     known = state(ObservedNode((gpu(0, mig=OFF),)))
     for there in ({STATUS_PLAN: "old"}, {STATUS_PLAN: "old", SPEC_PLAN: ""}):
         assert status_annotations(known, NOTHING, annotations=there, labels=MIG) == {}
-    for plan, answer in ((PLAN_ID, {STATUS_PLAN: PLAN_ID}), ("1" * 1025, {})):
-        left = {SPEC_PLAN: plan}
-        found = status_annotations(state(TWO), NOTHING, annotations=left, labels=MPS)
-        assert found == answer
+    long = {**ASKED, SPEC_PLAN: "1" * 1025}
+    assert status_annotations(state(TWO, OFFERED), OFFERED, annotations=long, labels=MIG) == {}
