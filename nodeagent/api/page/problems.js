@@ -42,16 +42,16 @@ function drawHead(status) {
   const now = mark(glyph, word + ":", "tone-" + severity);
   show("headline", isAway() ? mark("?", "Last known:", "tone-away") : now, " ", text);
   const shown = status.gpus.find((one) => one.uuid !== undefined && one.uuid === gpu);
+  const explain = "nodeagent explain " + code;
   const link = shown
     ? [" ", element("a", { href: "#gpu-" + shown.index }, "See GPU " + shown.index)] : "";
   const isBad = severity === "warning" || severity === "error";
   const [same] = handsNeeded(status), lines = list(same.map(troubleLine), { class: "plain" });
   show("remedy",
-    isBad ? element("p", {}, evidence && "Read: " + evidence + ". ",
-      code ? ["More: ", copyable("nodeagent explain " + code, "nodeagent explain " + code)] : "",
-      link) : "",
+    isBad && (evidence || link) ? element("p", {}, evidence && "Read: " + evidence + ".", link) : "",
     same.length > 1 ? folded("and " + same.length + " more with this remedy", lines) : lines,
-    remedy ? remedyBlock(remedy) : "");
+    remedy ? remedyBlock(remedy) : "",
+    isBad && code ? element("p", {}, "More: ", copyable(explain, explain)) : "");
   byId("node").textContent = status.node;
   document.title = (isAway() ? "not answering" : word) + ": " + status.node;
   const { message, phase, problems } = status;
