@@ -57,17 +57,6 @@ def test_limits_that_do_not_hold_before_ready() -> None:
     assert "memory 0, wanted 4096M" in life.state.why
 
 
-def test_a_read_back_of_earlier_limits_proves_nothing() -> None:
-    """Other limits were wanted meanwhile; the late answer is of the old ones."""
-    life = Life()
-    life.start()
-    life.tell(Answered(1))
-    late = life.proof()
-    life.tell(NewPlan(OTHER_LIMITS))
-    life.tell(late)
-    assert life.phase() is DaemonPhase.LIMITING
-
-
 def test_no_answer_after_the_start() -> None:
     life = Life()
     life.start()
@@ -132,15 +121,6 @@ def test_down_to_starting_by_adoption() -> None:
         life.tell(DeadlinePassed(), after=10)
     life.tell(life.proof())
     assert life.phase() is DaemonPhase.READY
-
-
-def test_what_an_earlier_process_says_is_past(ready: Life) -> None:
-    ready.tell(Exited(1, "signal 9", 100.0))
-    ready.tell(DeadlinePassed(), after=1.0)
-    before = ready.state
-    for event in (Exited(1, "signal 9", 1.0), Answered(1), Timeout(1), ClientsGone(1)):
-        assert ready.tell(event) == ()
-    assert ready.state == before
 
 
 # --- the end --------------------------------------------------------------------------------------

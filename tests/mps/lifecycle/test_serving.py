@@ -1,7 +1,6 @@
 import pytest
 
 from nodeagent.mps.lifecycle.model import (
-    Answered,
     ClientsGone,
     DaemonPhase,
     DeadlinePassed,
@@ -92,15 +91,6 @@ def test_a_server_that_gets_active_in_time(ready: Life) -> None:
     ready.tell(seen(ready, ServerStatus.INITIALIZING))
     ready.tell(seen(ready, ServerStatus.ACTIVE))
     assert ready.tell(DeadlinePassed(), after=100) == ()
-
-
-def test_limits_read_back_beside_a_faulted_server() -> None:
-    life = Life()
-    life.start()
-    life.tell(Answered(1))
-    life.tell(seen(life, ServerStatus.FAULT))
-    life.tell(life.proof())
-    assert life.phase() is DaemonPhase.FAULT
 
 
 def test_a_server_of_another_user(ready: Life) -> None:
