@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ BLOCKED = NodeEvent("Warning", "PlanBlocked", "GPU 0 is in use by pod default/a"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
-class ClockedPublisher:
+class Clocked:
     """A publisher with a clock of its own for the time of day."""
 
     def __init__(self, access: ClusterAccess, intervals: EventIntervals = QUICK) -> None:
@@ -35,6 +36,13 @@ class ClockedPublisher:
             self.publisher.publish(event)
 
 
+@pytest.fixture
+async def reported(access: ClusterAccess) -> AsyncIterator[Clocked]:
+    reported = Clocked(access)
+    async with running(reported.publisher.run()):
+        yield reported
+
+
 def counts(server: ApiServer) -> dict[str, int]:
     """How often each reason happened, as the server has it."""
     found: dict[str, int] = {}
@@ -49,11 +57,9 @@ def times(event: dict[str, Any]) -> tuple[datetime, datetime]:
     return datetime.fromisoformat(first), datetime.fromisoformat(last)
 
 
-async def test_an_event_as_kubectl_describes_it(server: ApiServer, access: ClusterAccess) -> None:
-    reported = ClockedPublisher(access)
-    async with running(reported.publisher.run()):
-        reported.tell(BLOCKED)
-        await until(lambda: server.events)
+async def test_an_event_as_kubectl_describes_it(server: ApiServer, reported: Clocked) -> None:
+    reported.tell(BLOCKED)
+    await until(lambda: server.events)
     [event] = server.events
     assert event["metadata"]["namespace"] == "default"
     assert event["metadata"]["name"].startswith("n.")
@@ -65,14 +71,12 @@ async def test_an_event_as_kubectl_describes_it(server: ApiServer, access: Clust
     assert event["count"] == 1
 
 
-async def test_a_repeat_is_counted_in_its_event(server: ApiServer, access: ClusterAccess) -> None:
-    reported = ClockedPublisher(access)
-    async with running(reported.publisher.run()):
-        for number in range(3):
-            reported.now = NOON + timedelta(minutes=number)
-            reported.tell(APPLIED, BLOCKED)
-            expected = {"PlanApplied": number + 1, "PlanBlocked": number + 1}
-            await counted(server, expected)
+async def test_a_repeat_is_counted_in_its_event(server: ApiServer, reported: Clocked) -> None:
+    for number in range(3):
+        reported.now = NOON + timedelta(minutes=number)
+        reported.tell(APPLIED, BLOCKED)
+        expected = {"PlanApplied": number + 1, "PlanBlocked": number + 1}
+        await counted(server, expected)
     assert len(server.events) == 2
     assert times(server.events[0]) == (NOON, NOON + timedelta(minutes=2))
     assert [request.method for request in server.requests] == ["POST"] * 2 + ["PATCH"] * 4
@@ -83,7 +87,7 @@ async def counted(server: ApiServer, expected: dict[str, int]) -> None:
 
 
 async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
-    reported = ClockedPublisher(access, EventIntervals(interval=0.1, burst=3, waiting=5))
+    reported = Clocked(access, EventIntervals(interval=0.1, burst=3, waiting=5))
     clock = asyncio.get_running_loop().time
     began = clock()
     async with running(reported.publisher.run()):
@@ -96,7 +100,7 @@ async def test_a_flood_of_causes_is_bounded(server: ApiServer, access: ClusterAc
 
 
 async def test_what_is_remembered_is_bounded(server: ApiServer, access: ClusterAccess) -> None:
-    reported = ClockedPublisher(access, EventIntervals(interval=0.001, burst=10, known=1))
+    reported = Clocked(access, EventIntervals(interval=0.001, burst=10, known=1))
     async with running(reported.publisher.run()):
         for number, event in enumerate((APPLIED, BLOCKED, BLOCKED, APPLIED), start=1):
             reported.tell(event)
@@ -109,49 +113,41 @@ async def requested(server: ApiServer, number: int) -> None:
     await until(lambda: len(server.requests) == number and server.requests[-1].status)
 
 
-async def test_a_forgotten_event_is_made_anew(server: ApiServer, access: ClusterAccess) -> None:
+async def test_a_forgotten_event_is_made_anew(server: ApiServer, reported: Clocked) -> None:
     """Servers drop Events after an hour; the repeat is news then."""
-    reported = ClockedPublisher(access)
-    async with running(reported.publisher.run()):
-        reported.tell(APPLIED)
-        await until(lambda: server.events)
-        server.drop_events()
-        reported.tell(APPLIED)
-        await counted(server, {"PlanApplied": 1})
+    reported.tell(APPLIED)
+    await until(lambda: server.events)
+    server.drop_events()
+    reported.tell(APPLIED)
+    await counted(server, {"PlanApplied": 1})
 
 
 @pytest.mark.parametrize("fault", [Answer(500), Freeze()])
 async def test_what_fails_comes_later(
-    server: ApiServer, access: ClusterAccess, fault: Fault
+    server: ApiServer, access: ClusterAccess, reported: Clocked, fault: Fault
 ) -> None:
     if isinstance(fault, Freeze):
         access.answer_within = 0.5  # so the repeat comes while it is being sent
     server.faults.next(2, fault, verb="POST")
-    reported = ClockedPublisher(access)
-    async with running(reported.publisher.run()):
-        reported.tell(BLOCKED)
-        await until(lambda: server.faults.struck)
-        reported.tell(BLOCKED)
-        await counted(server, {"PlanBlocked": 2})
-        await asyncio.sleep(0.1)
+    reported.tell(BLOCKED)
+    await until(lambda: server.faults.struck)
+    reported.tell(BLOCKED)
+    await counted(server, {"PlanBlocked": 2})
+    await asyncio.sleep(0.1)
     assert 3 <= len(server.requests) <= 4  # the repeat may go in a request of its own
 
 
 @pytest.mark.parametrize("code", [403, 409, 422])
-async def test_what_is_refused_goes(server: ApiServer, access: ClusterAccess, code: int) -> None:
+async def test_what_is_refused_goes(server: ApiServer, reported: Clocked, code: int) -> None:
     server.faults.next(1, Answer(code), verb="POST")
-    reported = ClockedPublisher(access)
-    async with running(reported.publisher.run()):
-        reported.tell(BLOCKED, APPLIED)
-        await counted(server, {"PlanApplied": 1})
+    reported.tell(BLOCKED, APPLIED)
+    await counted(server, {"PlanApplied": 1})
     assert len(server.requests) == 2
 
 
-async def test_a_long_message_is_shortened(server: ApiServer, access: ClusterAccess) -> None:
-    reported = ClockedPublisher(access)
-    async with running(reported.publisher.run()):
-        reported.tell(NodeEvent("Warning", "PlanRejected", "x" * 5000))
-        await until(lambda: server.events)
+async def test_a_long_message_is_shortened(server: ApiServer, reported: Clocked) -> None:
+    reported.tell(NodeEvent("Warning", "PlanRejected", "x" * 5000))
+    await until(lambda: server.events)
     message = server.events[0]["message"]
     assert len(message) == 1024
     assert message.endswith("x…; in full: nodeagent events")

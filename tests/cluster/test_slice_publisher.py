@@ -63,6 +63,11 @@ def published(server: ApiServer) -> list[PoolOffer]:
     return [offer for offer in map(read_offer, complete) if offer is not None]
 
 
+async def offered(server: ApiServer, publisher: SlicePublisher, *offers: PoolOffer) -> None:
+    publisher.publish(offers)
+    await until(lambda: published(server) == list(offers))
+
+
 def writes(server: ApiServer) -> list[str]:
     return [r.method for r in server.requests if r.write and SLICES in r.path]
 
@@ -70,15 +75,13 @@ def writes(server: ApiServer) -> list[str]:
 async def test_offers_are_written_and_then_it_is_quiet(server: ApiServer, tmp_path: Path) -> None:
     offer = offer_of()
     async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer])
-        await until(lambda: published(server) == [offer])
+        await offered(server, publisher, offer)
         bodies = [r.body for r in server.requests if r.method == "POST"]
         assert ["sharedCounters" in body["spec"] for body in bodies if body] == [True, False]
         await until(lambda: any(r.watch for r in server.requests))
         publisher.publish([offer])
         changed = replace(offer, devices=offer.devices[:-1])
-        publisher.publish([changed])
-        await until(lambda: published(server) == [changed])
+        await offered(server, publisher, changed)
         assert writes(server) == ["POST", "POST", "PUT"]
         assert publisher.state.newest.problem is None
 
@@ -86,8 +89,7 @@ async def test_offers_are_written_and_then_it_is_quiet(server: ApiServer, tmp_pa
 async def test_wiped_slices_are_restored(server: ApiServer, tmp_path: Path) -> None:
     offers = [offer_of(), offer_of("a30", 1)]
     async with publishing(server, tmp_path) as publisher:
-        publisher.publish(offers)
-        await until(lambda: len(published(server)) == 2)
+        await offered(server, publisher, *offers)
         for names in (
             [one["metadata"]["name"] for one in server.store.all(SLICES)],
             [server.store.all(SLICES)[0]["metadata"]["name"]],
@@ -103,19 +105,16 @@ async def test_what_was_wiped_unseen_is_looked_at(server: ApiServer, tmp_path: P
     offer = offer_of()
     changed = replace(offer, devices=offer.devices[:-1])
     async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer])
-        await until(lambda: published(server) == [offer])
+        await offered(server, publisher, offer)
         with server.unsent():
             server.store.delete(Key(SLICES, "", server.store.all(SLICES)[1]["metadata"]["name"]))
-        publisher.publish([changed])
-        await until(lambda: published(server) == [changed])
+        await offered(server, publisher, changed)
     assert writes(server) == ["POST", "POST", "PUT", "PUT", "POST"]
 
 
 async def test_what_another_agent_left_becomes_ours(server: ApiServer, tmp_path: Path) -> None:
     async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer_of(), offer_of("a30", 1)])
-        await until(lambda: len(published(server)) == 2)
+        await offered(server, publisher, offer_of(), offer_of("a30", 1))
     async with publishing(server, tmp_path) as publisher:
         publisher.publish([offer_of("a30", 1)])
         await until(lambda: len(server.store.all(SLICES)) == 2)
@@ -153,8 +152,7 @@ async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path)
     offer = offer_of()
     offer = replace(offer, devices=tuple(replace(d, taints=(taint,)) for d in offer.devices))
     async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer, offer_of("a30", 1)])
-        await until(lambda: len(published(server)) == 2)
+        await offered(server, publisher, offer, offer_of("a30", 1))
     for one in server.store.all(SLICES):
         if "devices" in one["spec"] and "gpu-1" in one["metadata"]["name"]:
             key = Key(SLICES, "", one["metadata"]["name"])
@@ -173,8 +171,7 @@ async def test_what_is_published_is_read_back(server: ApiServer, tmp_path: Path)
 async def test_slices_of_a_node_that_is_made_anew(server: ApiServer, tmp_path: Path) -> None:
     """They are the new one's, or the cluster would delete them again and again."""
     async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer_of()])
-        await until(lambda: published(server) == [offer_of()])
+        await offered(server, publisher, offer_of())
         publisher.set_owner(NODE.uid)
         publisher.set_owner("22222222-2222-3333-4444-555555555555")
         await until(lambda: owners(server) == {"22222222-2222-3333-4444-555555555555"})
@@ -184,8 +181,7 @@ async def test_slices_of_a_node_that_is_made_anew(server: ApiServer, tmp_path: P
 
 async def test_nothing_is_published_without_a_node(server: ApiServer, tmp_path: Path) -> None:
     async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer_of()])
-        await until(lambda: published(server) == [offer_of()])
+        await offered(server, publisher, offer_of())
         publisher.set_owner("")
         for one in server.store.all(SLICES):
             server.store.delete(Key(SLICES, "", one["metadata"]["name"]))
@@ -213,8 +209,7 @@ async def test_other_drivers_are_known(server: ApiServer, tmp_path: Path) -> Non
         },
     }
     async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer_of()])
-        await until(lambda: published(server) == [offer_of()])
+        await offered(server, publisher, offer_of())
         assert publisher.state.newest.others == frozenset()
         await until(lambda: any(r.watch for r in server.requests))
         server.store.create(SLICES, "", theirs)
@@ -228,8 +223,7 @@ async def test_other_drivers_are_known(server: ApiServer, tmp_path: Path) -> Non
 async def test_a_driver_of_another_name(server: ApiServer, tmp_path: Path) -> None:
     """The former's slices are gone before there are others of the same GPU."""
     async with publishing(server, tmp_path) as publisher:
-        publisher.publish([offer_of()])
-        await until(lambda: published(server) == [offer_of()])
+        await offered(server, publisher, offer_of())
     named = replace(NODE, driver="gpu.nvidia.com")
     async with publishing(server, tmp_path, named) as publisher:
         assert await publisher.earlier_offers() == (offer_of(),)
@@ -250,8 +244,7 @@ async def test_a_server_without_taints(server: ApiServer, tmp_path: Path) -> Non
         publisher = SlicePublisher(access, NODE, watches=WATCHES, writes=WRITES)
         publisher.state.subscribe(changes.append)
         async with running(publisher.run()):
-            publisher.publish([offer])
-            await until(lambda: published(server) == [offer])
+            await offered(server, publisher, offer)
             assert publisher.state.newest.keeps_taints
             publisher.publish([sick])
             await until(lambda: not publisher.state.newest.keeps_taints)

@@ -147,11 +147,11 @@ def wanted(text: str) -> Wanted:
     return Wanted({STATUS: text})
 
 
-async def settled(server: ApiServer, node: KeptNode, text: str) -> None:
+async def settled(server: ApiServer, made: Follower, text: str) -> None:
     """The status becomes this, and nothing is left to be written."""
     await until(lambda: status(server) == text)
     async with asyncio.timeout(stretched(30)):
-        await node.settled()
+        await made.follower.settled()
 
 
 async def written(server: ApiServer, count: int) -> None:

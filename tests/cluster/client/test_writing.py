@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -7,7 +8,6 @@ from nodeagent.cluster.client.faults import WriteConflict
 from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.keeper import WriteIntervals
 from tests.cluster.client.rig import (
-    PLAN,
     STATUS,
     Follower,
     settled,
@@ -23,6 +23,14 @@ pytestmark = pytest.mark.virtual_time
 MERGE = "application/merge-patch+json"
 
 
+@pytest.fixture
+async def made(access: ClusterAccess) -> AsyncIterator[Follower]:
+    """The Node is followed and kept."""
+    made = Follower(access)
+    async with made.running():
+        yield made
+
+
 async def test_one_merge_patch_of_what_differs(server: ApiServer, access: ClusterAccess) -> None:
     server.patch_node(
         "n",
@@ -34,14 +42,14 @@ async def test_one_merge_patch_of_what_differs(server: ApiServer, access: Cluste
         },
     )
     made = Follower(access)
-    async with made.running() as writer:
-        writer.want(
+    async with made.running():
+        made.follower.want(
             Wanted(
                 {"nodeagent.io/same": "s", "nodeagent.io/old": None, STATUS: "new"},
                 {"nvidia.com/mig.config.state": "success", "nvidia.com/none": None},
             )
         )
-        await settled(server, writer, "new")
+        await settled(server, made, "new")
     [request] = writes(server)
     assert (request.method, request.path) == ("PATCH", "/api/v1/nodes/n")
     assert request.content_type == MERGE
@@ -55,7 +63,7 @@ async def test_one_merge_patch_of_what_differs(server: ApiServer, access: Cluste
     assert metadata["annotations"] == {"nodeagent.io/same": "s", "other": "x", STATUS: "new"}
 
 
-async def test_taints_of_others_are_untouched(server: ApiServer, access: ClusterAccess) -> None:
+async def test_taints_of_others_are_untouched(server: ApiServer, made: Follower) -> None:
     """Each patch names the version that it was made for, so that a taint which comes meanwhile is
     not undone.
     """
@@ -68,16 +76,14 @@ async def test_taints_of_others_are_untouched(server: ApiServer, access: Cluster
         return found
 
     server.patch_node("n", {"spec": {"taints": [theirs]}})
-    made = Follower(access)
-    async with made.running() as writer:
-        await until(lambda: server.faults.watching)
-        server.faults.next(1, Slow(0.2), verb="PATCH")
-        writer.want(Wanted(taints={key: True}))
-        await asyncio.sleep(0.05)
-        server.patch_node("n", {"spec": {"taints": [theirs, later]}})
-        await until(lambda: taints() == [theirs, later, own])
-        writer.want(Wanted(taints={key: False}))
-        await until(lambda: taints() == [theirs, later])
+    await until(lambda: server.faults.watching)
+    server.faults.next(1, Slow(0.2), verb="PATCH")
+    made.follower.want(Wanted(taints={key: True}))
+    await asyncio.sleep(0.05)
+    server.patch_node("n", {"spec": {"taints": [theirs, later]}})
+    await until(lambda: taints() == [theirs, later, own])
+    made.follower.want(Wanted(taints={key: False}))
+    await until(lambda: taints() == [theirs, later])
     for request in writes(server):
         assert request.path == "/api/v1/nodes/n"
         assert request.body["metadata"]["resourceVersion"]
@@ -88,12 +94,12 @@ async def test_a_taint_comes_though_the_node_changed_unseen(
 ) -> None:
     key = "nodeagent.io/gpu-unhealthy"
     made = Follower(access, writes=WriteIntervals())
-    async with made.running() as writer:
+    async with made.running():
         await until(lambda: server.faults.watching)
         server.annotate("n", **{"example.com/other": "1"})
         server.heartbeat("n", "2026-01-02T12:00:00Z")
         await asyncio.sleep(0.1)
-        writer.want(Wanted(taints={key: True}))
+        made.follower.want(Wanted(taints={key: True}))
         await until(lambda: server.node("n")["spec"].get("taints"))
     assert len(writes(server)) == 1
     assert made.writing == []
@@ -103,95 +109,57 @@ async def test_a_version_that_was_lost_is_read(server: ApiServer, access: Cluste
     """A watch may be behind: after a conflict the Node is read, and once more where that fails."""
     key = "nodeagent.io/gpu-unhealthy"
     made = Follower(access, writes=WriteIntervals())
-    async with made.running() as writer:
+    async with made.running():
         await until(lambda: server.faults.watching)
         with server.unsent():
             server.annotate("n", **{"example.com/other": "1"})
         server.faults.next(1, Answer(500), verb="GET")
-        writer.want(Wanted(taints={key: True}))
+        made.follower.want(Wanted(taints={key: True}))
         await until(lambda: server.node("n")["spec"].get("taints"), seconds=10)
     assert [type(fault) for fault in made.writing] == [WriteConflict, type(None)]
 
 
-async def test_nothing_is_written_when_nothing_differs(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    server.annotate("n", **{STATUS: "there"})
-    made = Follower(access)
-    async with made.running() as writer:
-        for _ in range(3):
-            writer.want(wanted("there"))
-            server.annotate("n", **{PLAN: str(_)})
-            await asyncio.sleep(0.05)
-        await writer.settled()
-    assert len(server.requests) == 2  # the follower's
-
-
-async def test_what_was_edited_by_hand_is_restored(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    made = Follower(access)
-    async with made.running() as writer:
-        writer.want(wanted("true"))
-        await settled(server, writer, "true")
-        server.annotate("n", **{STATUS: "edited"})
-        await settled(server, writer, "true")
-        server.annotate("n", **{STATUS: None})
-        await settled(server, writer, "true")
-        assert len(writes(server)) == 3
-        await asyncio.sleep(0.2)
-        assert writer.overwritten == ()
-    assert len(writes(server)) == 3
-    assert made.overwritten == []
-
-
 async def test_what_another_program_keeps_undoing_is_named(
-    server: ApiServer, access: ClusterAccess
+    server: ApiServer, made: Follower
 ) -> None:
-    made = Follower(access)
-    async with made.running() as writer:
-        writer.want(wanted("true"))
-        for number in range(4):
-            await settled(server, writer, "true")
-            server.annotate("n", **{STATUS: f"edited {number}"})
-        await until(lambda: made.overwritten)
-        assert made.overwritten == [(STATUS,)] == [writer.overwritten]
+    """Twice may be by hand: it is restored, and no more."""
+    made.follower.want(wanted("true"))
+    for number, edited in enumerate(("edited", None, "edited again"), start=1):
+        await settled(server, made, "true")
+        assert (len(writes(server)), made.follower.overwritten) == (number, ())
+        server.annotate("n", **{STATUS: edited})
+    await until(lambda: made.overwritten)
+    assert made.overwritten == [(STATUS,)] == [made.follower.overwritten]
 
 
-async def test_a_node_made_anew_gets_everything_again(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    made = Follower(access)
-    async with made.running() as writer:
-        writer.want(wanted("same"))
-        await settled(server, writer, "same")
+async def test_a_node_made_anew_gets_everything_again(server: ApiServer, made: Follower) -> None:
+    made.follower.want(wanted("same"))
+    await settled(server, made, "same")
+    server.delete_node("n")
+    await until(lambda: made.views[-1] is None)
+    made.follower.want(wanted("other"))
+    await asyncio.sleep(0.15)
+    assert len(writes(server)) == 1
+    server.add_node("n")
+    await settled(server, made, "other")
+    for count in range(3, 7):
         server.delete_node("n")
-        await until(lambda: made.views[-1] is None)
-        writer.want(wanted("other"))
-        await asyncio.sleep(0.15)
-        assert len(writes(server)) == 1
         server.add_node("n")
-        await settled(server, writer, "other")
-        for count in range(3, 7):
-            server.delete_node("n")
-            server.add_node("n")
-            await written(server, count)
-            await settled(server, writer, "other")
+        await written(server, count)
+        await settled(server, made, "other")
     assert made.overwritten == []  # no program undid it
 
 
 async def test_after_an_outage_the_last_state_is_written_once(
-    server: ApiServer, access: ClusterAccess
+    server: ApiServer, made: Follower
 ) -> None:
-    made = Follower(access)
-    async with made.running() as writer:
-        writer.want(wanted("before"))
-        await settled(server, writer, "before")
-        async with server.refusing():
-            for number in range(50):
-                writer.want(wanted(f"meanwhile {number}"))
-                await asyncio.sleep(0.01)
-        await settled(server, writer, "meanwhile 49")
+    made.follower.want(wanted("before"))
+    await settled(server, made, "before")
+    async with server.refusing():
+        for number in range(50):
+            made.follower.want(wanted(f"meanwhile {number}"))
+            await asyncio.sleep(0.01)
+    await settled(server, made, "meanwhile 49")
     assert [r.body["metadata"]["annotations"][STATUS] for r in writes(server)] == [
         "before",
         "meanwhile 49",
