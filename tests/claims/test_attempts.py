@@ -20,7 +20,7 @@ from nodeagent.cluster.kubelet.plugin.claim_calls import ANSWER_WITHIN, ClaimCal
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.problems import Code, Problem
 from tests.claims.samples import record
-from tests.cluster.kubelet.plugin.rig import claim_name, now
+from tests.cluster.kubelet.plugin.rig import CLAIM, now
 
 pytestmark = pytest.mark.virtual_time
 UID = "11111111"
@@ -138,7 +138,6 @@ def test_a_claim_is_ending_until_its_release_is_known() -> None:
 # --- what is waited for ---------------------------------------------------------------------------
 
 
-CLAIM = claim_name()
 HELD = ClaimHeldUp("its device is held")
 
 

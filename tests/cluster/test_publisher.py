@@ -26,17 +26,16 @@ PACE = PublisherIntervals(patience=0.15, first_answer=0.1, follow=QUICK, write=Q
 class Labelling(NodeSource):
     """A source that writes one label on the Node."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self) -> None:
         self.offers: list[object] = []
         super().__init__(self.offers.append, rounds=lambda: 0)
-        self.label = label
         self.views: list[NodeView | None] = []
 
     def observe(self, view: NodeView | None) -> None:
         self.views.append(view)
 
     def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
-        return Wanted(labels={self.label: state.phase.value})
+        return Wanted(labels={"nvidia.com/first": state.phase.value})
 
 
 class CountingHooks(ClusterHooks):
@@ -125,7 +124,7 @@ async def test_work_that_lasts_is_published(member: PublishedNode) -> None:
 
 
 async def test_the_source_says_success_when_all_is_put_back(member: PublishedNode) -> None:
-    member.publisher.source = Labelling("nvidia.com/first")
+    member.publisher.source = Labelling()
     member.hooks.is_unfinished = True
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")
@@ -151,7 +150,7 @@ async def test_the_same_twice_is_not_written(member: PublishedNode) -> None:
 
 
 async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAccess) -> None:
-    lonely, source = PublishedNode(server, access), Labelling("nvidia.com/first")
+    lonely, source = PublishedNode(server, access), Labelling()
     lonely.publisher.source = source
     async with contextlib.AsyncExitStack() as stack:
         async with server.refusing():

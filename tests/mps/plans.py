@@ -26,13 +26,10 @@ def spec_of(plan: WantedMps, device: str = GPU, *, pipe: str = "/run/x/pipe") ->
     return DaemonSpec(device, plan, pipe)
 
 
-def daemon_spec(
-    pipe: str, device: str = GPU, *, uid: int = 1000, gid: int = 1000, any_user: bool = False
-) -> DaemonSpec:
+def daemon_spec(pipe: str, device: str, *, uid: int = 1000, gid: int = 1000) -> DaemonSpec:
     """A daemon for two kinds of share, with 4096 MiB and half the threads at most."""
     shares = Share("small", 2, 1024, 25.0), Share("large", 1, 4096, 50.0)
-    account = Account(uid, gid, any_user=any_user)
-    return DaemonSpec(device, WantedMps(Sharing(shares, "report"), account), pipe)
+    return DaemonSpec(device, WantedMps(Sharing(shares, "report"), Account(uid, gid)), pipe)
 
 
 def with_limits(spec: DaemonSpec, memory: int | None, threads: float) -> DaemonSpec:

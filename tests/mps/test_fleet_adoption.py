@@ -19,7 +19,6 @@ from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess
 from nodeagent.mps.requests import NotReady
-from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import replace
 from tests.mps.conftest import as_root, may_mount
 from tests.mps.fleet_rig import (
@@ -178,9 +177,9 @@ async def test_a_daemon_that_came_late(rig: FleetRig) -> None:
 # --- records that cannot be used ------------------------------------------------------------------
 
 
-async def _spoilt(rig: FleetRig, plan: WantedMps | None = None) -> int:
+async def _spoilt(rig: FleetRig) -> int:
     """The pid of a daemon that was Ready, whose record cannot be used."""
-    pid = await rig.left_daemon(plan)
+    pid = await rig.left_daemon()
     rig.pipes().with_name("record.json").write_text("{")
     return pid
 

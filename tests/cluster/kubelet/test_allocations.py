@@ -146,17 +146,15 @@ def joined(reading: Allocations, owners: Owners, *pids: int) -> tuple[User, ...]
     return with_allocations(gpu, reading, owners).instances[0].compute[0].usage.processes
 
 
-def of_trainer(pid: int, container: str = "main") -> User:
-    return User(pid, "python", namespace="team", pod="trainer", container=container)
+def of_trainer(container: str = "main") -> User:
+    return User(7, "python", namespace="team", pod="trainer", container=container)
 
 
 def test_a_process_stands_for_its_pods_allocation() -> None:
     owners = {7: ProcessPod("uid", "", POD, "main")}
-    assert joined(held(MIG), owners, 7) == (of_trainer(7),)
-    assert joined(held(MIG), {7: ProcessPod("uid", "", POD)}, 7) == (of_trainer(7),)
-    assert joined(held(MIG), {7: ProcessPod("uid", "", POD, "debug")}, 7) == (
-        of_trainer(7, "debug"),
-    )
+    assert joined(held(MIG), owners, 7) == (of_trainer(),)
+    assert joined(held(MIG), {7: ProcessPod("uid", "", POD)}, 7) == (of_trainer(),)
+    assert joined(held(MIG), {7: ProcessPod("uid", "", POD, "debug")}, 7) == (of_trainer("debug"),)
 
 
 def test_a_process_of_another_pod_stands_for_no_other_pod() -> None:
@@ -172,8 +170,8 @@ def test_a_process_of_the_machine_is_not_the_pods() -> None:
 
 def test_a_process_of_which_nothing_is_known_is_the_only_holders() -> None:
     """The allocation stays beside it, for that is no proof: the process may be a server."""
-    assert joined(held(MIG), {}, 7) == (of_trainer(7), ALLOCATED)
-    assert joined(held(MIG), {7: ProcessPod("uid")}, 7) == (of_trainer(7), ALLOCATED)
+    assert joined(held(MIG), {}, 7) == (of_trainer(), ALLOCATED)
+    assert joined(held(MIG), {7: ProcessPod("uid")}, 7) == (of_trainer(), ALLOCATED)
 
 
 def test_of_two_holders_it_is_unknown_which() -> None:
@@ -187,7 +185,7 @@ def test_of_two_holders_it_is_unknown_which() -> None:
 def test_who_holds_the_gpu_is_its_user() -> None:
     gpu = Gpu(3, GPU, minor=3, usage=Usage((User(7, "python"),)))
     owners = {7: ProcessPod("uid", "", POD, "main")}
-    assert with_allocations(gpu, held(GPU), owners).usage == Usage((of_trainer(7),))
+    assert with_allocations(gpu, held(GPU), owners).usage == Usage((of_trainer(),))
     assert with_allocations(gpu, held(GPU), {7: None}).usage.processes[1] == ALLOCATED
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from nodeagent.mps.lifecycle import model
 from nodeagent.mps.lifecycle.machine import step
-from nodeagent.mps.shares import DaemonSpec
 from nodeagent.settings import MpsSettings
 from tests.mps.plans import daemon_spec, with_account, with_limits
 
@@ -44,13 +43,13 @@ class Life:
         self.state, actions = step(self.state, event, self.now, settings=POLICY, jitter=self.jitter)
         return actions
 
-    def start(self, spec: DaemonSpec = SPEC) -> tuple[model.Action, ...]:
-        actions = self.tell(model.NewPlan(spec))
+    def start(self) -> tuple[model.Action, ...]:
+        actions = self.tell(model.NewPlan(SPEC))
         self.tell(model.Started(self.state.run, 4711))
         return actions
 
-    def become_ready(self, spec: DaemonSpec = SPEC) -> None:
-        self.start(spec)
+    def become_ready(self) -> None:
+        self.start()
         self.tell(model.Answered(self.state.run))
         self.tell(self.proof())
 

@@ -7,6 +7,8 @@ from nodeagent.claims.model import ClaimedDevice, Result
 from nodeagent.claims.serving.attempts import Operation
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName
 
+CLAIM = ClaimName("team", "claim-a1", "a1")
+
 
 class Claims:
     """Stands in for what prepares claims.
@@ -25,8 +27,8 @@ class Claims:
         self._open = asyncio.Event()
         self._open.set()
 
-    def calls(self, **timing: float) -> ClaimCalls:
-        return ClaimCalls(self.perform, lambda _: None, **timing)
+    def calls(self) -> ClaimCalls:
+        return ClaimCalls(self.perform, lambda _: None)
 
     async def perform(self, operation: Operation, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
         await self._work(operation, claim)
@@ -59,11 +61,6 @@ def devices_of(claim: ClaimName) -> tuple[ClaimedDevice, ...]:
 def claimed(request: str, pool: str, device: str, cdi_id: str, share_id: str = "") -> ClaimedDevice:
     """A device of a claim, as far as the kubelet gets to know it."""
     return ClaimedDevice(Result(request, pool, device, share_id), "GPU-1", cdi_id)
-
-
-def claim_name(uid: str = "a1") -> ClaimName:
-    """A claim of team `team`."""
-    return ClaimName("team", f"claim-{uid}", uid)
 
 
 def now() -> float:

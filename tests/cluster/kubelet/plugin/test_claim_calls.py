@@ -16,11 +16,10 @@ from nodeagent.cluster.kubelet.plugin.claim_calls import (
     StillWorking,
 )
 from nodeagent.errors import NodeagentError
-from tests.cluster.kubelet.plugin.rig import Claims, claim_name, devices_of, now
+from tests.cluster.kubelet.plugin.rig import CLAIM, Claims, devices_of, now
 from tests.simulated_cluster.kubelet_claims import CALL_WITHIN, SILENCE
 
 pytestmark = pytest.mark.virtual_time
-CLAIM = claim_name()
 
 
 @pytest.fixture

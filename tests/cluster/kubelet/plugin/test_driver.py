@@ -36,10 +36,9 @@ def root() -> Iterator[Path]:
 
 @asynccontextmanager
 async def driver(
-    root: Path, claims: Claims, feed: HealthFeed | None = None, answer_within: float = 60.0
+    root: Path, claims: Claims, feed: HealthFeed | None = None
 ) -> AsyncIterator[RegistrationService]:
-    calls = claims.calls(answer_within=answer_within)
-    async with dra_driver(root, calls, feed or HealthFeed()) as registration:
+    async with dra_driver(root, claims.calls(), feed or HealthFeed()) as registration:
         yield registration
 
 
