@@ -16,7 +16,7 @@ from nodeagent.health.findings import Action, Severity
 from nodeagent.health.table import ROWS, Row, advice
 from nodeagent.health.xid_findings import cause_of_xid
 from nodeagent.health.xids import default_table
-from nodeagent.structs import Struct
+from nodeagent.structs import Struct, replace
 from nodeagent.text import did_you_mean, quote
 
 _MAX_XID_DIGITS = 5  # no XID is near that
@@ -139,15 +139,19 @@ class Runbook:
             EntryKind.XID: lambda: map(self._xid, section("xid")["usual"]),
         }
         self._xid = partial(_xid, look=checks["xid"].look)
-        self.entries: tuple[Entry, ...] = tuple(
-            entry
-            for kind in EntryKind
-            for entry in (made[kind]() if kind in made else _entries(kind))
-        )
+        found: dict[tuple[EntryKind, str], Entry] = {}
+        for kind in EntryKind:
+            for one in made[kind]() if kind in made else _entries(kind):
+                entry, key = one, _key(one.code)
+                problem = found.get((EntryKind.PROBLEM, key))
+                if kind is EntryKind.FINDING and problem:  # one matter, told in one entry
+                    raised = one.means.partition(". ")[2]
+                    entry = replace(problem, means=f"{problem.means} {raised}")
+                found[entry.kind, key] = entry
+        self.entries = tuple(found.values())
         self._by_key: dict[str, tuple[Entry, ...]] = {}
-        for entry in self.entries:
-            if entry.kind is not EntryKind.XID:  # `of` makes those
-                key = _key(entry.code)
+        for (kind, key), entry in found.items():
+            if kind is not EntryKind.XID:  # `of` makes those
                 self._by_key[key] = (*self._by_key.get(key, ()), entry)
 
     def of(self, code: str) -> tuple[Entry, ...]:

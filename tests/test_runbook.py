@@ -212,7 +212,8 @@ THERE_ARE: dict[EntryKind, Iterable[str]] = {
     EntryKind.REASON: _reasons(),
     EntryKind.EVENT: _events(),
     EntryKind.CHECK: Check,
-    EntryKind.FINDING: BY_CAUSE,
+    # A problem of the same name has its entry.
+    EntryKind.FINDING: (c for c in BY_CAUSE if c.lower() not in {code.lower() for code in Code}),
     EntryKind.XID: map(str, section("xid")["usual"]),
     EntryKind.ALERT: _alerts(),
     EntryKind.PREFLIGHT: _preflight_checks(),
@@ -224,6 +225,11 @@ THERE_ARE: dict[EntryKind, Iterable[str]] = {
 @pytest.mark.parametrize("kind", EntryKind)
 def test_there_is_an_entry_for_each_and_no_other(kind: EntryKind) -> None:
     assert sorted(e.code for e in ENTRIES if e.kind is kind) == sorted(set(THERE_ARE[kind]))
+
+
+def test_a_finding_named_like_a_problem_is_told_in_its_entry() -> None:
+    [entry] = runbook().of("gpuLost")
+    assert (entry.code, "GPU_IS_LOST" in entry.means) == ("GpuLost", True)
 
 
 def test_entries_are_short() -> None:
