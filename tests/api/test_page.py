@@ -178,5 +178,12 @@ def test_the_steps_of_a_remedy() -> None:
 
 
 @needs_node
+def test_figures_that_are_not_read_any_more_say_how_old_they_are() -> None:
+    past = "{power: [1].concat(Array(%d).fill(null)), temperature: Array(%d).fill(null)}"
+    ages = ", ".join(f"staleWords({past % (old, old + 1)}, 10)" for old in (5, 7))
+    assert _computed(f"[{ages}]") == ["", "figures are 1 min old"]
+
+
+@needs_node
 def test_what_hides_in_a_name_is_written_out() -> None:
     assert _computed("visible('a\\u202eb\\u009bc é')") == "a\\u202eb\\u009bc é"

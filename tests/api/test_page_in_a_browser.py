@@ -98,6 +98,8 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             assert ready is (name in {"busy", "sharing"}), "a claim on a sick GPU looks well"
             room = await page.value("byId('gpus').textContent.includes('Room for')")
             assert room is (name in WITH_ROOM), name
+            unread = await page.value("document.body.classList.contains('unread')")
+            assert unread is (name == "driver"), "what is known last looks as read now"
             rows = await page.value("document.querySelectorAll('#mps tbody tr').length")
             assert (
                 name != "sharing" or rows == 1 + 10 + 1 + 1

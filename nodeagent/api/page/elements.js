@@ -195,7 +195,7 @@ function remedyBlock(text) {
     element("ol", {}, steps.map(({ words, command }) =>
       element("li", {}, words && words + " ", element("code", {}, command)))),
     end && element("p", {}, end),
-    copyButton(stepsText(steps), "all " + steps.length + " commands: " + steps[0].command, "copy all"));
+    copyButton(stepsText(steps), "all, from " + steps[0].command, "copy all"));
 }
 
 let noteEnds;

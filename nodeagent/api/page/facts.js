@@ -174,6 +174,18 @@ function isUnread({ troubles }) {
   return troubles.some(({ code, gpu }) => !gpu && (code === "Driver" || code === "DriverMissing"));
 }
 
+const STALE_COLUMNS = 6; // of ten seconds, after which a figure is called old
+
+/* How long nothing was read of a GPU that answers, where that is too long. */
+function staleWords(past, interval) {
+  if (!past) return "";
+  const newest = Math.max(...Object.values(past).map((values) =>
+    values.findLastIndex((value) => value !== null)));
+  const missing = past.temperature.length - 1 - newest;
+  return newest < 0 || missing < STALE_COLUMNS ? ""
+    : "figures are " + durationWords(missing * interval * 1000) + " old";
+}
+
 /* What needs a person besides what the headline says: the same remedy once for all that have it.
    The first group are those that the headline's remedy mends, too. */
 function handsNeeded({ headline, troubles }) {

@@ -41,18 +41,6 @@ function errorsCell({ xids, eccCorrected, eccUncorrected }) {
       eccUncorrected ? warned("ECC " + counts.join(" / ")) : "ECC " + counts.join(" / ")) : "");
 }
 
-const STALE_COLUMNS = 6; // of ten seconds, after which a figure is called old
-
-/* How long nothing was read of a GPU that answers, where that is too long. */
-function staleWords(past, interval) {
-  if (!past) return "";
-  const newest = Math.max(...Object.values(past).map((values) =>
-    values.findLastIndex((value) => value !== null)));
-  const missing = past.temperature.length - 1 - newest;
-  return newest < 0 || missing < STALE_COLUMNS ? ""
-    : "figures are " + durationWords(missing * interval * 1000) + " old";
-}
-
 function figures(gpu, { gpus = {}, interval } = {}) {
   const past = gpus[gpu.uuid] || {};
   const { utilization, memory = {}, temperature, slowdownTemperature, power, powerLimit } = gpu;

@@ -32,7 +32,8 @@ function codeWords(code) {
 /* A problem in one line, with what was read. */
 function troubleLine({ severity, text, evidence, path, code }) {
   const { glyph, word } = SEVERITIES[severity];
-  return [nowMark(glyph, word + ":", "tone-" + severity), " ", text, evidence ? " Read: " + evidence + "." : "",
+  return [nowMark(glyph, word + ":", "tone-" + severity), " ", text,
+    evidence ? " Read: " + evidence + "." : "",
     path && !text.includes(path) ? " In the plan: " + path + "." : "", " ", codeWords(code)];
 }
 
@@ -48,7 +49,8 @@ function drawHead(status) {
   const isBad = severity === "warning" || severity === "error";
   const [same] = handsNeeded(status), lines = list(same.map(troubleLine), { class: "plain" });
   show("remedy",
-    isBad && (evidence || link) ? element("p", {}, evidence && "Read: " + evidence + ".", link) : "",
+    isBad && (evidence || link)
+      ? element("p", {}, evidence && "Read: " + evidence + ".", link) : "",
     same.length > 1 ? folded("and " + same.length + " more with this remedy", lines) : lines,
     remedy ? remedyBlock(remedy) : "",
     isBad && code ? element("p", {}, "More: ", copyable(explain, explain)) : "");
