@@ -150,14 +150,7 @@ WRONG: tuple[tuple[str, str], ...] = (
     ("api: {listen: 'localhost:70000'}", "api.listen: found"),
     ("nvidia_smi: 'a \"b'", "nvidia_smi: found"),
     ("nvidia_smi: []", "nvidia_smi: found a list, expected a command"),
-    (
-        "after_change: {command: [true, x]}",
-        "after_change.command: found a list, expected a program",
-    ),
-    (
-        "after_change: {command: sh -c x}",
-        'after_change.command: found "sh -c x", expected a program',
-    ),
+    ("after_change: {command: sh -c x}", "after_change.command: found"),
     ("run: {dir: ''}", 'run.dir: found "", expected a path'),
     (
         "dra: {share: 8Gi}",
