@@ -20,7 +20,7 @@ from nodeagent.structs import Struct
 def families(
     sample: SampleSet,
     selection: Selection,
-    blocks: LabelBlocks,
+    host: Labels,
     *,
     renamed: bool = False,
     repeat_whole: bool = False,
@@ -31,10 +31,10 @@ def families(
     out: two series of one name with equal labels would make the whole text invalid. So is a field
     that the file has under its old and its new name, where both are written as the new one.
 
-    `renamed`: by the names that DCGM gave them in 4.6. `repeat_whole`: give each instance the whole
-    GPU's values too, as dcgm-exporter does.
+    `host` is the host's label, if there is to be one. `renamed`: by the names that DCGM gave them
+    in 4.6. `repeat_whole`: give each instance the whole GPU's values too, as dcgm-exporter does.
     """
-    blocks.begin(label_texts(sample, selection.labels))
+    blocks = LabelBlocks(host, label_texts(sample, selection.labels))
     places = _Places(sample, blocks, repeat_whole=repeat_whole)
     found: list[Family] = []
     links: list[Family] = []

@@ -110,34 +110,27 @@ def gpu_labels(gpu: GpuIdentity) -> Labels:
 
 @dataclass(slots=True)
 class LabelBlocks:
-    """Label blocks by subject, each written once and kept as long as it is used.
+    """Label blocks of a text by subject, each written once.
 
     `host` is the host's label: `Hostname` up to dcgm-exporter 4.8.2, `hostname` since, or none.
-    `texts` are the labels made of text fields, for the node (under "") and for each GPU by UUID;
-    when they change, all blocks are written anew.
+    `texts` are the labels made of text fields, for the node (under "") and for each GPU by UUID.
     """
 
     host: Labels
-    _texts: Mapping[str, Labels] = field(default_factory=dict)
-    _blocks: dict[Subject, str] = field(default_factory=dict)
-    _used: dict[Subject, str] = field(default_factory=dict)
-
-    def begin(self, texts: Mapping[str, Labels]) -> None:
-        """A new text begins: what the one before did not use is forgotten."""
-        self._blocks = self._used if texts == self._texts else {}
-        self._texts = texts
-        self._used = {}
+    texts: Mapping[str, Labels]
+    _written: dict[Subject, str] = field(default_factory=dict)
 
     def of(self, subject: Subject) -> str:
-        written = self._used.get(subject) or self._blocks.get(subject)
-        written = written or block((*self._labels(subject), *sorted(subject.attributes)))
-        self._used[subject] = written
+        written = self._written.get(subject)
+        if written is None:
+            written = block((*self._labels(subject), *sorted(subject.attributes)))
+            self._written[subject] = written
         return written
 
     def _labels(self, subject: Subject) -> Labels:
         match subject.entity:
             case Node():
-                return (*self.host, *self._texts.get("", ()))
+                return (*self.host, *self.texts.get("", ()))
             case WholeGpu(gpu):
                 return (*gpu_labels(gpu), *self._last_labels(gpu))
             case Slice(gpu, profile, number):
@@ -151,4 +144,4 @@ class LabelBlocks:
                 assert_never(subject.entity)
 
     def _last_labels(self, gpu: GpuIdentity) -> Labels:
-        return (*self.host, *self._texts.get(gpu.uuid, self._texts.get("", ())))
+        return (*self.host, *self.texts.get(gpu.uuid, self.texts.get("", ())))

@@ -15,7 +15,7 @@ from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import LabelBlocks, gzipped, render
+from nodeagent.metrics.exposition import gzipped, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slice, Subject, merged
 from nodeagent.metrics.selection import Selection
@@ -57,13 +57,12 @@ class Exporter:
         self.work = Work()
         self.readings: Mapping[Device, Reading] = {}
         self._selection = selection
-        self._families = partial(families, renamed=renamed, repeat_whole=repeat_whole)
+        self._families = partial(families, host=host, renamed=renamed, repeat_whole=repeat_whole)
         self._build = build
         self._clock = clock
         self._current = current
         self._by_reader: dict[str, SampleSet] = {}  # one that fails keeps its last values
         self._counters = MonotonicCounters(catalogue().fields)
-        self._blocks = LabelBlocks(host)
         self._gpus: dict[str, GpuSample] = {}  # as they were found last, by UUID
         self._processes: dict[
             str, tuple[float, Mapping[int | None, tuple[ProcessReading, ...]]]
@@ -159,7 +158,7 @@ class Exporter:
         ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
         samples = [*node_samples(state), *self._accounts.samples(), ignored, self._build]
         samples += health_samples(state.health) if state.health else ()
-        families = self._families(sample, self._selection, self._blocks)
+        families = self._families(sample, self._selection)
         return render([*families, *agent_families(samples), *self.work.families()])
 
     def _uses(self, state: NodeState) -> Mapping[Device, DeviceUse]:

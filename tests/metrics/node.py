@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nodeagent.metrics.catalogue import Field, Level, WithMig
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import LabelBlocks, render
+from nodeagent.metrics.exposition import render
 from nodeagent.metrics.samples import (
     GpuIdentity,
     Node,
@@ -104,8 +104,7 @@ def golden(name: str) -> bytes:
         older = {"", "ampere", "NVLink 2+"} if "A100" in model else {""}
         rows = tuple(row for row in rows if row.min_architecture in older)
     readings = sample(rows, [gpu(n, model) for n in range(cards)], per_gpu=parts)
-    blocks = LabelBlocks((("Hostname", "gpu-node-0"),))
-    return render(families(readings, default_selection(), blocks))
+    return render(families(readings, default_selection(), (("Hostname", "gpu-node-0"),)))
 
 
 if __name__ == "__main__":

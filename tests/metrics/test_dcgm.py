@@ -5,7 +5,7 @@ import pytest
 
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import Family, LabelBlocks, block, decimals, render, whole
+from nodeagent.metrics.exposition import Family, block, decimals, render, whole
 from nodeagent.metrics.samples import (
     GpuIdentity,
     Labels,
@@ -33,7 +33,7 @@ POWER, ENGINE, USED, CLOCK, XID = 155, 1001, 252, 100, 230
 
 
 def _text(readings: SampleSet, counters: str, *, host: Labels = HOST, **style: bool) -> str:
-    found = families(readings, read_selection(counters), LabelBlocks(host), **style)
+    found = families(readings, read_selection(counters), host, **style)
     return render(found).decode()
 
 
@@ -181,26 +181,6 @@ def test_labels_of_each_gpu_are_its_own() -> None:
     assert second.endswith(
         f',DCGM_FI_DEV_PERSISTENCE_MODE="1",DCGM_FI_DRIVER_VERSION="{DRIVER}"}} 2'
     )
-
-
-def test_label_blocks_are_forgotten_when_no_series_uses_them() -> None:
-    blocks = LabelBlocks(HOST)
-    selection = read_selection("DCGM_FI_DEV_FB_USED,gauge,u")
-    for generation in range(50):
-        part = Subject(Slice(gpu(0), "1g.10gb", 7, generation))
-        families(SampleSet({USED: ((part, 1),)}), selection, blocks)
-    assert len(blocks._used) == 1
-    assert len(blocks._blocks) == 1
-
-
-def test_labels_follow_a_new_driver() -> None:
-    blocks = LabelBlocks(HOST)
-    selection = read_selection("DCGM_FI_DEV_SM_CLOCK,gauge,u\nDCGM_FI_DRIVER_VERSION,label,d")
-    whole = Subject(WholeGpu(gpu(0)))
-    for version in ("1", "2"):
-        readings = SampleSet({CLOCK: ((whole, 1),)}, {DRIVER_VERSION: version})
-        text = render(families(readings, selection, blocks)).decode()
-        assert f'DCGM_FI_DRIVER_VERSION="{version}"' in text
 
 
 def test_numbers_are_written_as_dcgm_does() -> None:

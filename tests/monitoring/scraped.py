@@ -15,7 +15,7 @@ from nodeagent.metrics.agent_metrics import AGENT_METRICS, AgentSample, agent_fa
 from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
 from nodeagent.metrics.catalogue import Kind
 from nodeagent.metrics.dcgm import families
-from nodeagent.metrics.exposition import LabelBlocks, block, render
+from nodeagent.metrics.exposition import block, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.selection import default_selection
 from nodeagent.plan.observed import Gpu, ObservedNode
@@ -98,7 +98,7 @@ def _dcgm(host: str, model: str = "NVIDIA H100 80GB HBM3", *, per_gpu: int = 0) 
     old = model == "Tesla T4"  # no GPM, no row remapping, no NVLink
     rows = [row for row in selection.fields if not (old and row.min_architecture)]
     readings = sample(rows, [gpu(0, model)], per_gpu=per_gpu)
-    return render(families(readings, selection, LabelBlocks((("Hostname", host),)))).decode()
+    return render(families(readings, selection, (("Hostname", host),))).decode()
 
 
 # --- the agent's own ------------------------------------------------------------------------------
