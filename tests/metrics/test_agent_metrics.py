@@ -115,35 +115,30 @@ def _create(start: int, size: int) -> Step:
 
 
 Taken = tuple[Step, float]
+MODE = SetMigMode("GPU-0", True, "")
+STOP = StopMps("GPU-0", "MIG-1", "", "p", Placement(0, 1))
+START = StartMps("GPU-0", "", MPS, "", "p", Placement(0, 1))
+DESTROY, CREATE = _destroy(0, 1), _create(0, 1)
 
 
-def _outcome(*steps: Taken, restored: tuple[Taken, ...] = ()) -> GpuOutcome:
+@pytest.mark.parametrize(
+    ("steps", "restored", "slots"),
+    [
+        (
+            ((_destroy(0, 2), 1.0), (_destroy(4, 1), 0.5), (CREATE, 2.0), (_create(1, 1), 1.0)),
+            (),
+            {0: 3.5, 1: 4.5, 4: 3.5},
+        ),
+        (((MODE, 1.0), (CREATE, 1.0)), (), {}),  # it was not touched
+        (((DESTROY, 1.0),), ((CREATE, 0.25),), {0: 1.25}),  # the way back counts
+        (((STOP, 0.5), (DESTROY, 1.0), (CREATE, 1.0), (START, 2.0)), (), {0: 4.5}),
+    ],
+)
+def test_a_slice_is_out_of_use_until_something_is_made_on_it(
+    steps: tuple[Taken, ...], restored: tuple[Taken, ...], slots: dict[int, float]
+) -> None:
     def reports(taken: tuple[Taken, ...]) -> tuple[StepReport, ...]:
         return tuple(StepReport(step, StepResult.DONE, seconds) for step, seconds in taken)
 
-    return GpuOutcome(GpuPlan.in_sync(GPU), reports(steps), GPU, restored=reports(restored))
-
-
-def test_a_slice_is_out_of_use_until_something_is_made_on_it() -> None:
-    destroyed = (_destroy(0, 2), 1.0), (_destroy(4, 1), 0.5)
-    taken = (*destroyed, (_create(0, 1), 2.0), (_create(1, 1), 1.0))
-    found = downtime(_outcome(*taken))
-    assert found == {0: 3.5, 1: 4.5, 4: 3.5}
-
-
-def test_slices_that_were_not_touched_lose_nothing() -> None:
-    assert downtime(_outcome((SetMigMode("GPU-0", True, ""), 1.0), (_create(0, 1), 1.0))) == {}
-
-
-def test_a_way_back_counts() -> None:
-    found = downtime(_outcome((_destroy(0, 1), 1.0), restored=((_create(0, 1), 0.25),)))
-    assert found == {0: pytest.approx(1.25)}
-
-
-def test_mps_is_part_of_it() -> None:
-    stop = StopMps("GPU-0", "MIG-1", "", "p", Placement(0, 1))
-    start = StartMps("GPU-0", "", MPS, "", "p", Placement(0, 1))
-    found = downtime(
-        _outcome((stop, 0.5), (_destroy(0, 1), 1.0), (_create(0, 1), 1.0), (start, 2.0))
-    )
-    assert found == {0: 4.5}
+    outcome = GpuOutcome(GpuPlan.in_sync(GPU), reports(steps), GPU, restored=reports(restored))
+    assert downtime(outcome) == slots

@@ -141,16 +141,6 @@ def test_a_field_under_both_of_its_names_is_one_family_where_they_are_renamed() 
     assert (len(_series(text)), text.count("# TYPE")) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("host", "label"),
-    [((("Hostname", "n"),), ',Hostname="n"'), ((("hostname", "n"),), ',hostname="n"'), ((), "")],
-)
-def test_the_host_has_the_label_that_is_asked_for(host: Labels, label: str) -> None:
-    readings = SampleSet({CLOCK: ((Subject(WholeGpu(gpu(0))), 1),)})
-    (line,) = _series(_text(readings, "DCGM_FI_DEV_SM_CLOCK,gauge,p", host=host))
-    assert line.endswith(f'modelName="NVIDIA H100 80GB HBM3"{label}}} 1')
-
-
 def test_links_come_last_and_have_their_own_labels() -> None:
     link = Subject(NvLink(gpu(0), 3))
     readings = SampleSet({165: (), 1508: ((link, 1),), 1523: ((Subject(WholeGpu(gpu(0))), 0),)})

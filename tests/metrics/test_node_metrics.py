@@ -1,8 +1,9 @@
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from nodeagent.metrics.agent_metrics import agent_families
+from nodeagent.metrics.agent_metrics import AgentSample, agent_families
 from nodeagent.metrics.agent_samples import Work
 from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import claim_samples, node_samples
@@ -25,9 +26,13 @@ def _lines(
     mps: tuple[MpsDaemon, ...] = (),
 ) -> dict[str, str]:
     state = NodeState("n", "file", phase=phase, digest=digest, observed=ObservedNode(gpus), mps=mps)
-    text = render(agent_families(node_samples(state))).decode()
-    written = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    return {line[0]: line[1] for line in written}
+    return written(node_samples(state))
+
+
+def written(samples: Iterable[AgentSample]) -> dict[str, str]:
+    """The value of each series in the text."""
+    lines = render(agent_families(samples)).decode().splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
 @pytest.mark.parametrize(
@@ -138,10 +143,7 @@ def claim(*devices: ClaimDevice, phase: ClaimPhase = ClaimPhase.READY, **known: 
 
 def series(*claims: Claim) -> dict[str, str]:
     node = ObservedNode((H100, Gpu(1, "GPU-t4")))
-    state = NodeState("n", "file", observed=node, claims=claims)
-    text = render(agent_families(claim_samples(state))).decode()
-    written = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    return {line[0]: line[1] for line in written}
+    return written(claim_samples(NodeState("n", "file", observed=node, claims=claims)))
 
 
 def slices(*claims: Claim) -> list[tuple[str, str]]:
@@ -201,9 +203,8 @@ def test_shares_of_gpus() -> None:
         ),
         free_shares={H100.uuid: FreeShare(memory=5, threads=40), "GPU-2": FreeShare(memory=1)},
     )
-    text = render(agent_families(claim_samples(state))).decode()
-    found = {line for line in text.splitlines() if "_share" in line and not line.startswith("#")}
-    assert found == {
+    found = written(claim_samples(state)).items()
+    assert {f"{name} {value}" for name, value in found if "_share" in name} == {
         f"nodeagent_claim_share_memory_limit_bytes{{{whose}}} 8",
         f"nodeagent_claim_share_memory_used_bytes{{{whose}}} 3",
         f"nodeagent_claim_share_active_thread_percentage{{{whose}}} 17.5",
