@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,7 @@ from nodeagent.cli.agent_client import (
 )
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import MIN_HEIGHT, Output, complain, json_text
-from nodeagent.cli.watch import INTERVAL, away, watch
+from nodeagent.cli.watch import INTERVAL, answers, watch
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.events_page import events_page
@@ -35,9 +35,10 @@ from nodeagent.text import listed, quote
 
 _STATUS = "/v1/status"
 _LAST_HOUR = "/v1/events?within=3600"
-_SAMPLED = frozenset(  # of a GPU
-    {"utilization", "temperature", "power", "memory", "smClock", "memoryClock", "clockReasons"}
-)
+_SAMPLED = frozenset((
+    *("observedAt", "utilization", "temperature", "power", "memory"),
+    *("smClock", "memoryClock", "clockReasons"),
+))  # fmt: skip
 
 _PROBLEMS = ("node", "observedAt", "headline", "troubles")  # of the status
 # With --exit-code, by the worst that needs a hand; these mean something else than elsewhere.
@@ -154,13 +155,12 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
         watch(partial(_ask, address), partial(_lately, address), gpu, output)
         return
     last: object = None
-    for status, failure in _answers(address, gpu):
-        if (known := _lasting(status)) == last:
-            continue
-        last = known
-        if output.is_text:
-            page = failure or _page(address, status, gpu, output)
-            output.page((*page, ()))
+    for status, failure in answers(lambda: _ask(address, gpu)):
+        known = _lasting(status)
+        if known == last:
+            pass
+        elif output.is_text:
+            output.page((*(failure or _page(address, status, gpu, output)), ()))
         elif output.format == "json":
             output.text(json_text(status) + "\n")
         else:
@@ -168,41 +168,15 @@ def _watch(address: AgentAddress, gpu: str | None, output: Output) -> None:
             output.document(status)
         if output.closed:
             return
-
-
-def _answers(address: AgentAddress, gpu: str | None) -> Iterator[tuple[Json, tuple[Line, ...]]]:
-    """The agent's status again and again; while it is away, after the first answer, also the lines
-    that say so.
-    """
-    first = True
-    while True:
-        try:
-            answer: tuple[Json, tuple[Line, ...]] = _ask(address, gpu), ()
-        except AgentUnreachable as error:
-            if first:
-                raise
-            status = {"phase": "unknown", "problems": [{"message": error.message}]}
-            answer = status, away(error)
-        first = False
-        yield answer
+        last = known
         time.sleep(INTERVAL)
 
 
-def _lasting(status: Json) -> Json:
-    """Leave out the time and what is read anew every few seconds, which alone are no change."""
-    return {
-        **{key: value for key, value in status.items() if key != "observedAt"},
-        "gpus": [
-            {
-                **{key: value for key, value in gpu.items() if key not in _SAMPLED},
-                "instances": [
-                    {key: value for key, value in device.items() if key != "utilization"}
-                    for device in gpu.get("instances", ())
-                ],
-            }
-            for gpu in status.get("gpus", ())
-        ],
-    }
+def _lasting(value: Any) -> Any:
+    """Leave out what is read anew every few seconds, which alone is no change."""
+    if isinstance(value, dict):
+        return {key: _lasting(one) for key, one in value.items() if key not in _SAMPLED}
+    return [*map(_lasting, value)] if isinstance(value, list) else value
 
 
 def run_claims(options: Namespace, output: Output) -> ExitCode:

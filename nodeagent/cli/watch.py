@@ -38,24 +38,39 @@ Ask = Callable[[str | None], Json]  # the status, of one GPU alone if it is name
 Lately = Callable[[Json, str | None], Sequence[Json]]  # the events of the last hour beside it
 
 
-def away(error: AgentUnreachable) -> tuple[Line, ...]:
-    """What stands for the page while no agent answers."""
-    return (line(Span(error.message, Tone.BAD)), line(f"  {error.remedy}"))
+def answers(ask: Callable[[], Json]) -> Iterator[tuple[Json, tuple[Line, ...]]]:
+    """What is asked for again and again; while no agent answers, after the first answer, also the
+    lines that say so.
+    """
+    first = True
+    while True:
+        try:
+            answer: tuple[Json, tuple[Line, ...]] = ask(), ()
+        except AgentUnreachable as error:
+            if first:
+                raise
+            status = {"phase": "unknown", "problems": [{"message": error.message}]}
+            answer = status, (line(Span(error.message, Tone.BAD)), line(f"  {error.remedy}"))
+        first = False
+        yield answer
 
 
 def watch(ask: Ask, lately: Lately, gpu: str | None, output: Output) -> None:
     """Draw what the keys choose, anew when anything on it changes, until q or Ctrl-C."""
     view, due = _View(gpu), 0.0
+    failure: tuple[Line, ...] = ()
     typed = [sys.stdin.fileno()] if sys.stdin and sys.stdin.isatty() else []
+    looks = answers(lambda: view.look(ask, lately))
     with _screen(typed) as show:
         while True:
             if time.monotonic() >= due:
-                view.look(ask, lately)
+                _, failure = next(looks)
                 due = time.monotonic() + INTERVAL
             width, height = output.room
             keys = in_rows([line(dim(view.keys))], width)[:1] if typed else ()
             room = height - len(keys)
-            rows = in_rows(view.page(width, max(room, 1), marked=bool(keys)), width)[:room]
+            page = failure or view.page(width, max(room, 1), marked=bool(keys))
+            rows = in_rows(page, width)[:room]
             rows += (BLANK,) * (room - len(rows)) if keys else ()
             show(painted(output.drawable((*rows, *keys))))
             for key in _pressed(typed, min(due - time.monotonic(), _TICK)):
@@ -73,21 +88,15 @@ class _View:
         self._all: Json = {}
         self._shown: Json = {}
         self._events: Sequence[Json] = ()
-        self._failure: tuple[Line, ...] | None = None  # None: before the first answer
 
-    def look(self, ask: Ask, lately: Lately) -> None:
-        """Ask for what is open; raises as `ask` does, AgentUnreachable the first time alone."""
-        try:
-            self._all = self._shown = ask(None)
-            if self._open:
-                self._shown = ask(self._gpu)
-                self._gpu = str(self._shown["gpus"][0]["index"])
-            self._events = lately(self._shown, self._gpu if self._open else None)
-            self._failure = ()
-        except AgentUnreachable as error:
-            if self._failure is None:
-                raise
-            self._failure = away(error)
+    def look(self, ask: Ask, lately: Lately) -> Json:
+        """Ask for what is open; raises as `ask` does."""
+        self._all = self._shown = ask(None)
+        if self._open:
+            self._shown = ask(self._gpu)
+            self._gpu = str(self._shown["gpus"][0]["index"])
+        self._events = lately(self._shown, self._gpu if self._open else None)
+        return self._shown
 
     @property
     def keys(self) -> str:
@@ -99,8 +108,6 @@ class _View:
 
     def page(self, width: int, room: int, *, marked: bool) -> tuple[Line, ...]:
         """The page in at most `room` rows; `marked`: with a mark at the GPU that the keys chose."""
-        if self._failure:
-            return self._failure
         if self._events_open:
             title, *events = events_page(self._shown, self._events)
             return (title, *in_rows(events, width)[-max(room - 1, 1) :])
