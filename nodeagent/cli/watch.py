@@ -163,14 +163,14 @@ def _screen(typed: Iterable[int]) -> Iterator[Callable[[str], None]]:
             for one in typed:
                 tty.setcbreak(one, termios.TCSANOW)
 
-    def give_back(number: int = 0, *_: object) -> None:
+    def give_back() -> None:
         with suppress(OSError, termios.error):
             for one, attributes in before:
                 termios.tcsetattr(one, termios.TCSANOW, attributes)
             os.write(1, _GIVE_BACK)
-        if number:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
 
     def stop(*_: object) -> None:
         give_back()
@@ -183,8 +183,8 @@ def _screen(typed: Iterable[int]) -> Iterator[Callable[[str], None]]:
             sys.stdout.write(_CLEAR + text.removesuffix("\n"))
             sys.stdout.flush()
 
-    for end in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(end, give_back)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, end)
     signal.signal(signal.SIGTSTP, stop)
     signal.signal(signal.SIGCONT, take)
     take()
