@@ -74,20 +74,13 @@ def run_bundle(options: Namespace, output: Output) -> ExitCode:
         write(file, parts)
     there = [part for part in parts if not part.missing]
     missing = [part for part in parts if part.missing]
-    output.page(
-        [
-            line(Span(f"{options.archive}: {quantity(len(there), 'file')}", Tone.GOOD)),
-            *(line(f"  not in it: {part.name}: {part.missing}") for part in missing),
-            line(f"Read it before you pass it on: tar -xzf {options.archive}"),
-        ]
-    )
-    output.document(
-        {
-            "file": str(options.archive),
-            "files": [part.name for part in there],
-            "missing": [{"name": part.name, "reason": part.missing} for part in missing],
-        }
-    )
+    title = Span(f"{options.archive}: {quantity(len(there), 'file')}", Tone.GOOD)
+    without = (line(f"  not in it: {part.name}: {part.missing}") for part in missing)
+    advice = line(f"Read it before you pass it on: tar -xzf {options.archive}")
+    output.page([line(title), *without, advice])
+    reasons = [{"name": part.name, "reason": part.missing} for part in missing]
+    names = [part.name for part in there]
+    output.document({"file": str(options.archive), "files": names, "missing": reasons})
     return ExitCode.DONE
 
 

@@ -10,6 +10,7 @@ from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_on, simulated_node
 from nodeagent.errors import UsageError
 from nodeagent.simulation import SimulatedNode, known_boards
+from nodeagent.simulation.boards import Board
 from nodeagent.terminal.page import line
 from nodeagent.terminal.profiles_page import boards_page
 from nodeagent.text import did_you_mean
@@ -45,28 +46,21 @@ def run_simulate(options: Namespace, output: Output) -> ExitCode:
 def _boards(output: Output) -> None:
     boards = known_boards()
     output.page(boards_page(boards))
-    output.document(
+    output.document({"boards": [_board_json(board) for board in boards]})
+
+
+def _board_json(board: Board) -> dict[str, object]:
+    profiles = [
         {
-            "boards": [
-                {
-                    "name": board.name,
-                    "product": board.product,
-                    "memory": board.memory,
-                    "profiles": [
-                        {
-                            "profile": profile.name,
-                            "max": profile.max_instances,
-                            "memory": profile.memory,
-                            "evidence": profile.status,
-                        }
-                        for profile in board.profiles
-                    ],
-                    "assumed": list(board.assumed),
-                }
-                for board in boards
-            ]
+            "profile": one.name,
+            "max": one.max_instances,
+            "memory": one.memory,
+            "evidence": one.status,
         }
-    )
+        for one in board.profiles
+    ]
+    facts = {"name": board.name, "product": board.product, "memory": board.memory}
+    return {**facts, "profiles": profiles, "assumed": list(board.assumed)}
 
 
 def _sensors(output: Output) -> None:
@@ -112,18 +106,10 @@ def _act(node: SimulatedNode, options: Namespace) -> _Done:
 
 
 def _occupy(node: SimulatedNode, device: str, options: Namespace) -> _Done:
-    process = node.occupy(
-        device,
-        options.pid,
-        command=options.process_command,
-        memory=options.memory,
-        follow=options.follow,
-    )
-    return f"pid {process.pid} ({process.command}) is on {options.device}", {
-        "device": device,
-        "pid": process.pid,
-        "command": process.command,
-    }
+    command, memory, follow = options.process_command, options.memory, options.follow
+    process = node.occupy(device, options.pid, command=command, memory=memory, follow=follow)
+    facts = {"device": device, "pid": process.pid, "command": process.command}
+    return f"pid {process.pid} ({process.command}) is on {options.device}", facts
 
 
 def _fault(node: SimulatedNode, options: Namespace) -> _Done:
