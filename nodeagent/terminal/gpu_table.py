@@ -9,9 +9,18 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal import status_words
-from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line, table, with_counts
+from nodeagent.terminal.page import (
+    Json,
+    Line,
+    Span,
+    Tone,
+    dim,
+    gpus_words,
+    line,
+    table,
+    with_counts,
+)
 from nodeagent.terminal.slices import Cell, with_gaps_filled
-from nodeagent.text import index_ranges
 
 _IN_USE, _IDLE, _HALF_MADE, _NOT_KNOWN, _FREE = "█", "·", "×", "?", " "
 _MEANINGS = {_IN_USE: "in use", _IDLE: "idle", _HALF_MADE: "half made", _NOT_KNOWN: "not known"}
@@ -30,9 +39,8 @@ def model_lines(gpus: Sequence[Json]) -> Iterator[Line]:
     for gpu in gpus:
         by_name.setdefault(str(gpu.get("name") or "unnamed GPU"), []).append(int(gpu["index"]))
     for name, indices in by_name.items():
-        several = len(indices) > 1
-        where = Span(f"GPU{'s' if several else ''} {index_ranges(indices)}", Tone.TITLE)
-        yield line(where, f"  {len(indices)} x {name}" if several else f"  {name}")
+        times = f"{len(indices)} x " if len(indices) > 1 else ""
+        yield line(Span(gpus_words(indices), Tone.TITLE), f"  {times}{name}")
 
 
 def gpu_table(

@@ -21,13 +21,9 @@ from nodeagent.terminal.page import (
 
 _STATE_TONES = {
     "Ready": Tone.GOOD,
-    "Starting": Tone.NEW,
-    "Limiting": Tone.NEW,
-    "Draining": Tone.WARNING,
-    "Backoff": Tone.WARNING,
-    "Down": Tone.WARNING,
-    "Fault": Tone.BAD,
-    "Failed": Tone.BAD,
+    **dict.fromkeys(("Starting", "Limiting"), Tone.NEW),
+    **dict.fromkeys(("Draining", "Backoff", "Down"), Tone.WARNING),
+    **dict.fromkeys(("Fault", "Failed"), Tone.BAD),
 }
 _UNKNOWN = "-"
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nodeagent.text import index_ranges
+
+if TYPE_CHECKING:  # what only shows the agent's answers does without it
+    from nodeagent.plan.observed import Gpu
 
 
 class Tone(StrEnum):
@@ -168,30 +171,24 @@ def remark(
     return (found, line(f"  {remedy}")) if remedy else (found,)
 
 
-class GpuTitle(NamedTuple):
-    """What a GPU is called, and what else identifies it."""
-
-    number: int
-    name: str
-    ids: str
-
-
-def gpu_blocks(bodies: Iterable[tuple[GpuTitle, tuple[Line, ...]]]) -> list[Line]:
+def gpu_blocks(bodies: Iterable[tuple[Gpu, tuple[Line, ...]]]) -> list[Line]:
     """Put each GPU's lines below its title; GPUs of one model with equal lines share a block."""
-    groups: dict[tuple[str, tuple[Line, ...]], list[GpuTitle]] = {}
-    for title, body in bodies:
-        groups.setdefault((title.name, body), []).append(title)
+    groups: dict[tuple[str, tuple[Line, ...]], list[Gpu]] = {}
+    for gpu, body in bodies:
+        groups.setdefault((gpu.name or "unnamed GPU", body), []).append(gpu)
     lines: list[Line] = []
     for (name, body), gpus in groups.items():
-        first, *others = gpus
-        if others:
-            where = f"GPUs {index_ranges(gpu.number for gpu in gpus)}"
-            lines.append(line(Span(where, Tone.TITLE), f"  {len(gpus)} x {name}"))
-        else:
-            where, ids = f"GPU {first.number}", dim(f"  {first.ids}")
-            lines.append(line(Span(where, Tone.TITLE), f"  {name}", ids))
-        lines += [*indent(body, 2), BLANK]
+        where = Span(gpus_words(gpu.index for gpu in gpus), Tone.TITLE)
+        alone = (f"  {name}", dim(f"  {gpus[0].uuid}"))
+        title = alone if len(gpus) == 1 else (f"  {len(gpus)} x {name}",)
+        lines += [line(where, *title), *indent(body, 2), BLANK]
     return lines
+
+
+def gpus_words(indices: Iterable[int]) -> str:
+    """`GPU 0`, `GPUs 0-3, 6`."""
+    known = set(indices)
+    return f"GPU{'s' if len(known) > 1 else ''} {index_ranges(known)}"
 
 
 def quantity(number: int, noun: str) -> str:

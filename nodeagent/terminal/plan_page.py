@@ -20,19 +20,28 @@ from nodeagent.plan.plan import (
 from nodeagent.plan.planner import once_free
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gpu_blocks, indent, line, quantity
+from nodeagent.terminal.page import (
+    BLANK,
+    Line,
+    Span,
+    Tone,
+    dim,
+    gpu_blocks,
+    gpus_words,
+    indent,
+    line,
+    quantity,
+)
 from nodeagent.terminal.plan_words import (
     cells_after,
     cells_before,
     cells_now,
-    gpu_title,
     problem_lines,
     slots_of,
     step_sentence,
     verdict_span,
 )
 from nodeagent.terminal.slices import drawing
-from nodeagent.text import index_ranges
 from nodeagent.views.text import layout_words, step_words
 
 # --- plan -----------------------------------------------------------------------------------------
@@ -43,7 +52,7 @@ _DEFAULT_POLICY = Policy()
 
 def plan_page(plan: NodePlan, width: int, policy: Policy = _DEFAULT_POLICY) -> tuple[Line, ...]:
     """The whole page, at most `width` columns where words allow it; `policy` is the plan's."""
-    bodies = [(gpu_title(gpu.before), _gpu_body(gpu, width - 2, policy)) for gpu in plan.gpus]
+    bodies = [(gpu.before, _gpu_body(gpu, width - 2, policy)) for gpu in plan.gpus]
     return (*gpu_blocks(bodies), *problem_lines(plan.problems, Tone.BAD), summary(plan))
 
 
@@ -127,7 +136,7 @@ def _differences(plans: Iterable[GpuPlan]) -> list[Line]:
         groups.setdefault(_difference(plan), []).append(plan.before.index)
     lines: list[Line] = []
     for difference, indices in groups.items():
-        name = f"GPU{'s' if len(indices) > 1 else ''} {index_ranges(indices)}: "
+        name = f"{gpus_words(indices)}: "
         first, *rest = difference
         lines += [(Span(name, Tone.TITLE), *first), *indent(rest, 2)]
     return lines
@@ -190,7 +199,7 @@ def outcome_page(
     for gpu in outcome.gpus:
         verdict, problems = remaining[gpu.plan.before.key]
         if gpu.steps or problems or verdict is not Verdict.IN_SYNC:
-            bodies.append((gpu_title(gpu.after), _outcome_body(gpu, verdict, problems, width)))
+            bodies.append((gpu.after, _outcome_body(gpu, verdict, problems, width)))
     return (
         *([BLANK, *gpu_blocks(bodies)] if bodies else []),
         *problem_lines(rest.problems, Tone.BAD),
@@ -215,38 +224,32 @@ def _outcome_body(
 
 
 def _outcome_summary(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> Line:
-    done = sum(1 for gpu in outcome.gpus for step in gpu.steps if step.result is StepResult.DONE)
-    if rest.verdict is Verdict.IN_SYNC:
-        if any(gpu.failed for gpu in outcome.gpus) or any(gpu.problems for gpu in rest.gpus):
-            return line(
-                Span("Partly failed", Tone.BAD),
-                f": {quantity(done, 'step')} done; the GPUs are as the document says, but not "
-                "every MPS daemon on them is Ready.",
-            )
-        if not done:
-            return line(Span("In sync", Tone.GOOD), ": nothing to do.")
-        return line(
-            Span("Applied", Tone.GOOD),
-            f": {quantity(done, 'step')} done; read back, the node is as the document says.",
-        )
-    left = quantity(len(rest.steps), "step")
-    if stopped:
-        return line(Span("Stopped", Tone.WARNING), f": {quantity(done, 'step')} done, {left} left.")
-    if rest.verdict is Verdict.APPLICABLE:
-        return line(Span("Failed", Tone.BAD), f": {quantity(done, 'step')} done, {left} left.")
+    number = sum(1 for gpu in outcome.gpus for step in gpu.steps if step.result is StepResult.DONE)
+    done, left = f"{quantity(number, 'step')} done", f"{quantity(len(rest.steps), 'step')} left"
     # Every GPU that is not in sync had all its steps done, and could not be read back.
     unread = [gpu for gpu in outcome.gpus if gpu.after.access is not Access.OK]
     open_gpus = {gpu.before.key for gpu in rest.gpus if gpu.verdict is not Verdict.IN_SYNC}
-    if open_gpus == {g.after.key for g in unread} and not any(map(_has_open_steps, unread)):
+    if rest.verdict is Verdict.IN_SYNC:
+        if any(gpu.failed for gpu in outcome.gpus) or any(gpu.problems for gpu in rest.gpus):
+            unready = "the GPUs are as the document says, but not every MPS daemon on them is Ready"
+            word, said = Span("Partly failed", Tone.BAD), f"{done}; {unready}."
+        elif not number:
+            word, said = Span("In sync", Tone.GOOD), "nothing to do."
+        else:
+            read = "read back, the node is as the document says"
+            word, said = Span("Applied", Tone.GOOD), f"{done}; {read}."
+    elif stopped:
+        word, said = Span("Stopped", Tone.WARNING), f"{done}, {left}."
+    elif rest.verdict is Verdict.APPLICABLE:
+        word, said = Span("Failed", Tone.BAD), f"{done}, {left}."
+    elif open_gpus == {g.after.key for g in unread} and not any(map(_has_open_steps, unread)):
         names = ", ".join(str(gpu.after.index) for gpu in unread)
-        return line(
-            Span("Not confirmed", Tone.WARNING),
-            f": {quantity(done, 'step')} done, but GPU {names} could not be read back; `nodeagent "
-            "assert` compares it with the document once it answers.",
-        )
-    return line(
-        "Not all applied: ", verdict_span(rest.verdict), f"; {quantity(done, 'step')} done."
-    )
+        later = "`nodeagent assert` compares it with the document once it answers"
+        said = f"{done}, but GPU {names} could not be read back; {later}."
+        word = Span("Not confirmed", Tone.WARNING)
+    else:
+        return line("Not all applied: ", verdict_span(rest.verdict), f"; {done}.")
+    return line(word, f": {said}")
 
 
 def _has_open_steps(outcome: GpuOutcome) -> bool:

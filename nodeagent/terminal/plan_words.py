@@ -18,7 +18,7 @@ from nodeagent.plan.steps import (
     DestroyGpuInstance,
     Step,
 )
-from nodeagent.terminal.page import GpuTitle, Line, Span, Tone, remark, with_counts
+from nodeagent.terminal.page import Line, Span, Tone, remark, with_counts
 from nodeagent.terminal.slices import Cell
 from nodeagent.views.text import step_words
 
@@ -36,11 +36,6 @@ def verdict_span(verdict: Verdict, *, partly: bool = False) -> Span:
     if partly and verdict is Verdict.APPLICABLE:
         return Span("can be applied partly", Tone.NEW)
     return _VERDICTS[verdict]
-
-
-def gpu_title(gpu: Gpu) -> GpuTitle:
-    """Name a GPU by index, name and UUID."""
-    return GpuTitle(gpu.index, gpu.name or "unnamed GPU", gpu.uuid)
 
 
 def devices_in(instance: GpuInstance) -> str:

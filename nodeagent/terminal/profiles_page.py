@@ -19,7 +19,7 @@ from nodeagent.terminal.page import (
     quantity,
     table,
 )
-from nodeagent.terminal.plan_words import gpu_title, mode_words, problem_lines
+from nodeagent.terminal.plan_words import mode_words, problem_lines
 
 if TYPE_CHECKING:
     from nodeagent.simulation.boards import Board
@@ -31,7 +31,7 @@ _RIGHT = frozenset({1, 2, 3, 5, 6})
 
 def profiles_page(offers: Sequence[tuple[Gpu, Mapping[str, int]]]) -> tuple[Line, ...]:
     """A page of profiles; `offers`: GPUs, and how many of each profile can be created now."""
-    blocks = gpu_blocks((gpu_title(gpu), _body(gpu, creatable)) for gpu, creatable in offers)
+    blocks = gpu_blocks((gpu, _body(gpu, creatable)) for gpu, creatable in offers)
     return tuple(blocks[:-1]) or (line("This node has no GPU."),)
 
 

@@ -22,34 +22,21 @@ class Cell(NamedTuple):
 
 
 def drawing(rows: Sequence[tuple[str, Sequence[Cell]]], slots: int, width: int) -> tuple[Line, ...]:
-    """A ruler over the GPU's `slots` memory slices, and a named bar below it for each row."""
-    room = width - _MARGIN
-    lines = [(dim(" " * _MARGIN), *ruler(slots, room))]
+    """A ruler over the GPU's `slots` memory slices, and a named bar below it for each row: boxes
+    side by side, gaps as empty ones.
+    """
+    pitch = max(_MIN_PITCH, (width - _MARGIN - 1) // max(slots, 1))  # columns, with a left border
+    numbers = "".join(str(slot).ljust(pitch) for slot in range(slots))
+    lines: list[Line] = [(dim(" " * _MARGIN), dim(numbers))]
     for name, cells in rows:
-        for number, spans in enumerate(bar(cells, slots, room)):
+        row = [_folded(cell, pitch) for cell in with_gaps_filled(cells, slots)]
+        height = max(len(cell.labels) for cell in row)
+        middle = (_label_row(row, number, pitch) for number in range(height))
+        bar = (_edge(row, pitch, "┌┬┐"), *middle, _edge(row, pitch, "└┴┘"))
+        for number, spans in enumerate(bar):
             title = name if number == 1 else ""
             lines.append((dim(title.ljust(_MARGIN)), *spans))
     return tuple(lines)
-
-
-def ruler(slots: int, width: int) -> Line:
-    """The numbers of the slices, over where their boxes begin."""
-    pitch = _pitch(slots, width)
-    return (dim("".join(str(slot).ljust(pitch) for slot in range(slots))),)
-
-
-def bar(cells: Iterable[Cell], slots: int, width: int) -> tuple[Line, ...]:
-    """The boxes side by side, `width` columns wide at most, gaps as empty boxes."""
-    pitch = _pitch(slots, width)
-    row = [_folded(cell, pitch) for cell in with_gaps_filled(cells, slots)]
-    height = max(len(cell.labels) for cell in row)
-    middle = (_label_row(row, number, pitch) for number in range(height))
-    return (_edge(row, pitch, "┌┬┐"), *middle, _edge(row, pitch, "└┴┘"))
-
-
-def _pitch(slots: int, width: int) -> int:
-    """Columns for each slice, its left border included."""
-    return max(_MIN_PITCH, (width - 1) // max(slots, 1))
 
 
 def with_gaps_filled(cells: Iterable[Cell], slots: int) -> Iterable[Cell]:

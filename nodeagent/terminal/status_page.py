@@ -22,12 +22,13 @@ from nodeagent.terminal.page import (
     Tone,
     at_most,
     dim,
+    gpus_words,
     line,
     quantity,
     remark,
     row_count,
 )
-from nodeagent.text import index_ranges, listed
+from nodeagent.text import listed
 
 _PHASE_TONES = {
     "InSync": Tone.GOOD,
@@ -255,10 +256,7 @@ def _by_gpu(gpus: Sequence[Json], lines_of: Callable[[Json], Iterable[Line]]) ->
     for gpu in gpus:
         for spans in lines_of(gpu):
             found.setdefault(spans, []).append(int(gpu["index"]))
-    return [
-        (Span(f"GPU{'s' if len(set(where)) > 1 else ''} {index_ranges(set(where))}  "), *spans)
-        for spans, where in found.items()
-    ]
+    return [(Span(f"{gpus_words(where)}  "), *spans) for spans, where in found.items()]
 
 
 def _users_in_short(gpu: Json) -> Iterator[Line]:

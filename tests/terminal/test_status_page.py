@@ -116,13 +116,13 @@ def test_what_the_headline_says_is_not_said_again() -> None:
         "phase": "Blocked",
         "message": "it is in use by pid 4711 (and 1 more)",
         "headline": IN_USE,
-        "troubles": [first, other, {"text": "No log.", "remedy": "Make room."}],
+        "troubles": [first, other, {"text": "No log.", "remedy": "Make room."}, {"text": "No."}],
     }
     rows = status_page(status, 100, 40)
     assert plain_text(rows) == (
         "It is in use by pid 4711.\n  End it.\n  it holds 3 GiB\n  in the plan: gpus[0].mig\n"
         "node gpu-7  Blocked\nno plan\n\n! The disk is full: 0 bytes are free\n  Make room.\n"
-        "! No log.\n  do as above\nmore: nodeagent explain InUse\n"
+        "! No log.\n  do as above\n! No.\nmore: nodeagent explain InUse\n"
     )
     assert _tone(rows, "! The disk is full: 0 bytes are free") is Tone.BAD
 
