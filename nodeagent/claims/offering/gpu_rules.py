@@ -201,7 +201,8 @@ def offered_names(
     reason: Problem | None = None
     counted = rules.mode is Mode.DYNAMIC and bool(gpu.profiles)
     if counted and (difference := mismatch(gpu, frozenset(pinned))):
-        counted, reason = False, _inexact(gpu, difference)
+        counted = False
+        reason = gpu.problem(Code.UNSUPPORTED, "notOffered", difference=difference)
     makes = counted and (gpu.in_mig_mode or not gpu.mode_change_needs_reset)
     whole = not _why_no_whole(gpu, rules.planned, makes=makes)
     parts = not _why_no_parts(gpu, rules.planned)
@@ -235,10 +236,6 @@ def refusal(rules: GpuRules, gpu: Gpu, device: str) -> str:
     if not why and rules.planned is None:
         return _reset_required(gpu, None).message
     return why or "there is no room for it beside the plan's instances"
-
-
-def _inexact(gpu: Gpu, difference: str) -> Problem:
-    return gpu.problem(Code.UNSUPPORTED, "notOffered", difference=difference)
 
 
 def _reset_required(gpu: Gpu, planned: Planned | None) -> Problem:

@@ -35,9 +35,6 @@ from nodeagent.errors import NodeagentError
 API_VERSION = "resource.k8s.io/v1"
 COUNTER_SET = "gpu"  # there is one in each pool
 MAX_DEVICES = 64  # in a slice, where they have counters or taints; else twice as many
-_EFFECT = "NoSchedule"  # of all taints
-
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _QUANTITY = re.compile(r"([0-9]{1,19})([KMGTPE]i|[kMGTPE]|)")
 
@@ -101,11 +98,13 @@ def _device_json(device: OfferedDevice, driver: str) -> Json:
         taken = {"counterSet": COUNTER_SET, "counters": _counters_json(device.consumes)}
         found["consumesCounters"] = [taken]
     if device.taints:
-        found["taints"] = [
-            {"key": t.key, "effect": _EFFECT, "timeAdded": _time_text(t.added)}
-            for t in device.taints
-        ]
+        found["taints"] = list(map(_taint_json, device.taints))
     return found
+
+
+def _taint_json(taint: Taint) -> Json:
+    added = datetime.fromtimestamp(taint.added, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"key": taint.key, "effect": "NoSchedule", "timeAdded": added}
 
 
 def _capacity_json(value: int, policy: RequestPolicy | None) -> Json:
@@ -132,10 +131,6 @@ def _attribute_json(value: AttributeValue) -> Json:
 
 def _counters_json(amounts: Mapping[str, int]) -> Json:
     return {name: {"value": quantity(amount)} for name, amount in amounts.items()}
-
-
-def _time_text(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime(_TIME)
 
 
 def quantity(amount: int) -> str:
@@ -199,9 +194,13 @@ def _read_device(device: Json, driver: str) -> OfferedDevice:
         {key: _read_attribute(value) for key, value in attributes.items()},
         _read_amounts(capacity),
         consumes,
-        tuple(Taint(str(t["key"]), _read_time(t["timeAdded"])) for t in device.get("taints", ())),
+        tuple(map(_read_taint, device.get("taints", ()))),
         dict(_read_policies(capacity)) if device.get("allowMultipleAllocations") else {},
     )
+
+
+def _read_taint(taint: Json) -> Taint:
+    return Taint(str(taint["key"]), int(datetime.fromisoformat(taint["timeAdded"]).timestamp()))
 
 
 def _read_policies(capacities: Json) -> Iterator[tuple[str, RequestPolicy]]:
@@ -224,10 +223,6 @@ def _read_attribute(value: Json) -> AttributeValue:
         case {"version": str(text)}:
             return Version(text)
     raise ValueError(f"an attribute cannot be {value!r}")
-
-
-def _read_time(text: str) -> int:
-    return int(datetime.fromisoformat(text).timestamp())
 
 
 # --- what the server made of it -------------------------------------------------------------------
