@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 
 MAX_QUOTED = 60
@@ -71,3 +72,26 @@ def did_you_mean(text: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     """A remedy that names the nearest spelling, or nothing."""
     name = nearest(text, known, cutoff=cutoff)
     return f"did you mean {name}?" if name else ""
+
+
+def gpus_words(indices: Iterable[int]) -> str:
+    """`GPU 0`, `GPUs 0-3, 6`."""
+    known = set(indices)
+    return f"GPU{'s' if len(known) > 1 else ''} {index_ranges(known)}"
+
+
+def quantity(number: int, noun: str) -> str:
+    """A number of things: `1 step`, `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def gibibytes(size: int) -> str:
+    """Bytes as a person reads them: `39.5 GiB`, `72 MiB`."""
+    if 0 < size < 2**30:
+        return f"{round(size / 2**20, 1):g} MiB"
+    return f"{size / 2**30:.4g} GiB"
+
+
+def with_counts(names: Iterable[str]) -> str:
+    """Each name once, with how often it is there: `3g.40gb 2 x 1g.10gb`."""
+    return " ".join(name if n == 1 else f"{n} x {name}" for name, n in Counter(names).items())

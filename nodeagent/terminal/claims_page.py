@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from nodeagent.terminal.page import (
-    BLANK,
-    Json,
-    Line,
-    Span,
-    Tone,
-    dim,
-    gibibytes,
-    line,
-    remark,
-    table,
-)
+from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, line, remark, table
+from nodeagent.text import gibibytes
 
 _PHASE_TONES = {
     "Waiting": Tone.WARNING,

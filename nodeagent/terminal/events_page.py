@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nodeagent.terminal.page import Json, Line, Span, Tone, cut, dim, line, quantity
+from nodeagent.terminal.page import Json, Line, Span, Tone, cut, dim, line
+from nodeagent.text import quantity
 
 _MAX_EVENTS = 6  # events below the other rows of a page
 _ALL = "nodeagent events shows all of them"

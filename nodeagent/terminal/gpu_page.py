@@ -8,7 +8,7 @@ from nodeagent.terminal import status_words
 from nodeagent.terminal.claims_page import claim_lines
 from nodeagent.terminal.events_page import event_lines
 from nodeagent.terminal.mps_page import daemon_lines
-from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, gibibytes, indent, line
+from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, indent, line
 from nodeagent.terminal.slices import Cell, drawing
 from nodeagent.terminal.status_page import (
     headline_lines,
@@ -16,6 +16,7 @@ from nodeagent.terminal.status_page import (
     title_lines,
     trouble_lines,
 )
+from nodeagent.text import gibibytes
 
 
 def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Line, ...]:

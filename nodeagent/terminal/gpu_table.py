@@ -9,18 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal import status_words
-from nodeagent.terminal.page import (
-    Json,
-    Line,
-    Span,
-    Tone,
-    dim,
-    gpus_words,
-    line,
-    table,
-    with_counts,
-)
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line, table
 from nodeagent.terminal.slices import Cell, with_gaps_filled
+from nodeagent.text import gpus_words, with_counts
 
 _IN_USE, _IDLE, _HALF_MADE, _NOT_KNOWN, _FREE = "█", "·", "×", "?", " "
 _MEANINGS = {_IN_USE: "in use", _IDLE: "idle", _HALF_MADE: "half made", _NOT_KNOWN: "not known"}

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nodeagent.terminal.page import (
-    BLANK,
-    Json,
-    Line,
-    Span,
-    Tone,
-    dim,
-    gibibytes,
-    indent,
-    line,
-    quantity,
-    remark,
-    table,
-)
+from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, indent, line, remark, table
+from nodeagent.text import gibibytes, quantity
 
 _STATE_TONES = {
     "Ready": Tone.GOOD,

@@ -1,13 +1,12 @@
-"""Lines of text whose parts carry a meaning (a tone) in place of a colour, and words for them."""
+"""Lines of text whose parts carry a meaning (a tone) in place of a colour."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nodeagent.text import index_ranges
+from nodeagent.text import gpus_words, quantity
 
 if TYPE_CHECKING:  # what only shows the agent's answers does without it
     from nodeagent.plan.observed import Gpu
@@ -183,29 +182,6 @@ def gpu_blocks(bodies: Iterable[tuple[Gpu, tuple[Line, ...]]]) -> list[Line]:
         title = alone if len(gpus) == 1 else (f"  {len(gpus)} x {name}",)
         lines += [line(where, *title), *indent(body, 2), BLANK]
     return lines
-
-
-def gpus_words(indices: Iterable[int]) -> str:
-    """`GPU 0`, `GPUs 0-3, 6`."""
-    known = set(indices)
-    return f"GPU{'s' if len(known) > 1 else ''} {index_ranges(known)}"
-
-
-def quantity(number: int, noun: str) -> str:
-    """A number of things: `1 step`, `2 steps`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def with_counts(names: Iterable[str]) -> str:
-    """Each name once, with how often it is there: `3g.40gb 2 x 1g.10gb`."""
-    return " ".join(name if n == 1 else f"{n} x {name}" for name, n in Counter(names).items())
-
-
-def gibibytes(size: int) -> str:
-    """Bytes as a person reads them: `39.5 GiB`, `72 MiB`."""
-    if 0 < size < 2**30:
-        return f"{round(size / 2**20, 1):g} MiB"
-    return f"{size / 2**30:.4g} GiB"
 
 
 def cut(text: str, most: int) -> str:

@@ -20,18 +20,7 @@ from nodeagent.plan.plan import (
 from nodeagent.plan.planner import once_free
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step
-from nodeagent.terminal.page import (
-    BLANK,
-    Line,
-    Span,
-    Tone,
-    dim,
-    gpu_blocks,
-    gpus_words,
-    indent,
-    line,
-    quantity,
-)
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gpu_blocks, indent, line
 from nodeagent.terminal.plan_words import (
     cells_after,
     cells_before,
@@ -42,6 +31,7 @@ from nodeagent.terminal.plan_words import (
     verdict_span,
 )
 from nodeagent.terminal.slices import drawing
+from nodeagent.text import gpus_words, quantity
 from nodeagent.views.text import layout_words, step_words
 
 # --- plan -----------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from nodeagent.plan.steps import (
     DestroyGpuInstance,
     Step,
 )
-from nodeagent.terminal.page import Line, Span, Tone, remark, with_counts
+from nodeagent.terminal.page import Line, Span, Tone, remark
 from nodeagent.terminal.slices import Cell
+from nodeagent.text import with_counts
 from nodeagent.views.text import step_words
 
 _VERDICTS = {

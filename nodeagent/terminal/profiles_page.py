@@ -7,19 +7,9 @@ from typing import TYPE_CHECKING
 
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
-from nodeagent.terminal.page import (
-    Line,
-    Span,
-    Tone,
-    dim,
-    gibibytes,
-    gpu_blocks,
-    indent,
-    line,
-    quantity,
-    table,
-)
+from nodeagent.terminal.page import Line, Span, Tone, dim, gpu_blocks, indent, line, table
 from nodeagent.terminal.plan_words import mode_words, problem_lines
+from nodeagent.text import gibibytes, quantity
 
 if TYPE_CHECKING:
     from nodeagent.simulation.boards import Board

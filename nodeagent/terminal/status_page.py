@@ -22,13 +22,11 @@ from nodeagent.terminal.page import (
     Tone,
     at_most,
     dim,
-    gpus_words,
     line,
-    quantity,
     remark,
     row_count,
 )
-from nodeagent.text import listed
+from nodeagent.text import gpus_words, listed, quantity
 
 _PHASE_TONES = {
     "InSync": Tone.GOOD,

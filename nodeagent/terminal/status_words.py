@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from nodeagent.terminal.mps_page import pod_words, process_words
-from nodeagent.terminal.page import Json, Line, Span, Tone, dim, gibibytes, line, with_counts
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line
 from nodeagent.terminal.slices import Cell
+from nodeagent.text import gibibytes, with_counts
 
 _USUAL = "default"
 

@@ -37,7 +37,8 @@ from nodeagent.reconcile.plan_update import FILE_NAME as PLAN
 from nodeagent.reconcile.plan_update import last_good_plan
 from nodeagent.settings import PlanSettings, Settings
 from nodeagent.settings.sources import setting_names, variable_of
-from nodeagent.terminal.page import Span, Tone, line, quantity
+from nodeagent.terminal.page import Span, Tone, line
+from nodeagent.text import quantity
 
 _ANSWERS = {  # of the agent, by the file that each becomes
     "status.json": ("/v1/status", "the agent's picture of the node"),

@@ -18,7 +18,7 @@ from nodeagent.simulation.mps.clients import (
     ClientError,
     SimulatedClient,
 )
-from nodeagent.terminal.page import gibibytes
+from nodeagent.text import gibibytes
 
 _FOR_EVER = float("inf")
 _CHECK_INTERVAL = 0.5  # seconds between two looks at the time
