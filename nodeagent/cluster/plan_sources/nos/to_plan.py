@@ -7,21 +7,24 @@ of nos' plan: a new id that requests the same is the same plan, with the same di
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
     BY_MIG,
     MODE_LABEL,
     SPEC,
     SPEC_PLAN,
+    DeviceRequest,
     is_divided,
+    mig_profile,
     read_spec,
 )
-from nodeagent.cluster.plan_sources.nos.requested_devices import emptied, requested_devices
 from nodeagent.documents.findings import MAX_PROBLEMS
-from nodeagent.documents.reading import MAX_PLAN
-from nodeagent.plan.observed import ObservedNode
+from nodeagent.documents.terms import MAX_INDEX, MAX_INSTANCES
+from nodeagent.plan.names import ProfileName, find, nearest_profile
+from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
@@ -47,18 +50,17 @@ class DeferredNosPlan:
         if not self.annotations.get(SPEC_PLAN):
             return NoPlan(f"nos has no plan for this node yet: it has no annotation {SPEC_PLAN}")
         reading = read_spec(self.annotations)
-        requests, wrong = requested_devices(reading.devices, observed)
+        requests, wrong = _requested(reading.devices, observed)
         faults = (*reading.wrong, *wrong)
         if faults:
             return UnreadablePlan(_as_one(faults))
-        whole = [*requests.values(), *emptied(requests, observed)]
+        whole = [*requests.values(), *_emptied(requests, observed)]
         gpus = [
             {"devices": [gpu.index], "mig": dict(sorted(gpu.instances.items()))}
             for gpu in sorted(whole, key=lambda gpu: gpu.index)
         ]
         document = {"version": "v1", "gpus": gpus}
-        text = json.dumps(document, separators=(",", ":")).encode()
-        return UnreadablePlan(_too_large(text)) if len(text) > MAX_PLAN else PlanText(text)
+        return PlanText(json.dumps(document, separators=(",", ":")).encode())
 
     @property
     def ignored(self) -> tuple[Problem, ...]:
@@ -94,14 +96,6 @@ def _not_divided(labels: Mapping[str, str]) -> str:
     ).rstrip()
 
 
-# --- the text -------------------------------------------------------------------------------------
-
-
-def _too_large(text: bytes) -> Problem:
-    size, most = f"{len(text):,}", f"{MAX_PLAN:,}"
-    return Problem.of(Code.DOES_NOT_FIT, "tooLarge", size=size, most=most)
-
-
 def _as_one(faults: tuple[Problem, ...]) -> Problem:
     """The first fault, with where the others are."""
     first, others = faults[0], [fault.path for fault in faults[1:] if fault.path]
@@ -109,3 +103,98 @@ def _as_one(faults: tuple[Problem, ...]) -> Problem:
         return first
     also = listed(dict.fromkeys(others), _MAX_NAMED)
     return replace(first, message=f"{first.message} (wrong too: {also})")
+
+
+# --- the GPUs -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuRequest:
+    """What one GPU is asked to be: MIG with these instances."""
+
+    index: int
+    gpu: Gpu | None
+    instances: Counter[str] = field(default_factory=Counter)
+    where: str = ""
+
+    @property
+    def uuid(self) -> str:
+        return self.gpu.uuid if self.gpu else ""
+
+
+def _requested(
+    asked: Iterable[DeviceRequest], observed: ObservedNode
+) -> tuple[dict[int, _GpuRequest], list[Problem]]:
+    """What each GPU is asked to be, by index, and all that is wrong with it."""
+    known = {gpu.index: gpu for gpu in (*observed.gpus, *observed.gone)}
+    requests: dict[int, _GpuRequest] = {}
+    wrong: list[Problem] = []
+    for one in asked:
+        if len(wrong) > MAX_PROBLEMS:
+            break  # a hostile node must not cost time
+        gpu = known.get(one.index)
+        problem = _no_such_gpu(one, known) or _take(one, gpu, requests)
+        if problem:
+            wrong.append(problem)
+    wrong += [problem for request in requests.values() for problem in _beyond(request)]
+    return dict(sorted(requests.items())), wrong
+
+
+def _take(one: DeviceRequest, gpu: Gpu | None, requests: dict[int, _GpuRequest]) -> Problem | None:
+    """Add to what the GPU is asked to be, or say what is wrong with it."""
+    name = mig_profile(one.profile)
+    if name is None:
+        what = f"asks for {quote(one.profile)} on a node whose label {MODE_LABEL} is mig"
+        remedy = "write a MIG profile such as 1g.10gb or 1g.10gb.me"
+        return one.fault(Code.UNKNOWN_PROFILE, what, remedy)
+    request = requests.setdefault(one.index, _GpuRequest(one.index, gpu, where=one.where))
+    request.instances[str(name)] += one.count
+    return _no_such_profile(one, name, gpu)
+
+
+def _no_such_gpu(one: DeviceRequest, known: Mapping[int, Gpu]) -> Problem | None:
+    if one.index in known or (not known and one.index <= MAX_INDEX):
+        return None
+    have = f"it has {listed(map(str, known))}" if known else f"the largest is {MAX_INDEX}"
+    what = f"names GPU {one.index}, which this node does not have"
+    return one.fault(Code.UNKNOWN_DEVICE, what, have)
+
+
+def _no_such_profile(one: DeviceRequest, name: ProfileName, gpu: Gpu | None) -> Problem | None:
+    """The problem of a profile that the card lacks; None also while its profiles are not known."""
+    if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
+        what = f"asks for {quote(one.profile)}, but {gpu.title} has no MIG"
+        return one.fault(Code.NOT_MIG_CAPABLE, what, "remove it", gpu=gpu.uuid)
+    if gpu is None or not gpu.profiles or len(find(name, gpu.profiles)) == 1:
+        return None
+    names = [profile.name for profile in gpu.profiles]
+    near = nearest_profile(str(name), names)
+    what = f"asks for {quote(one.profile)}, which {gpu.title} has not"
+    remedy = f"{f'did you mean {near}? ' if near else ''}it offers {listed(names)}"
+    return one.fault(Code.UNKNOWN_PROFILE, what, remedy, gpu=gpu.uuid)
+
+
+def _beyond(request: _GpuRequest) -> Iterator[Problem]:
+    """What no GPU can be."""
+    count = request.instances.total()
+    if count > MAX_INSTANCES:
+        yield Problem.of(
+            Code.DOES_NOT_FIT,
+            "nosTooMany",
+            gpu=request.uuid,
+            path=request.where,
+            index=request.index,
+            count=count,
+            most=MAX_INSTANCES,
+        )
+
+
+def _emptied(requests: Mapping[int, _GpuRequest], observed: ObservedNode) -> list[_GpuRequest]:
+    """The GPUs in MIG mode without a spec.
+
+    For nos a spec is total: what it does not name has to go, once it is free. It never switches
+    MIG on or off, so other GPUs are left alone, and so is the layout of a node it does not know
+    as a whole.
+    """
+    left = [gpu for gpu in observed.gpus if gpu.index not in requests]
+    return [_GpuRequest(gpu.index, gpu) for gpu in left if gpu.mig is not None and gpu.mig.current]
