@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -248,7 +249,9 @@ class Preparation:
         deadline = loop.time() + seconds
         backoff = Backoff(*self._node.intervals.leaving_pods)
         while selectors:
-            pods = await self._list(within=max(deadline - loop.time(), 1.0))
+            pods, within = None, max(deadline - loop.time(), 1.0)
+            with suppress(ClusterFault):  # which the node keeps
+                pods = await self._node.list_pods(within=min(self._node.intervals.answer, within))
             found = (_still_there(selector, pods, seconds) for selector in selectors)
             problems = tuple(problem for problem in found if problem)
             if not problems:
@@ -259,12 +262,6 @@ class Preparation:
                 return problems
             await asyncio.sleep(min(backoff.next(), max(0.0, deadline - loop.time())))
         return ()
-
-    async def _list(self, *, within: float) -> tuple[Pod, ...] | None:
-        try:
-            return await self._node.list_pods(within=min(self._node.intervals.answer, within))
-        except ClusterFault:
-            return None
 
 
 def _still_there(
