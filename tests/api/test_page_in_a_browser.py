@@ -10,7 +10,7 @@ from nodeagent.reconcile.event_log import EventType
 from nodeagent.views.node_state import Reading
 from nodeagent.views.status_report import status_json
 from tests.api.browser import CHROMIUM, Tab, tab
-from tests.api.page_states import BESIDE, BUSY, IDLE, MARKUP, STATES, WANTED
+from tests.api.page_states import BESIDE, BUSY, IDLE, MARKUP, SICK, STATES, WANTED
 from tests.api.serving import Agent
 from tests.views.example_node import FIRST, OBSERVED, SECOND
 
@@ -140,8 +140,10 @@ async def test_the_page_follows_the_agent_and_its_end(
         agent.events.add(EventType.OTHER_OWNER, "something else came", gpu=FIRST)
         await page.until("byId('gpus').querySelectorAll('.box.is-used').length === 2")
         await page.until("byId('timeline').textContent.includes('something else came')")
+        agent.state = SICK  # what is wrong stands above what has the focus
         agent.events.add(EventType.OTHER_OWNER, "something else came", gpu=FIRST)
         await page.until("byId('timeline').textContent.includes('something else came (2 times')")
+        await page.until("byId('gpus').querySelector('.details .plain') !== null")
         assert await page.value("byId('timeline').querySelectorAll('tbody tr').length") == 1
         assert await page.value("document.activeElement === byId('gpus').querySelector('.copy')")
         assert await page.value(f"byId('gpus').textContent.includes({json.dumps(MARKUP)})")

@@ -51,27 +51,24 @@ function morph(old, fresh) {
   return morphChildren(old, [...fresh.childNodes]);
 }
 
-function keyOf(node) {
-  return node.dataset && node.dataset.key;
+/* What is the same before and after: what has the same key, else the next of the same kind. */
+function sameAs(node) {
+  return node.dataset && node.dataset.key !== undefined ? "=" + node.dataset.key : node.nodeName;
 }
 
-/* Children with a key stay the same wherever they stand, the others where they stand. */
+/* Nothing that stays is moved unless the order changed: it would lose the focus. */
 function morphChildren(parent, fresh) {
-  const keyed = new Map([...parent.childNodes].map((node) => [keyOf(node), node]));
+  const olds = new Map();
+  for (const node of parent.childNodes) {
+    olds.set(sameAs(node), [...(olds.get(sameAs(node)) || []), node]);
+  }
+  const pairs = fresh.map((node) => [(olds.get(sameAs(node)) || []).shift(), node]);
+  for (const node of [...olds.values()].flat()) node.remove();
   let place = parent.firstChild;
-  for (const node of fresh) {
-    const key = keyOf(node);
-    const old = key !== undefined ? keyed.get(key)
-      : place && keyOf(place) === undefined ? place : undefined;
-    keyed.delete(key); // what has the same key is another
+  for (const [old, node] of pairs) {
     if (old && old === place) place = place.nextSibling;
     else parent.insertBefore(old || node, place);
     if (old) morph(old, node);
-  }
-  while (place) {
-    const next = place.nextSibling;
-    place.remove();
-    place = next;
   }
 }
 

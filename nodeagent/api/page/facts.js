@@ -171,7 +171,7 @@ function countsOf(status) {
 
 /* Whether the GPUs cannot be read at all now, so that all of them is as it was known last. */
 function isUnread({ troubles }) {
-  return troubles.some(({ code, gpu }) => !gpu && (code === "Driver" || code === "DriverMissing"));
+  return troubles.some(({ code = "", gpu }) => !gpu && code.startsWith("Driver"));
 }
 
 const STALE_COLUMNS = 6; // of ten seconds, after which a figure is called old

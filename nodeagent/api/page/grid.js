@@ -61,7 +61,8 @@ function figures(gpu, { gpus = {}, interval } = {}) {
 
 /* In place of the figures of a GPU that does not answer: what is known of that. */
 function silence(gpu) {
-  const [found] = gpu.health.findings.filter(({ severity }) => severity !== "healthy");
+  const found = gpu.health.findings.find(({ cause, check }) =>
+    GONE.has(cause) || check === "gpuAccess");
   return element("td", { role: "cell", class: "at-silence", colspan: 6 },
     gpuMark(gpu), found && found.since ? [" since ", time(found.since)] : "",
     ". The slices are as they were known last.",
