@@ -1,6 +1,7 @@
 """How readings are judged over time: silence, holds and rates, repairs, the driver's word."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -193,24 +194,22 @@ def test_a_sick_instance_is_sick_alone() -> None:
     assert {f.place.instance for f in node.state.findings} == {None, 2}
 
 
-def test_errors_of_an_unknown_instance() -> None:
-    """While the instances could not be read, the whole GPU is not under suspicion."""
-    node = known()
-    sick = (InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3))
-    errors = 3
-    node.read(gpu(mig=True, instances=sick, ecc_uncorrected=errors))
-    node.read(gpu(mig=True, ecc_uncorrected=errors))
-    assert node.one("eccUncorrected").place.instance == 2
-
-
-def test_errors_of_an_instance_that_is_gone_leave_the_gpu_in_use() -> None:
-    """Its count went with it and stays in the GPU's: the GPU is degraded and is not fenced."""
-    node = known()
-    errors = 3
-    node.read(gpu(mig=True, instances=(InstanceReading(2, RIGHT, 3),), ecc_uncorrected=errors))
-    node.read(gpu(mig=True, instances=(), ecc_uncorrected=errors))
+@pytest.mark.parametrize(
+    ("now", "instance", "severity"),
+    [
+        ({}, 2, Severity.UNHEALTHY),  # not read: the whole GPU is not under suspicion
+        ({"instances": ()}, None, Severity.DEGRADED),  # gone: its count stays in the GPU's
+    ],
+)
+def test_errors_of_an_instance_that_is_not_read(
+    now: dict[str, Any], instance: int | None, severity: Severity
+) -> None:
+    """An instance that is gone does not leave the GPU fenced."""
+    node, sick = known(), (InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 3))
+    node.read(gpu(mig=True, instances=sick, ecc_uncorrected=3))
+    node.read(gpu(mig=True, ecc_uncorrected=3, **now))
     finding = node.one("eccUncorrected")
-    assert (finding.place.instance, finding.severity) == (None, Severity.DEGRADED)
+    assert (finding.place.instance, finding.severity) == (instance, severity)
 
 
 def test_an_application_error_goes_with_its_instance() -> None:
@@ -284,31 +283,22 @@ def test_what_ended_has_to_last_anew(end: End) -> None:
         assert node.causes() == causes
 
 
-def test_most_gpus_are_right() -> None:
-    """One that has more than its two neighbours is the odd one, and they are as they should be."""
-    node, limits = Node(), {GPU: 350_000, "GPU-2": 350_000, "GPU-3": 700_000}
-    node.observed = ObservedNode(tuple(Gpu(n, uuid, "H100") for n, uuid in enumerate(limits)))
+@pytest.mark.parametrize(
+    ("field", "mine", "usual", "causes"),
+    [
+        ("power_limit", 700_000, 350_000, {"powerLimitUnlike"}),
+        ("pcie_width_max", 8, 16, {"pcieUnlike"}),
+        ("pcie_width_max", 16, 8, set()),  # more of it is no fault
+    ],
+)
+def test_most_gpus_are_right(field: str, mine: int, usual: int, causes: set[str]) -> None:
+    """One that is unlike its two neighbours is the odd one, and they are as they should be."""
+    node, figures = Node(), {"GPU-2": usual, "GPU-3": usual, GPU: mine}
+    node.observed = ObservedNode(tuple(Gpu(n, uuid, "H100") for n, uuid in enumerate(figures)))
     for _ in range(4):
-        node.read(
-            *(gpu(uuid=uuid, complete=True, power_limit=limit) for uuid, limit in limits.items()),
-            after=30.0,
-        )
-    assert node.one("powerLimitUnlike").place.gpu == "GPU-3"
-
-
-@pytest.mark.parametrize(("mine", "usual", "found"), [(8, 16, True), (16, 8, False)])
-def test_a_wider_link_is_no_fault(mine: int, usual: int, found: bool) -> None:
-    node, widths = Node(), {GPU: mine, "GPU-2": usual, "GPU-3": usual}
-    node.observed = ObservedNode(tuple(Gpu(n, uuid, "H100") for n, uuid in enumerate(widths)))
-    for _ in range(4):
-        node.read(
-            *(
-                gpu(uuid=uuid, complete=True, pcie_width_max=width, pcie_generation_max=5)
-                for uuid, width in widths.items()
-            ),
-            after=30.0,
-        )
-    assert node.causes() == ({"pcieUnlike"} if found else set())
+        read = ({"uuid": uuid, field: figure} for uuid, figure in figures.items())
+        node.read(*(gpu(complete=True, pcie_generation_max=5, **one) for one in read), after=30.0)
+    assert [(f.cause, f.place.gpu) for f in node.state.findings] == [(c, GPU) for c in causes]
 
 
 def test_a_repair_that_helps_twice_and_not_for_long() -> None:
@@ -327,29 +317,18 @@ def test_a_repair_that_helps_twice_and_not_for_long() -> None:
     assert "2 resets or reboots" in finding.evidence
 
 
-def test_repairs_are_forgotten() -> None:
-    """After a week they do not count any more."""
-    node = Node()
-    node.read(gpu())
-    for _ in range(2):
-        node.xid(95)
-        node.read(resets=frozenset({GPU}))
-    node.read(gpu(), after=8 * 86400.0)
-    node.xid(95)
-    assert node.one("xidReset").action is Action.RESET_GPU
-
-
 @pytest.mark.parametrize(
     ("ahead", "after", "action"),
     [
+        (0.0, 8 * 86400.0, Action.RESET_GPU),
         (4 * 365 * 86400.0, 8 * 86400.0, Action.RESET_GPU),  # the clock was set to right
         (60.0, 60.0, Action.INSPECT_HARDWARE),  # ... and to what it was a moment ago
     ],
 )
-def test_a_clock_that_is_set_back_keeps_repairs_no_longer(
-    ahead: float, after: float, action: Action
-) -> None:
-    """A repair of the future, as the clock is now, counts as one of now."""
+def test_repairs_are_forgotten_after_a_week(ahead: float, after: float, action: Action) -> None:
+    """A clock that is set back keeps them no longer: a repair of the future, as the clock is now,
+    counts as one of now.
+    """
     node = Node(ahead=ahead)
     node.read(gpu())
     for _ in range(2):
