@@ -49,11 +49,6 @@ def nvmlDeviceGetMaxPcieLinkGeneration(
 
 
 @c_function(Code.NOT_SUPPORTED)
-def nvmlDeviceGetMaxPcieLinkWidth(session: Session, gpu: WholeGpuIn, lanes: UIntOut) -> None:
-    lanes.value = gpu.card.sensors.integer("pcie.widthMax")
-
-
-@c_function(Code.NOT_SUPPORTED)
 def nvmlDeviceGetMemoryAffinity(
     session: Session,
     gpu: WholeGpuIn,

@@ -39,6 +39,7 @@ c_reading("nvmlDeviceGetPerformanceState", number("pstate"))
 c_reading("nvmlDeviceGetInforomConfigurationChecksum", number("inforom.checksum"))
 c_reading("nvmlDeviceGetCurrPcieLinkGeneration", number("pcie.generation"))
 c_reading("nvmlDeviceGetCurrPcieLinkWidth", number("pcie.width"))
+c_reading("nvmlDeviceGetMaxPcieLinkWidth", number("pcie.widthMax"))
 c_reading("nvmlDeviceGetPcieReplayCounter", number("pcie.replays"))
 
 

@@ -17,7 +17,6 @@ from nodeagent.simulation.mps import protocol
 _ENVIRONMENT = (
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-    "CUDA_MPS_CLIENT_PRIORITY",
     "CUDA_VISIBLE_DEVICES",
 )
 
