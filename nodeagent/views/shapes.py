@@ -12,7 +12,7 @@ from msgspec import Meta, to_builtins
 from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import TimeSlice
-from nodeagent.structs import Shape, field
+from nodeagent.structs import Shape
 
 Json = dict[str, Any]
 
@@ -324,7 +324,7 @@ class Event(Shape, frozen=True, kw_only=True):
 # What a GPU did: a number for each column of time, the oldest first; null where nothing was read.
 class GpuSeries(Shape, frozen=True, kw_only=True):
     utilization: Annotated[list[int | None], Meta(description="percent")]
-    memory_used: Annotated[list[int | None], Meta(description="bytes")] = field(name="memory_used")
+    memory_used: Annotated[list[int | None], Meta(description="bytes")]
     temperature: Annotated[list[int | None], Meta(description="degrees Celsius")]
     power: Annotated[list[int | None], Meta(description="watts")]
 

@@ -32,13 +32,13 @@ def test_columns_are_means_and_have_gaps_where_nothing_was_read() -> None:
         "gpus": {
             "GPU-a": {
                 "utilization": [11, None, None, None],
-                "memory_used": [6 * MIB, None, None, None],
+                "memoryUsed": [6 * MIB, None, None, None],
                 "temperature": [60, None, None, None],
                 "power": [300, None, None, None],
             },
             "GPU-b": {
                 "utilization": [None, None, None, None],
-                "memory_used": [None, None, None, None],
+                "memoryUsed": [None, None, None, None],
                 "temperature": [None, None, 40, None],
                 "power": [None, None, None, None],
             },

@@ -50,7 +50,7 @@ function figures(gpu, { gpus = {}, interval } = {}) {
     figureCell(2, [against(utilization, undefined, "%"), stale && span("below", warned(stale))],
       sparkline(past.utilization, 100, "percent of use")),
     figureCell(3, against(gib(memory.used), gib(memory.total), "GiB", 1),
-      sparkline((past.memory_used || []).map((one) => (one === null ? null : one / 2 ** 30)),
+      sparkline((past.memoryUsed || []).map((one) => (one === null ? null : one / 2 ** 30)),
         gib(memory.total), "GiB")),
     figureCell(4, against(temperature, slowdownTemperature, "°C"),
       sparkline(past.temperature, slowdownTemperature, "degrees")),
