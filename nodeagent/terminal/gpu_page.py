@@ -18,6 +18,14 @@ from nodeagent.terminal.status_page import (
 )
 from nodeagent.text import gibibytes
 
+_FACTS = {
+    "slowdownTemperature": "slows down at {:g} degrees C",
+    "powerLimit": "limited to {:g} W",
+    "smClock": "SM clock {:g} MHz",
+    "eccCorrected": "{} corrected",
+    "eccUncorrected": "{} uncorrected ECC errors",
+}
+
 
 def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Line, ...]:
     """The headline and problems, then the GPU: what is wrong with it first, then all the rest, and
@@ -70,7 +78,11 @@ def _readings(gpu: Json) -> tuple[Line, ...]:
         f"{gpu['power']:g} W" if "power" in gpu else "",
         f"{links['active']} of {links['total']} NVLinks up" if links else "",
     ]
-    return (line(", ".join(filter(None, words))),) if any(words) else ()
+    less = [reason for reason in gpu.get("clockReasons", ()) if reason != "gpu_idle"]
+    rest = [form.format(gpu[key]) for key, form in _FACTS.items() if key in gpu]
+    rest += [f"slowed by {', '.join(less)}"] if less else []
+    rest += [f"{times} x XID {number}" for number, times in gpu.get("xids", {}).items()]
+    return tuple(line(", ".join(filter(None, row))) for row in (words, rest) if any(row))
 
 
 def _of_all(memory: Json) -> str:

@@ -18,7 +18,9 @@ from tests.machine_load import stretched
 
 
 def test_one_gpu_is_drawn_in_full(program: Program) -> None:
-    answer = {**STATUS, "message": "GPU 1 has none of it"}
+    read = {"smClock": 345, "clockReasons": ["gpu_idle", "power_cap"], "xids": {"31": 2}}
+    first = {**STATUS["gpus"][0], **read, "eccUncorrected": 0}
+    answer = {**STATUS, "gpus": [first, STATUS["gpus"][1]], "message": "GPU 1 has none of it"}
     with answering(json.dumps(answer).encode()) as (where, handler):
         shown = program("status", "--gpu", "0", "--listen", where)
         found = program("status", "--gpu", "gpu-0", "--listen", where, "-o", "json").json
@@ -34,6 +36,7 @@ plan sha256:0123456789ab from file, seen 2026-01-02T03:04:05.678Z
 
 GPU 0  NVIDIA H100 80GB HBM3
   GPU-0  00000000:1A:00.0
+  SM clock 345 MHz, 0 uncorrected ECC errors, slowed by power_cap, 2 x XID 31
           0       1       2       3       4       5       6       7
           ┌───────┬───────────────────────┬───────────────────────────────┐
   now     │1g.10gb│                       │3g.40gb                        │
@@ -47,7 +50,7 @@ GPU 0  NVIDIA H100 80GB HBM3
 """
     )
     assert handler.paths[-1] == "/v1/status?gpu=GPU-0"
-    assert found == {**answer, "gpus": STATUS["gpus"][:1]}
+    assert found == {**answer, "gpus": [first]}
 
 
 EVENTS = [
