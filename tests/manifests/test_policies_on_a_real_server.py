@@ -5,7 +5,6 @@ Runs where KUBEBUILDER_ASSETS names a folder with kube-apiserver and etcd.
 """
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -40,17 +39,6 @@ def server(real_server: RealApiServer | None) -> RealApiServer:
     """It is there, or these tests are skipped."""
     assert real_server
     return real_server
-
-
-def _kubectl(server: RealApiServer, *arguments: str) -> None:
-    access = (f"--server={server.url}", f"--token={server.token}", "--insecure-skip-tls-verify")
-    done = subprocess.run(
-        ["kubectl", "--kubeconfig=/dev/null", *access, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 class Admin:
@@ -129,7 +117,7 @@ def guarded(server: RealApiServer, tmp_path_factory: pytest.TempPathFactory) -> 
     """With all that is shipped in force, and the Nodes gpu-0 and gpu-1."""
     folder = tmp_path_factory.mktemp("all")
     with_components(folder, "gpu-operator", TOGETHER[0])  # all that have policies
-    _kubectl(server, "apply", "--server-side", "-k", str(folder))
+    assert not server.kubectl("apply", "--server-side", "-k", str(folder))
     asyncio.run(_until_in_force(server))
     return server
 
@@ -156,10 +144,10 @@ async def admin(guarded: RealApiServer) -> AsyncIterator[Admin]:
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_the_overlay_is_applied(server: RealApiServer, name: str) -> None:
     """All that it has is accepted, and so is what the examples ask for where it serves claims."""
-    _kubectl(server, "apply", "--server-side", "-k", str(MANIFESTS / "overlays" / name))
+    assert not server.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / name))
     if name == "dra":
         examples = str(MANIFESTS.parent / "examples/dra")
-        _kubectl(server, "create", "--dry-run=server", "-f", examples)
+        assert not server.kubectl("create", "--dry-run=server", "-f", examples)
 
 
 @pytest.mark.parametrize("components", TOGETHER, ids=lambda names: names[0])
@@ -168,7 +156,7 @@ def test_the_components_are_applied(
 ) -> None:
     """With an overlay of one's own."""
     with_components(tmp_path, "gpu-operator", components)
-    _kubectl(server, "apply", "--server-side", "-k", str(tmp_path))
+    assert not server.kubectl("apply", "--server-side", "-k", str(tmp_path))
 
 
 async def test_every_change_is_judged_as_by_the_other_interpreter(admin: Admin) -> None:

@@ -7,6 +7,7 @@ one is right.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 START_SECONDS = 60.0
 TOKEN = "token-of-the-tests"
@@ -64,6 +66,18 @@ class RealApiServer:
     @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self._port}"
+
+    def kubectl(self, *arguments: str, given: Any = None) -> str:
+        """What kubectl, as the administrator, says of an error, else "". `given` is its input."""
+        access = (f"--server={self.url}", f"--token={self.token}", "--insecure-skip-tls-verify")
+        done = subprocess.run(
+            ["kubectl", "--kubeconfig=/dev/null", *access, *arguments],
+            input=json.dumps(given),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stderr if done.returncode else ""
 
     def restart(self) -> None:
         """Kill the API server and await another; takes some seconds and blocks."""
