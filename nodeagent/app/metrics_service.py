@@ -17,6 +17,7 @@ import structlog
 from nodeagent import __version__
 from nodeagent.api.limits import Refusals, RequestLimits
 from nodeagent.app.paths import Simulation
+from nodeagent.app.use_service import UseService
 from nodeagent.cluster.kubelet.processes import Owner, ProcessOwners, ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
@@ -52,7 +53,8 @@ class MetricsService:
     start.
 
     `current` gives the node's state as it is at this moment. `owners` looks up the pods of
-    processes by pid, and may block; None: pods of processes are not known.
+    processes by pid, and may block; None: pods of processes are not known. `use_file` is where the
+    records of use outlive the agent; None: they do not.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class MetricsService:
         *,
         current: Callable[[], NodeState],
         owners: OwnersOf | None = None,
+        use_file: Path | None = None,
     ) -> None:
         self._settings = settings.metrics
         self._current = current
@@ -79,6 +82,7 @@ class MetricsService:
             clock=asyncio.get_running_loop().time,
             current=current,
         )
+        self.use = UseService(use_file, self.exporter.records)
         self.history = GpuHistories(settings.sample.interval)
         self._event_values = EventValues()
         self._sampling = sampling
@@ -129,12 +133,14 @@ class MetricsService:
             log.info("metrics are served on metrics.listen")
 
     async def run(self) -> None:
+        await self.use.load()
         path = self._settings.counters
         if path is not None:
             await self._load_selection(path)
         self._select_fields()
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._sampling.run(), name="sampling")
+            parts.create_task(self.use.run(), name="records of use")
             if path is not None:
                 parts.create_task(self._follow(path), name="file of counters")
 

@@ -47,6 +47,7 @@ from nodeagent.reconcile.writer_lock import WriterLock
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
 from nodeagent.telemetry.sampling_service import SamplingService
+from nodeagent.use.state_file import FILE_NAME as USE_NAME
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState
 
@@ -141,14 +142,23 @@ class Agent:
             held=lambda: self._health.held,
         )
         self._metrics = MetricsService(
-            settings, self._sampling, current=self._current, owners=owners_of(simulation)
+            settings,
+            self._sampling,
+            current=self._current,
+            owners=owners_of(simulation),
+            use_file=paths.state_file(USE_NAME),
         )
         if self._claims:
             self._metrics.exporter.work.add_reasons(self._claims.failure_reasons)
         self._sampling.samples.subscribe(self._health.take_samples)
         self._sampling.events.subscribe(self._health.take_events)
         self._sampling.listening.subscribe(self._health.take_listener)
-        files: list[StateFile[Any]] = [self._health.file, last_good, original.file]
+        files: list[StateFile[Any]] = [
+            self._health.file,
+            last_good,
+            original.file,
+            self._metrics.use.file,
+        ]
         if self._claims:
             files.append(self._claims.places.file)
         self._own_files = OwnFiles(

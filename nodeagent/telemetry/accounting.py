@@ -1,23 +1,27 @@
 """What devices do, and accounts of it by owner: time held, time used, how long they have been idle.
 
 The time between two observations counts for those who held something when it began, and as used to
-the share that the GPU or slice was active meanwhile. A gap that is too long counts for none.
+the share that the GPU or slice was active meanwhile. A gap that is too long counts for none. What
+counts for a pod's account counts for the records of its workload, too.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
-from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import Struct, replace
-from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, Device, DeviceUse, device_of
+from nodeagent.telemetry.holds import Hold, holds_of
+from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, UNUSED, Device, DeviceUse, device_of
+from nodeagent.use.records import Measured, Records
+from nodeagent.views.claims import Claim
 from nodeagent.views.node_state import Reading
 
 GRAPHICS_ACTIVE = 1001  # DCGM's field id; 0 to 1, of a GPU or an instance
@@ -48,7 +52,8 @@ _FIGURES: Final = {  # DCGM's field ids, by what a Reading calls it
     "ecc_corrected": 310,
     "ecc_uncorrected": 311,
 }
-READING_FIELDS = (*ACTIVITY_FIELDS, *_FIGURES.values())
+_SM_ACTIVE, _DRAM_ACTIVE = 1002, 1005  # DCGM's field ids; 0 to 1
+READING_FIELDS = (*ACTIVITY_FIELDS, _SM_ACTIVE, _DRAM_ACTIVE, *_FIGURES.values())
 _MEBIBYTE = 1 << 20
 
 
@@ -66,16 +71,23 @@ def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Devic
     return {device: Reading(**figures) for device, figures in found.items()}
 
 
-class _Hold(Struct, frozen=True):
-    """How much of a GPU a device is (1 for a whole one) and how many memory slices it has (0 for a
-    whole GPU), each divided among those who share it. `owners` are those of the holder's, `labels`
-    the device's.
-    """
-
-    labels: tuple[str, ...]
-    gpus: float
-    slices: float
-    owners: tuple[Owner, ...]
+def doings(sample: SampleSet, read: Mapping[Device, Reading]) -> Mapping[Device, Measured]:
+    """What records need of each device; `read`: as `readings` has it."""
+    found: dict[str, dict[Device, float]] = {"sm": {}, "dram": {}}
+    for name, number in (("sm", _SM_ACTIVE), ("dram", _DRAM_ACTIVE)):
+        for subject, value in sample.values.get(number, ()):
+            device = device_of(subject.entity)
+            if device is not None:
+                found[name][device] = value * 100.0
+    return {
+        device: Measured(
+            reading.memory,
+            reading.utilization,
+            found["sm"].get(device),
+            found["dram"].get(device),
+        )
+        for device, reading in read.items()
+    }
 
 
 class _Account(Struct):
@@ -95,14 +107,17 @@ class Accounts:
     """Adds up, observation by observation. Times are seconds of a clock that does not jump.
 
     A holder is forgotten `keep` seconds after it let go, so that its last values are still scraped;
-    a gap above `longest_gap` does not count.
+    a gap above `longest_gap` does not count. `records` are of the holders' workloads.
     """
 
-    def __init__(self, *, longest_gap: float, keep: float = 600.0) -> None:
+    def __init__(
+        self, *, longest_gap: float, keep: float = 600.0, records: Records | None = None
+    ) -> None:
+        self._records = records or Records()
         self._longest_gap = longest_gap
         self._keep = keep
         self._accounts: dict[Owner, _Account] = {}
-        self._holds: Mapping[tuple[Device, Owner], _Hold] = {}
+        self._holds: Mapping[tuple[Device, Owner], Hold] = {}
         self._active: Mapping[Device, float] = {}
         self._idle_since: dict[tuple[Device, Owner], float] = {}
         self._since: float | None = None
@@ -113,16 +128,39 @@ class Accounts:
         observed: ObservedNode,
         uses: Mapping[Device, DeviceUse],
         active: Mapping[Device, float],
+        *,
+        doing: Mapping[Device, Measured] = MappingProxyType({}),
+        claims: Iterable[Claim] = (),
+        wall: float = 0.0,
     ) -> None:
         """Record who has what at `now`, and its activity since the last time: the part of the time
-        in which it worked (0 to 1), where that is known.
+        in which it worked (0 to 1), where that is known. `doing` says more of what devices do,
+        `claims` which parts of devices were granted, `wall` is the time of the clock.
         """
-        holds = _holds(observed, uses)
+        holds = holds_of(observed, uses, claims)
         passed = now - self._since if self._since is not None else 0.0
+        self._records.grow_older(max(passed, 0.0))
         if 0.0 < passed <= self._longest_gap:
             for key, hold in self._holds.items():
                 device, holder = key
-                self._add(holder, hold, passed, active.get(device, 0.0) if key in holds else 0.0)
+                goes_on = key in holds
+                worked = min(max(active.get(device, 0.0) if goes_on else 0.0, 0.0), 1.0)
+                self._add(holder, hold, passed, passed * worked)
+                measured = _NOTHING
+                if goes_on:
+                    use = uses.get(device, UNUSED)
+                    measured = _measured(hold, use, doing.get(device, _NOTHING))
+                    if active.get(device, 1.0) < _IDLE_BELOW:
+                        measured = replace(measured, idle=now - self._idle_since.get(key, now))
+                self._records.add(
+                    (hold.holder, hold.grant),
+                    measured,
+                    passed=passed,
+                    active=worked,
+                    sharing=hold.sharing,
+                    part=hold.gpus * hold.sharing,
+                    wall=wall,
+                )
         self._holds, self._active, self._since = holds, active, now
         for _, holder in holds:
             self._accounts.setdefault(holder, _Account()).last = now
@@ -134,9 +172,8 @@ class Accounts:
             if active.get(key[0], 1.0) < _IDLE_BELOW
         }
 
-    def _add(self, holder: Owner, hold: _Hold, passed: float, active: float) -> None:
+    def _add(self, holder: Owner, hold: Hold, passed: float, used: float) -> None:
         account = self._accounts.setdefault(holder, _Account())
-        used = passed * min(max(active, 0.0), 1.0)
         account.gpu_seconds += passed * hold.gpus
         account.slice_seconds += passed * hold.slices
         account.gpu_seconds_used += used * hold.gpus
@@ -165,24 +202,13 @@ def _labels(owner: Owner) -> tuple[str, ...]:
     return (owner.container, owner.namespace, owner.pod, owner.unit, owner.user)
 
 
-def _holds(
-    observed: ObservedNode, uses: Mapping[Device, DeviceUse]
-) -> dict[tuple[Device, Owner], _Hold]:
-    found: dict[tuple[Device, Owner], _Hold] = {}
-    for gpu in observed.gpus:
-        slots = Card.of(gpu).slots
-        parts = [(i.id, i.profile, i.placement.size) for i in gpu.instances]
-        for number, profile, size in [(None, "", 0), *parts]:
-            device = (gpu.uuid, number)
-            holders: dict[Owner, list[Owner]] = {}
-            for owner in uses[device].owners if device in uses else ():
-                # A pod's time is not divided among its containers.
-                holder = replace(owner, container="") if owner.pod else owner
-                holders.setdefault(holder, []).append(owner)
-            gpus = 1.0 if number is None else size / slots if slots else 0.0
-            labels = (str(gpu.index), gpu.uuid, profile, "" if number is None else str(number))
-            share = len(holders)
-            for holder, owners in holders.items():
-                hold = _Hold(labels, gpus / share, size / share, tuple(owners))
-                found[device, holder] = hold
-    return found
+_NOTHING: Final = Measured()
+
+
+def _measured(hold: Hold, use: DeviceUse, device: Measured) -> Measured:
+    """What the device does where the holder has it alone, else what is known of its processes."""
+    if hold.sharing == 1:
+        return device
+    memory = [use.memory[owner] for owner in hold.owners if owner in use.memory]
+    busy = [use.multiprocessors[owner] for owner in hold.owners if owner in use.multiprocessors]
+    return Measured(sum(memory) if memory else None, min(sum(busy), 100.0) if busy else None)

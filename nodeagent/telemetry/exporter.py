@@ -6,6 +6,7 @@ that the newest sample of a GPU did not find appear nowhere in it, whichever sou
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -21,7 +22,7 @@ from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slic
 from nodeagent.metrics.selection import Selection
 from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
-from nodeagent.telemetry.accounting import Accounts, activity, readings
+from nodeagent.telemetry.accounting import Accounts, activity, doings, readings
 from nodeagent.telemetry.ownership import (
     Device,
     DeviceUse,
@@ -31,6 +32,7 @@ from nodeagent.telemetry.ownership import (
     uses,
 )
 from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
+from nodeagent.use.records import Records
 from nodeagent.views.node_state import NodeState, Reading
 
 _MAX_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
@@ -40,7 +42,7 @@ class Exporter:
     """Takes what is read and gives the page. Belongs to one thread.
 
     `clock` gives seconds and does not jump, those of the samples. `current` gives the node's state
-    with the daemons and health as they are now.
+    with the daemons and health as they are now. `wall` gives the time for people.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Exporter:
         build: AgentSample,
         clock: Callable[[], float],
         current: Callable[[], NodeState],
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        self.records = Records()
         self.work = Work()
         self.readings: Mapping[Device, Reading] = {}
         self._selection = selection
@@ -61,6 +65,7 @@ class Exporter:
         self._build = build
         self._clock = clock
         self._current = current
+        self._wall = wall
         self._by_reader: dict[str, SampleSet] = {}  # one that fails keeps its last values
         self._counters = MonotonicCounters(catalogue().fields)
         self._gpus: dict[str, GpuSample] = {}  # as they were found last, by UUID
@@ -68,7 +73,7 @@ class Exporter:
             str, tuple[float, Mapping[int | None, tuple[ProcessReading, ...]]]
         ] = {}
         self._owners: Mapping[int, Owner] = {}
-        self._accounts = Accounts(longest_gap=_MAX_GAP)
+        self._accounts = Accounts(longest_gap=_MAX_GAP, records=self.records)
         self._readers: tuple[ReaderState, ...] = ()
         self._state_at = clock()
         self._page: bytes | None = None  # the text, if it was written since the last change
@@ -95,7 +100,15 @@ class Exporter:
         self.readings = readings(sample, active)
         known = {uuid for uuid, gpu in self._gpus.items() if now - gpu.at <= _MAX_GAP}
         active = {device: part for device, part in active.items() if device[0] in known}
-        self._accounts.observe(now, state.observed, who, active)
+        self._accounts.observe(
+            now,
+            state.observed,
+            who,
+            active,
+            doing={d: m for d, m in doings(sample, self.readings).items() if d[0] in known},
+            claims=state.claims or (),
+            wall=self._wall(),
+        )
 
     def put_processes(
         self, gpu: str, found: Mapping[int | None, tuple[ProcessReading, ...]]

@@ -19,6 +19,7 @@ from nodeagent.health.state_file import health_file
 from nodeagent.mps.files.records import RecordUnusable
 from nodeagent.mps.files.records import read_records as mps_records
 from nodeagent.reconcile.plan_update import last_good_plan
+from nodeagent.use.state_file import use_file
 from tests.acceptance.agent_home import Home
 
 KEPT = Path("tests/data/state")  # written on h100-80gb:2 with MPS, XIDs, time slices
@@ -28,6 +29,7 @@ Reader = Callable[[Path, bytes, bytes], object]
 LOADERS: dict[str, Callable[[Path], StateFile[Any]]] = {
     "health.json": health_file,
     "last-good-plan": last_good_plan,
+    "use.json": use_file,
     "earlier-modes.json": lambda path: OriginalSettings(path, read_only=True).file,
 }
 
@@ -127,6 +129,7 @@ READERS: dict[str, Reader] = {
     "health": by_file("health.json", LOADERS["health.json"]),
     "last-good-plan": by_file("last-good-plan", LOADERS["last-good-plan"]),
     "earlier-modes": by_file("earlier-modes.json", LOADERS["earlier-modes.json"]),
+    "use": by_file("use.json", LOADERS["use.json"]),
     "planned-places": by_file("planned-places.json", planned_places_file),
     "mps-record": by_mps,
     "claim": by_claim,
@@ -199,7 +202,7 @@ def test_the_start_goes_on(home: Home, first: int) -> None:
     home.start()
     home.until(lambda: home.status().get("phase") == "InSync")
     found = [p for p in home.status()["problems"] if p["code"] == "StateFile"]
-    assert len(found) == 3, found
+    assert len(found) == len(LOADERS), found
     for aside in asides:
         assert os.path.lexists(aside)
         [problem] = [p for p in found if f"it is now {aside}" in p["message"]]

@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from nodeagent.use.digest import Use
+from nodeagent.use.records import Records
+from nodeagent.use.state_file import use_file
 from tests.acceptance.metrics_rig import Series, parsed
 from tests.agent_environment import asked
 from tests.app.agent_process import SOON, agent, write_plan
@@ -44,6 +47,16 @@ def _of(series: dict[Series, float], name: str) -> dict[frozenset[tuple[str, str
     return {labels: value for (metric, labels), value in series.items() if metric == name}
 
 
+def _recorded(folder: Path) -> Use:
+    """What is in the file of the agent that has ended."""
+    kept = use_file(folder / "state/use.json").read()
+    assert kept is not None
+    records = Records()
+    records.restore(kept, kept.saved)
+    (use,) = records.uses()
+    return use
+
+
 def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
     write_plan(tmp_path, "{3g.40gb: 2}")
     _command(tmp_path, "apply", "-f", f"{tmp_path}/plan.yaml")
@@ -54,7 +67,7 @@ def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
             pid = str(holder.pid)
             _command(tmp_path, "simulate", "occupy", place, "--pid", pid, "--follow")
         _command(tmp_path, "simulate", "load", "0:4", "0.5")
-        with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1"):
+        with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1") as process:
             series = until_scraped(
                 tmp_path,
                 lambda s: any(v > 0 for v in _of(s, USED).values()) and len(_of(s, IDLE)) == 2,
@@ -67,6 +80,15 @@ def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
             assert 0 < used < held
             assert all(labels <= idle for idle in _of(series, IDLE))
             until_scraped(tmp_path, lambda s: _of(s, HELD)[labels] > held)
+            process.end()
+        before = _recorded(tmp_path)
+        assert before.held > before.used > 0
+        assert (before.device, before.granted_memory) == ("3g.40gb", 42412802048)
+        with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1") as process:
+            until_scraped(tmp_path, lambda s: any(v > 0 for v in _of(s, USED).values()))
+            process.end()
+        # What an earlier agent recorded counts on; the metrics begin anew.
+        assert _recorded(tmp_path).held > before.held
     finally:
         for holder in holders:
             holder.kill()

@@ -25,6 +25,8 @@ from nodeagent.mps.files.records import FOLDER, RecordUnusable, read_records
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE
 from nodeagent.processes import MAX_ENVIRONMENT, variables_in
 from nodeagent.reconcile.plan_update import last_good_plan
+from nodeagent.use.records import Records
+from nodeagent.use.state_file import use_file
 from tests.fuzz.runs import Parser, Refused
 
 _STATE = Path("tests/data/state")
@@ -77,6 +79,12 @@ def _health(folder: Path) -> None:
     encode(_from(health_file, "health.json")(folder))  # type: ignore[arg-type]  # as it says
 
 
+def _use(folder: Path) -> None:
+    records = Records()
+    records.restore(_from(use_file, "use.json")(folder), 0.0)  # type: ignore[arg-type]  # as it says
+    records.uses()
+
+
 def _mps_records(folder: Path) -> None:
     for found in read_records(folder):
         if isinstance(found, RecordUnusable):
@@ -98,6 +106,7 @@ def _states() -> tuple[Parser, ...]:
     modes = "earlier-modes.json"
     return (
         _state("state: health", ("health", 1), _health, "health.json", _content("health.json")),
+        _state("state: use", ("use", 1), _use, "use.json", _content("use.json")),
         _state(
             "state: plan",
             ("last-good-plan", 1),

@@ -1,0 +1,104 @@
+"""Who holds which part of which device, and what was granted with it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from nodeagent.cluster.kubelet.processes import Owner
+from nodeagent.plan.layouts import Card
+from nodeagent.plan.observed import Gpu, GpuInstance, ObservedNode
+from nodeagent.plan.shares import ALL_THREADS, MIB
+from nodeagent.structs import Struct, replace
+from nodeagent.telemetry.ownership import Device, DeviceUse
+from nodeagent.use.digest import Holder
+from nodeagent.use.holders import workload_of
+from nodeagent.use.records import Grant
+from nodeagent.views.claims import Claim, ClaimShare
+
+
+class Hold(Struct, frozen=True):
+    """How much of a GPU a device is (1 for a whole one) and how many memory slices it has (0 for a
+    whole GPU), each divided among those `sharing` it, so many. `owners` are those of the holder's,
+    `labels` the device's.
+    """
+
+    labels: tuple[str, ...]
+    gpus: float
+    slices: float
+    sharing: int
+    owners: tuple[Owner, ...]
+    grant: Grant
+
+    @property
+    def holder(self) -> Holder:
+        one = self.owners[0]
+        if one.pod:
+            containers = ",".join(dict.fromkeys(o.container for o in self.owners if o.container))
+            return Holder("workload", workload_of(one.pod), one.namespace, containers)
+        kind = "unit" if one.unit else "user" if one.user else "container"
+        return Holder(kind, getattr(one, kind))
+
+
+def holds_of(
+    observed: ObservedNode, uses: Mapping[Device, DeviceUse], claims: Iterable[Claim] = ()
+) -> dict[tuple[Device, Owner], Hold]:
+    """Who holds what; of `claims` are the shares of devices that were granted."""
+    shares = _shares(claims)
+    found: dict[tuple[Device, Owner], Hold] = {}
+    for gpu in observed.gpus:
+        slots = Card.of(gpu).slots
+        for instance in (None, *gpu.instances):
+            number, profile, size = None, "", 0
+            if instance is not None:
+                number, profile = instance.id, instance.profile
+                size = instance.placement.size
+            device = (gpu.uuid, number)
+            holders: dict[Owner, list[Owner]] = {}
+            for owner in uses[device].owners if device in uses else ():
+                # A pod's time is not divided among its containers.
+                holder = replace(owner, container="") if owner.pod else owner
+                holders.setdefault(holder, []).append(owner)
+            gpus = 1.0 if number is None else size / slots if slots else 0.0
+            labels = (str(gpu.index), gpu.uuid, profile, "" if number is None else str(number))
+            sharing = len(holders)
+            for holder, owners in holders.items():
+                share = shares.get((device, holder.namespace, holder.pod))
+                grant = _grant(gpu, instance, share)
+                hold = Hold(labels, gpus / sharing, size / sharing, sharing, tuple(owners), grant)
+                found[device, holder] = hold
+    return found
+
+
+def _shares(claims: Iterable[Claim]) -> Mapping[tuple[Device, str, str], ClaimShare]:
+    """The shares of claims, by device and pod."""
+    return {
+        ((device.gpu, device.gi), pod.namespace, pod.name): device.share
+        for claim in claims
+        for device in claim.devices
+        if device.share and not device.admin_access
+        for pod in claim.pods
+    }
+
+
+def _grant(gpu: Gpu, instance: GpuInstance | None, share: ClaimShare | None) -> Grant:
+    """What a holder has: a share of a claim, else the most that a client of the device's MPS daemon
+    may have, else the whole device.
+    """
+    device, memory, uuid, daemon = "gpu", gpu.memory, gpu.uuid, gpu.mps
+    if instance is not None:
+        profile = gpu.profile(instance.profile)
+        device, memory = instance.profile, profile.memory if profile else 0
+        served = (compute for compute in instance.compute if compute.mps)
+        uuid, daemon = next(((c.uuid, c.mps) for c in served), ("", None))
+    if share is not None:
+        return Grant(_share_of(device), gpu.name, share.memory, share.threads)
+    if daemon is not None:
+        sharing = daemon.runs.sharing
+        most, threads = sharing.memory_ceiling(uuid), sharing.thread_ceiling
+        limit = None if threads == ALL_THREADS else threads
+        return Grant(_share_of(device), gpu.name, most * MIB if most else memory, limit)
+    return Grant(device, gpu.name, memory)
+
+
+def _share_of(device: str) -> str:
+    return "share" if device == "gpu" else f"share of {device}"

@@ -1,0 +1,29 @@
+"""The records of use in a file, so that they outlive the agent: `KeptRecords` as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from msgspec import json
+
+from nodeagent.files.state import StateFile, StateFormat
+from nodeagent.use.records import KeptRecords
+
+FILE_NAME: Final = "use.json"
+_MAX_BYTES = 8 << 20  # a digest takes 2 KiB with the longest names
+
+
+def _decode(content: bytes) -> KeptRecords:
+    return json.decode(content, type=KeptRecords)
+
+
+def use_file(path: Path | None) -> StateFile[KeptRecords]:
+    """The file; `path` None: nothing is kept."""
+    return StateFile(
+        path,
+        StateFormat("use", 1, _MAX_BYTES, json.encode, _decode),
+        what="the records of use",
+        lost="what holders used until now is not known any more",
+        remedy="advice needs new records, which take days",
+    )

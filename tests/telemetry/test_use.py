@@ -1,0 +1,311 @@
+"""What accounts put into the records of use, over time that is made up here."""
+
+import tracemalloc
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.cluster.kubelet.processes import Owner
+from nodeagent.plan.observed import DeviceDaemon, ObservedNode
+from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.structs import Struct, replace
+from nodeagent.telemetry.accounting import Accounts
+from nodeagent.telemetry.ownership import Device, DeviceUse, uses
+from nodeagent.use.digest import Holder, Spread, Use
+from nodeagent.use.holders import workload_of
+from nodeagent.use.records import LENGTH, MOST, Grant, Measured, Records
+from nodeagent.use.state_file import use_file
+from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
+from nodeagent.views.shapes import Pod
+from tests.draws import draws
+from tests.telemetry.nodes import GPU, MIB, divided, user, whole
+
+GAP = 120.0
+DAY = 86400.0
+WHOLE: Device = (GPU.uuid, None)
+
+
+def names(use: Use) -> tuple[str, str]:
+    return use.holder.name, use.device
+
+
+class Agent:
+    """Accounts of one agent after the other, which have a clock and a state file."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.file = use_file(path)
+        self.now, self.wall = 1000.0, 1.8e9
+        self.start()
+
+    def start(self) -> None:
+        self.records = Records()
+        kept = self.file.load()
+        if kept is not None:
+            self.records.restore(kept, self.wall)
+        self.accounts = Accounts(longest_gap=GAP, records=self.records)
+
+    def restart(self, away: float = 0.0) -> None:
+        self.file.save(self.records.kept(self.wall))
+        self.now = 5.0  # as after a reboot
+        self.wall += away
+        self.start()
+
+    def see(
+        self,
+        node: ObservedNode,
+        passed: float = 10.0,
+        active: dict[Device, float] | None = None,
+        **more: object,
+    ) -> None:
+        self.now += passed
+        self.wall += passed
+        who = more.pop("who", None) or uses(node, {}, lambda _: None)
+        self.accounts.observe(self.now, node, who, active or {}, wall=self.wall, **more)  # type: ignore[arg-type]  # as each test gives it
+
+    @property
+    def uses(self) -> dict[tuple[str, str], Use]:
+        return {names(use): use for use in self.records.uses()}
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+PODS = ("web-7d9f8bcdf4-x2k4z", "web-7d9f8bcdf4-q8vbn", "db-0", "db-1", "one")
+
+
+class Step(Struct, frozen=True):
+    """What is there, by instance, for how long, and what happens after it."""
+
+    passed: float
+    pods: dict[int, frozenset[str]]
+    active: dict[int, float]
+    then: str
+
+
+STEPS = st.lists(
+    st.builds(
+        Step,
+        passed=st.sampled_from([0.5, 1.0, 7.25, 60.0, 119.0, 300.0]),
+        pods=st.dictionaries(st.integers(0, 6), st.frozensets(st.sampled_from(PODS)), max_size=4),
+        active=st.dictionaries(st.integers(0, 6), st.floats(0, 1)),
+        then=st.sampled_from(["", "", "", "restart", "clock set"]),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=draws(400), deadline=None)
+@given(STEPS)
+def test_totals_are_what_pods_held_and_used(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
+) -> None:
+    """Whatever is cut anew, restarted or set: nothing counts twice, and nothing is lost but what
+    passed between two agents or in a gap.
+    """
+    agent = Agent(tmp_path_factory.mktemp("use") / "use.json")
+    held: dict[str, float] = defaultdict(float)
+    used: dict[str, float] = defaultdict(float)
+    before: Step | None = None
+    for step in steps:
+        if before is not None and step.passed <= GAP:
+            for number, pods in before.pods.items():
+                for pod in pods:
+                    time = step.passed / len(pods)
+                    held[workload_of(pod)] += time
+                    if pod in step.pods.get(number, ()):
+                        used[workload_of(pod)] += time * step.active.get(number, 0.0)
+        node = divided({n: [user(0, pod) for pod in pods] for n, pods in step.pods.items()})
+        agent.see(node, step.passed, {(GPU.uuid, n): part for n, part in step.active.items()})
+        before = step
+        if step.then == "restart":
+            agent.restart(away=30.0)
+            before = None
+        elif step.then == "clock set":
+            agent.wall -= 3 * DAY
+    found = {use.holder.name: use for use in agent.records.uses()}
+    assert {name: use.held for name, use in found.items()} == pytest.approx(held)
+    assert {name: use.used for name, use in found.items()} == pytest.approx(
+        {name: used[name] for name in held}, abs=1e-9
+    )
+    assert all(use.slices == pytest.approx(use.held / 8) for use in found.values())
+
+
+@pytest.mark.parametrize(
+    ("away", "left"),
+    [
+        (0.0, {"new": 10.0, "old": 10.0}),
+        (6 * DAY, {"new": 10.0, "old": 10.0}),
+        (8 * DAY, {"new": 10.0}),
+        (15 * DAY, {}),
+        (-99 * DAY, {"new": 10.0, "old": 10.0}),
+    ],
+)
+def test_seven_to_fourteen_days_count(tmp_path: Path, away: float, left: dict[str, float]) -> None:
+    agent = Agent(tmp_path / "use.json")
+    for pod in ("old", "new"):
+        agent.see(whole(user(0, pod)))
+        agent.see(whole())
+        if pod == "old":
+            agent.see(whole(), LENGTH)
+    agent.restart(away)
+    assert {name: use.held for (name, _), use in agent.uses.items()} == left
+
+
+def test_both_generations_are_one_record(tmp_path: Path) -> None:
+    agent = Agent(tmp_path / "use.json")
+    for memory, passed in ((4, 10.0), (2, LENGTH)):
+        for seconds in (passed, 10.0, 10.0):
+            doing = {WHOLE: Measured(memory=memory * MIB)}
+            agent.see(whole(user(0, "a")), seconds, doing=doing)
+    (use,) = agent.uses.values()
+    assert (use.held, use.memory and use.memory.peak) == (40.0, 4 * MIB)
+    assert use.last_seen - use.first_seen == LENGTH + 40.0
+
+
+# --- what was measured ----------------------------------------------------------------------------
+
+
+def test_spreads_are_of_seconds() -> None:
+    agent, node = Agent(), with_memory(divided({3: [user(0, "a")]}))
+    part = (GPU.uuid, 3)
+    for second in range(101):
+        busy = 90.0 if second > 90 else 20.0
+        memory = (9 if second == 50 else 3) << 30
+        doing = {part: Measured(memory=memory, engine=busy, sm=busy / 2)}
+        agent.see(node, 1.0, {part: busy / 100}, doing=doing)
+    use = agent.uses["a", "1g.10gb"]
+    step = 100 / 64
+    assert use.engine
+    assert use.sm
+    assert use.memory
+    assert use.engine.p50 == pytest.approx(20, abs=step)
+    assert use.engine.p95 == use.engine.peak == 90.0
+    assert use.sm.peak == 45.0
+    assert use.dram is None
+    assert use.memory.peak == 9 << 30
+    assert 3 << 30 <= use.memory.p95 <= (3 << 30) + (10 << 30) / 64
+    assert (use.granted_memory, use.at_limit) == (10 << 30, 0.0)
+
+
+def with_memory(node: ObservedNode) -> ObservedNode:
+    gpu = replace(node.gpus[0], name="NVIDIA H100 80GB HBM3", memory=80 << 30)
+    return replace(node, gpus=(gpu,))
+
+
+def test_memory_at_its_limit_and_idle_stretches() -> None:
+    agent, node = Agent(), with_memory(whole(user(0, "a")))
+    for active in (1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0):
+        doing = {WHOLE: Measured(memory=(79 << 30) if active else 1)}
+        agent.see(node, 30.0, {WHOLE: active}, doing=doing)
+    (use,) = agent.uses.values()
+    assert (use.device, use.model, use.at_limit) == ("gpu", "NVIDIA H100 80GB HBM3", 60.0)
+    assert (use.idle_stretches, use.longest_idle) == (1, 90.0)
+
+
+def test_who_shares_a_device_has_what_its_processes_do() -> None:
+    limits = Sharing((Share("s", 2, memory=20 << 10, threads=50.0),), "report")
+    daemon = DeviceDaemon(WantedMps(limits, Account(0, 0)), "Ready")
+    node = with_memory(whole(mps=daemon))
+    a, b = Owner("team", "a", "main"), Owner("team", "b", "main")
+    who = {WHOLE: DeviceUse((a, b), {a: 5 << 30}, {a: 30.0})}
+    agent, doing = Agent(), {WHOLE: Measured(memory=70 << 30, engine=99.0)}
+    for _ in range(2):
+        agent.see(node, who=who, doing=doing)
+    use, other = agent.uses["a", "share"], agent.uses["b", "share"]
+    assert (use.held, use.granted_memory, use.granted_threads) == (5.0, 20 << 30, 50.0)
+    assert use.memory == Spread(5 << 30, 5 << 30, 5 << 30)
+    assert use.engine == Spread(30.0, 30.0, 30.0)
+    assert (other.held, other.memory, other.engine) == (5.0, None, None)
+
+
+def test_the_share_of_a_claim_is_what_was_granted() -> None:
+    agent, node = Agent(), with_memory(whole(user(0, "a")))
+    device = ClaimDevice(
+        request="r",
+        pool="p",
+        device="d",
+        gpu=GPU.uuid,
+        share=ClaimShare(memory=8 << 30, threads=25.0),
+    )
+    pods = [Pod(namespace="team", name="a", container="main")]
+    claim = Claim(phase=ClaimPhase.READY, pods=pods, devices=[device], problems=[])
+    for _ in range(2):
+        agent.see(node, claims=(claim,))
+    (use,) = agent.uses.values()
+    assert (use.device, use.granted_memory, use.granted_threads) == ("share", 8 << 30, 25.0)
+
+
+def test_two_containers_of_a_pod_are_one_holder() -> None:
+    agent = Agent()
+    for _ in range(2):
+        agent.see(whole(user(0, "a-0"), user(0, "a-0", container="side")))
+    (use,) = agent.records.uses()
+    assert use.holder == Holder("workload", "a", "team", "main,side")
+    assert use.held == 10.0
+
+
+@pytest.mark.parametrize(
+    ("pod", "workload"),
+    [
+        ("web-7d9f8bcdf4-x2k4z", "web"),
+        ("llama-3-7d9f8bcdf4-x2k4z", "llama-3"),
+        ("nightly-29384710-x2k4z", "nightly"),  # of a CronJob
+        ("train-2-x2k4z", "train"),  # the third of an indexed Job
+        ("train-x2k4z", "train"),
+        ("db-0", "db"),
+        ("trainer", "trainer"),
+        ("train-large", "train-large"),
+    ],
+)
+def test_a_workload_is_told_by_its_pods_name(pod: str, workload: str) -> None:
+    assert workload_of(pod) == workload
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_five_hundred_workloads_take_less_than_two_mebibytes(tmp_path: Path) -> None:
+    file = use_file(tmp_path / "use.json")
+
+    def filled(count: int) -> Records:
+        records = Records()
+        for generation in range(2):
+            for number in range(count):
+                holder = Holder(
+                    "workload", f"workload-of-a-team-{number}", f"namespace-{number}", "main"
+                )
+                grant = Grant("1g.10gb", "NVIDIA H100 80GB HBM3", 10 << 30)
+                measured = Measured(number << 20, 10.0 + generation, 5.0, 3.0)
+                records.add(
+                    (holder, grant),
+                    measured,
+                    passed=1.0,
+                    active=0.1,
+                    sharing=1,
+                    part=0.125,
+                    wall=1.8e9,
+                )
+            records.grow_older(LENGTH * (1 - generation))
+        return records
+
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        records = filled(500)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 2 << 20, taken
+    file.save(records.kept(1.8e9))
+    kept = use_file(tmp_path / "use.json").load()
+    assert kept is not None
+    again = Records()
+    again.restore(kept, 1.8e9)
+    assert again.uses() == records.uses()
+    assert len(records.uses()) == 500
+    # Of too many, those that were added to last are left.
+    assert {u.holder.name for u in filled(MOST + 3).uses()} == {
+        f"workload-of-a-team-{number}" for number in range(3, MOST + 3)
+    }
