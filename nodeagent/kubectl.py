@@ -126,13 +126,17 @@ def _in_pod(options: argparse.Namespace) -> int:
         raise PluginError(message, "name a readable file with -f", USAGE) from None
     where, node = f"spec.nodeName={options.node}", options.node
     pods = _asked(options, "get", "pods", "-A", "-l", _AGENTS, "--field-selector", where)["items"]
-    running = [pod["metadata"] for pod in pods if pod["status"].get("phase") == "Running"]
+    running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
     if not running:
         state = "does not run" if pods else "is not there"
         remedy = f"see kubectl get pods -A -o wide -l {_AGENTS}"
         raise PluginError(f"the agent's pod on node {node} {state}", remedy)
-    pod = ("-n", running[-1]["namespace"], "-c", "nodeagent", running[-1]["name"])
-    command = ("--", "nodeagent", options.page, *file, *options.given, *options.others)
+    metadata, containers = running[-1]["metadata"], running[-1]["spec"]["containers"]
+    pod = ("-n", metadata["namespace"], "-c", "nodeagent", metadata["name"])
+    args = next(one for one in containers if one["name"] == "nodeagent").get("args", [])
+    # Simulated GPUs are found by their file.
+    cards = args[args.index("--state") :][:2] if options.file and "--state" in args else ()
+    command = ("--", "nodeagent", options.page, *cards, *file, *options.given, *options.others)
     if "--watch" in options.others and os.isatty(0) and os.isatty(1):  # it has keys
         return _run(options, "exec", "-it", *pod, *command, stderr=None).returncode
     done = _run(options, "exec", *(file and ("-i",)), *pod, *command, stdin=stdin)

@@ -175,7 +175,12 @@ AGENTS = "-A -l app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=age
 
 
 def pod(name: str, phase: str = "Running") -> dict[str, Any]:
-    return {"metadata": {"namespace": "gpus", "name": name}, "status": {"phase": phase}}
+    args = ["run", "--simulate", "h100-80gb:2", "--state", "/var/node.json"]
+    return {
+        "metadata": {"namespace": "gpus", "name": name},
+        "spec": {"containers": [{"name": "sidecar"}, {"name": "nodeagent", "args": args}]},
+        "status": {"phase": phase},
+    }
 
 
 def test_a_page_of_the_agent_beside_it(run: Run, tmp_path: Path) -> None:
@@ -191,7 +196,8 @@ def test_a_page_of_the_agent_beside_it(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "stdin").read_text() == ""
     assert (tmp_path / "asked").read_text().splitlines() == [
         f"get pods {AGENTS} --field-selector spec.nodeName=n1 -o json",
-        "exec -i -n gpus -c nodeagent agent-x -- nodeagent plan -f - --output=json",
+        "exec -i -n gpus -c nodeagent agent-x -- "
+        + "nodeagent plan --state /var/node.json -f - --output=json",
         f"get pods {AGENTS} --field-selector spec.nodeName=n1 -o json",
         "exec -n gpus -c nodeagent agent-x -- nodeagent status --output=json --gpu=3 --problems",
     ]

@@ -274,7 +274,8 @@ async def test_the_simulated_overlay_gets_in_sync(node: Path) -> None:
         (node / "kubeconfig").write_text(kubeconfig(api.url))
         agent = [
             *without_powers(user["runAsUser"], user["runAsGroup"], user["fsGroup"]),
-            *(sys.executable, "-m", "nodeagent", *SIMULATED["args"]),
+            *(sys.executable, "-m", "nodeagent"),
+            *(_moved(one, paths) for one in SIMULATED["args"]),
             *("--kubeconfig", str(node / "kubeconfig"), "--node-name", NAME),
             *("--listen", "127.0.0.1:0"),
         ]

@@ -117,7 +117,7 @@ spec:
           imagePullPolicy: {{ . }}
           {{- end }}
           {{- with .Values.simulated }}
-          args: [run, --simulate, {{ . | quote }}]
+          args: [run, --simulate, {{ . | quote }}, --state, /var/lib/nodeagent/node.json]
           {{- end }}
           {{- with .Values.resources }}
           resources: {{- toYaml . | nindent 12 }}
