@@ -194,12 +194,12 @@ def test_a_page_of_the_agent_beside_it(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "stdin").read_text() == "version: v1\n"
     run("status", "-o", "json", "--problems", "--gpu", "3", "n1")
     assert (tmp_path / "stdin").read_text() == ""
+    of_agent = "-n gpus -c nodeagent agent-x -- nodeagent"
     assert (tmp_path / "asked").read_text().splitlines() == [
         f"get pods {AGENTS} --field-selector spec.nodeName=n1 -o json",
-        "exec -i -n gpus -c nodeagent agent-x -- "
-        + "nodeagent plan --state /var/node.json -f - --output=json",
+        f"exec -i {of_agent} plan --state /var/node.json -f - --output=json",
         f"get pods {AGENTS} --field-selector spec.nodeName=n1 -o json",
-        "exec -n gpus -c nodeagent agent-x -- nodeagent status --output=json --gpu=3 --problems",
+        f"exec {of_agent} status --output=json --gpu=3 --problems",
     ]
 
 
