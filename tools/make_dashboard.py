@@ -1,4 +1,5 @@
-"""Write manifests/monitoring/dashboard.json: the Grafana dashboard, out of the rows in dashboard/.
+"""Write dashboard.json and dashboard-use.json in manifests/monitoring, the Grafana dashboards, out
+of the rows in dashboard/.
 
 python -m tools.make_dashboard
 """
@@ -13,9 +14,11 @@ from typing import Any
 from tools.dashboard.agent_rows import AGENT_ROWS
 from tools.dashboard.claim_rows import CLAIM_ROWS
 from tools.dashboard.gpu_rows import GPU_ROWS
-from tools.dashboard.panels import GPU, NODE, Panel
+from tools.dashboard.panels import GPU, NODE, Panel, Rows
+from tools.dashboard.use_rows import ALL_HELD, USE_ROWS
 
 DASHBOARD = Path(__file__).parents[1] / "manifests/monitoring/dashboard.json"
+USE = DASHBOARD.with_name("dashboard-use.json")
 
 Json = dict[str, Any]
 
@@ -31,23 +34,56 @@ VARIABLES = (
 
 
 def dashboard() -> str:
-    """The dashboard as Grafana reads it."""
+    """The dashboard of GPUs as Grafana reads it."""
+    return _text(
+        uid="nodeagent",
+        title="nodeagent: GPUs, slices, MPS",
+        about="How the GPUs are divided, who uses the parts, and whether they are well.",
+        times=("now-3h", "30s"),
+        variables=list(map(_variable, VARIABLES)),
+        rows=(*GPU_ROWS, *CLAIM_ROWS, *AGENT_ROWS),
+    )
+
+
+def use_dashboard() -> str:
+    """The dashboard of who uses what."""
+    price = {
+        "type": "textbox",
+        "name": "price",
+        "label": "price of a GPU-hour",
+        "query": "2",
+        "current": {"text": "2", "value": "2"},
+    }
+    return _text(
+        uid="nodeagent-use",
+        title="nodeagent: who uses what",
+        about="Who held GPUs, how much of them was used, and what would do.",
+        times=("now-7d", "5m"),
+        variables=[_variable(("namespace", f"label_values({ALL_HELD}, namespace)")), price],
+        rows=USE_ROWS,
+    )
+
+
+def _text(
+    *, uid: str, title: str, about: str, times: tuple[str, str], variables: list[Json], rows: Rows
+) -> str:
+    begin, refresh = times
     content: Json = {
-        "uid": "nodeagent",
-        "title": "nodeagent: GPUs, slices, MPS",
-        "description": "How the GPUs are divided, who uses the parts, and whether they are well.",
+        "uid": uid,
+        "title": title,
+        "description": about,
         "tags": ["gpu", "nodeagent"],
         "schemaVersion": SCHEMA,
         "version": 1,
         "editable": True,
         "graphTooltip": 1,
-        "refresh": "30s",
-        "time": {"from": "now-3h", "to": "now"},
+        "refresh": refresh,
+        "time": {"from": begin, "to": "now"},
         "timezone": "",
         "annotations": {"list": []},
         "links": [],
-        "templating": {"list": [_datasource(), *map(_variable, VARIABLES)]},
-        "panels": list(_panels()),
+        "templating": {"list": [_datasource(), *variables]},
+        "panels": list(_panels(rows)),
     }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -73,10 +109,10 @@ def _variable(variable: tuple[str, str]) -> Json:
     }
 
 
-def _panels() -> Iterator[Json]:
+def _panels(rows: Rows) -> Iterator[Json]:
     """All panels from left to right and top to bottom, 24 columns wide."""
     y, number = 0, 0
-    for title, panels in (*GPU_ROWS, *CLAIM_ROWS, *AGENT_ROWS):
+    for title, panels in rows:
         number += 1
         yield {
             "id": number,
@@ -191,3 +227,4 @@ def _transformations(panel: Panel) -> list[Json]:
 
 if __name__ == "__main__":
     DASHBOARD.write_text(dashboard(), encoding="utf-8")
+    USE.write_text(use_dashboard(), encoding="utf-8")

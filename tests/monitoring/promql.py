@@ -18,7 +18,7 @@ from promql_parser import (
     walk,
 )
 
-VARIABLES = {"$__rate_interval": "5m", "$__range": "1h"}
+VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$price": "2"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,9 @@ from tests.plan.cards import card, with_instances
 from tests.views.daemons import mps_client, mps_daemon
 
 JOB = "nodeagent"
+RECORDED = tuple(f"namespace_workload:nodeagent_gpus_{how}:rate5m" for how in ("held", "used"))
+RECORDED_LABELS = {"namespace", "workload"}
+_QUOTA = {"namespace": "team-a", "resourcequota": "gpus", "resource": "requests.nvidia.com/gpu"}
 TARGET = ("instance", "job")  # the labels that Prometheus itself adds
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -66,9 +69,16 @@ def scraped() -> tuple[Series, ...]:
         "gpu-node-1": [_dcgm("gpu-node-1"), _own(Phase.BLOCKED)],
         "gpu-node-2": [_dcgm("gpu-node-2", "Tesla T4"), _own(Phase.IN_SYNC)],
     }
-    return tuple(
-        series for node, parts in texts.items() for text in parts for series in _read(text, node)
-    )
+    own = (series for node, parts in texts.items() for t in parts for series in _read(t, node))
+    return (*own, *_others())
+
+
+def _others() -> Iterator[Series]:
+    """What Prometheus records itself, and what kube-state-metrics says of quotas."""
+    for name in RECORDED:
+        yield Series(name, {"namespace": "team-a", "workload": "job"}, 1.0)
+    for kind in ("hard", "used"):
+        yield Series("kube_resourcequota", {**_QUOTA, "type": kind}, 8.0)
 
 
 def labels_by_name() -> dict[str, frozenset[str]]:
@@ -229,8 +239,8 @@ def metric_table() -> Mapping[str, frozenset[str]]:
             table |= {metric.name + suffix: labels | {"le"} for suffix in _HISTOGRAM}
         else:
             table[metric.name] = labels
-    table["up"] = frozenset(TARGET)  # Prometheus' own
-    return table
+    others = ((series.name, frozenset(series.labels)) for series in _others())
+    return {**table, "up": frozenset(TARGET), **dict(others)}  # `up` is Prometheus' own
 
 
 def unknown(asked: Asked) -> set[str]:

@@ -9,10 +9,12 @@ import pytest
 from tests.monitoring.promql import asked, filled
 from tests.monitoring.promtool import each_finds_something, with_promtool
 from tests.monitoring.scraped import result_labels, scraped, unknown
-from tools.make_dashboard import DASHBOARD, dashboard
+from tools.make_dashboard import DASHBOARD, USE, dashboard, use_dashboard
 
 CONTENT: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-PANELS: list[dict[str, Any]] = [p for p in CONTENT["panels"] if p["type"] != "row"]
+USE_CONTENT: dict[str, Any] = json.loads(USE.read_text(encoding="utf-8"))
+CONTENTS = (CONTENT, USE_CONTENT)
+PANELS: list[dict[str, Any]] = [p for c in CONTENTS for p in c["panels"] if p["type"] != "row"]
 VARIABLES = {v["name"]: v for v in CONTENT["templating"]["list"]}
 QUERIES = [
     pytest.param(target, id=f"{panel['title']} {target['refId']}")
@@ -23,6 +25,7 @@ QUERIES = [
 
 def test_the_file_is_the_one_that_is_written() -> None:
     assert DASHBOARD.read_text(encoding="utf-8") == dashboard()
+    assert USE.read_text(encoding="utf-8") == use_dashboard()
 
 
 @pytest.mark.parametrize("target", QUERIES)
@@ -62,7 +65,9 @@ def test_the_variables() -> None:
         "prometheus",
     )
     assert [v["name"] for v in others] == ["node", "gpu", "slice", "namespace"]
-    for variable in others:
+    *_, namespace, price = USE_CONTENT["templating"]["list"]
+    assert (price["name"], price["type"]) == ("price", "textbox")
+    for variable in (*others, namespace):
         assert (variable["allValue"], variable["includeAll"]) == (".*", True)
         met = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
         assert met
@@ -71,23 +76,26 @@ def test_the_variables() -> None:
         assert met[2] in result_labels(found)
 
 
-def test_every_query_heeds_the_node_and_the_data_source() -> None:
-    for panel in PANELS:
-        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        for target in panel["targets"]:
-            matchers = asked(filled(target["expr"], VARIABLES)).selectors[0].matchers
-            assert "instance" in {m.name for m in matchers}, panel["title"]
+def test_every_query_heeds_a_variable_and_the_data_source() -> None:
+    for content, label in zip(CONTENTS, ("instance", "namespace"), strict=True):
+        for panel in (p for p in content["panels"] if p["type"] != "row"):
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            for target in panel["targets"]:
+                matchers = asked(filled(target["expr"], VARIABLES)).selectors[0].matchers
+                assert label in {m.name for m in matchers}, panel["title"]
 
 
 def test_the_page_lists_the_rows() -> None:
     page = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
-    section = page.split("## Dashboard")[1].split("## ")[0]
-    listed = re.findall(r"^\| ([A-Z][\w ]+) \|", section, re.MULTILINE)
-    assert listed == [p["title"] for p in CONTENT["panels"] if p["type"] == "row"]
+    for heading, content in zip(("## Dashboard", "## Who uses what"), CONTENTS, strict=True):
+        section = page.split(heading)[1].split("## ")[0]
+        listed = re.findall(r"^\| ([A-Z][\w ]+) \|", section, re.MULTILINE)
+        assert listed == [p["title"] for p in content["panels"] if p["type"] == "row"]
 
 
-def test_panels_do_not_overlap() -> None:
-    panels = CONTENT["panels"]
+@pytest.mark.parametrize("content", CONTENTS, ids=lambda content: content["uid"])
+def test_panels_do_not_overlap(content: dict[str, Any]) -> None:
+    panels = content["panels"]
     assert len({p["id"] for p in panels}) == len(panels)
     for one, other in itertools.combinations([p["gridPos"] for p in panels], 2):
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
@@ -113,7 +121,7 @@ WITHOUT_GPM = {"GPU Utilization", "Tensor Core Utilization"}  # these need GPM: 
 
 
 def _on(node: str) -> list[tuple[str, dict[str, str]]]:
-    return [(s.name, dict(s.labels)) for s in scraped() if s.labels["instance"] == node]
+    return [(s.name, dict(s.labels)) for s in scraped() if s.labels.get("instance") == node]
 
 
 @pytest.mark.parametrize("title", NVIDIAS)

@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tests.manifests.rendering import (
     written,
 )
 from tests.monitoring.scraped import JOB
-from tools.make_dashboard import DASHBOARD
+from tools.make_dashboard import DASHBOARD, USE
 from tools.make_prometheus_rule import RULES
 
 rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -93,5 +92,6 @@ def test_the_objects_of_operator_and_sidecar_render() -> None:
     assert {d["metadata"]["namespace"] for d in found} == {MONITOR["metadata"]["namespace"]}
     dashboard = kinds["ConfigMap"]
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
-    (text,) = dashboard["data"].values()
-    assert json.loads(text) == json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    assert list(dashboard["data"].values()) == [
+        path.read_text(encoding="utf-8") for path in (USE, DASHBOARD)
+    ]

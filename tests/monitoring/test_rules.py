@@ -8,12 +8,13 @@ import yaml
 from nodeagent.runbook import runbook
 from tests.monitoring.promql import asked
 from tests.monitoring.promtool import promtool, with_promtool
-from tests.monitoring.scraped import result_labels, unknown
+from tests.monitoring.scraped import RECORDED, RECORDED_LABELS, result_labels, unknown
 from tools.make_prometheus_rule import RULES, WRITTEN, prometheus_rule
 
 CASES = Path(__file__).parents[1] / "data/monitoring/rules.yaml"
 GROUPS = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-ALERTS: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+ALL: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+ALERTS = [rule for rule in ALL if "alert" in rule]
 DURATION = r"([1-9]\d*)(s|m|h|d)"
 TEMPLATE = re.compile(r" ((with )?\$labels\.\w+|\$value( \| humanize\w*)?|\.|end) ")
 
@@ -57,6 +58,15 @@ def test_names_are_unique() -> None:
     assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
 
 
+def test_records_are_made_of_what_there_is() -> None:
+    """Their label `workload` is made of others'."""
+    records = {rule["record"]: asked(rule["expr"]) for rule in ALL if "record" in rule}
+    assert set(records) == set(RECORDED)
+    for found in records.values():
+        assert unknown(found) == {"workload"}
+        assert set(found.by or ()) == RECORDED_LABELS
+
+
 def test_each_alert_is_tested_both_ways() -> None:
     cases = yaml.safe_load(CASES.read_text(encoding="utf-8"))["tests"]
     fires: set[str] = set()
@@ -89,3 +99,8 @@ def test_prometheus_takes_the_rules() -> None:
 @with_promtool
 def test_the_rules_fire_when_they_should() -> None:
     promtool("test", "rules", CASES)
+
+
+@with_promtool
+def test_the_records_are_hours_of_workloads() -> None:
+    promtool("test", "rules", CASES.with_name("use.yaml"))
