@@ -75,6 +75,7 @@ def test_its_part_is_sick(one: Finding, message: str) -> None:
     found = judged(one)
     assert found.health == "unhealthy"
     assert found.message.startswith(message)
+    assert found.message.endswith(f". {found.remedy}")
 
 
 def test_a_whole_gpu_is_as_well_as_its_sickest_part() -> None:

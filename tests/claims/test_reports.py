@@ -208,13 +208,15 @@ def test_what_is_wrong_with_it() -> None:
         ("unknown", ["InUse", "GpuUnknown"]),
     )
     for state, codes in states:
-        one = DeviceHealth(POOL, "mig-1g-10gb-4", state, 1.0, "it has errors.")
+        said = "it has errors. Reset it."
+        one = DeviceHealth(POOL, "mig-1g-10gb-4", state, 1.0, said, "Reset it.")
         claim = only(
             records=(record(MADE),), upkeep_problems=found, health={(POOL, "mig-1g-10gb-4"): one}
         )
         assert [problem.code for problem in claim.problems] == codes
         for problem in claim.problems[1:]:
             assert (problem.message, problem.gpu) == ("mig-1g-10gb-4: it has errors.", GPU)
+            assert problem.remedy == "Reset it."
 
 
 def test_a_record_that_cannot_be_read_is_a_claim_too() -> None:

@@ -29,13 +29,16 @@ MAX_MESSAGE: Final = 1024  # characters; the API allows 32 KiB
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """`at`: when that was found, in seconds since 1970; two that differ in it alone are equal."""
+    """`at`: when that was found, in seconds since 1970; two that differ in it alone are equal.
+    `remedy`: what mends it, with which the message ends.
+    """
 
     pool: str
     device: str
     health: Status
     at: float = field(compare=False)
     message: str = ""
+    remedy: str = ""
 
 
 _NO_HEALTH: Final = HealthState()
@@ -61,11 +64,12 @@ def device_health(
     fenced = fences(health.findings, node).all
     found: dict[tuple[str, str], DeviceHealth] = {}
     for record, device in ((one, device) for one in records for device in one.devices):
+        remedy = ""
         if health.findings and (finding := _unhealthy(device, node, health, fenced)):
             known = health.gpus.get(finding.place.gpu)
-            helps = remedies.of_finding(finding, known.index if known else None)
+            remedy = remedies.of_finding(finding, known.index if known else None)
             status: Status = "unhealthy"
-            message = f"{sentence(finding, health.gpus)}. {helps}".rstrip()
+            message = f"{sentence(finding, health.gpus)}. {remedy}".rstrip()
         elif unread:
             status, message = "unknown", unread
         else:
@@ -77,7 +81,7 @@ def device_health(
                 status = "unhealthy"
                 message = f"{device.result.device} of {gpu.title} is gone; {_SHOWS}"
         key = pool, name = device.result.pool, device.result.device
-        found[key] = DeviceHealth(pool, name, status, now, message)
+        found[key] = DeviceHealth(pool, name, status, now, message, remedy)
     return tuple(found.values())
 
 

@@ -196,4 +196,5 @@ def _health_problems(record: ClaimRecord, facts: ClaimFacts) -> Iterator[Problem
         found = facts.health.get((device.result.pool, name))
         if found and found.health != "healthy":
             code = Code.GPU_UNHEALTHY if found.health == "unhealthy" else Code.GPU_UNKNOWN
-            yield Problem(code=code, message=f"{name}: {found.message}", gpu=device.gpu)
+            message = f"{name}: {found.message.removesuffix(found.remedy).rstrip()}"
+            yield Problem(code=code, message=message, gpu=device.gpu, remedy=found.remedy)
