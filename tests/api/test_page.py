@@ -91,7 +91,10 @@ def test_every_element_that_the_script_names_is_there_once() -> None:
 
 def _computed(expression: str, *states: NodeState) -> Any:
     """An expression of JavaScript over `all`, the status of each of these states."""
-    parts = (files("nodeagent.api.page").joinpath(name) for name in ("words.js", "facts.js"))
+    parts = (
+        files("nodeagent.api.page").joinpath(name)
+        for name in ("words.js", "facts.js", "timeline.js")
+    )
     script = "".join(part.read_text(encoding="utf-8") for part in parts)
     answers = json.dumps([status_json(state) for state in states])
     script += f"const all = {answers}; console.log(JSON.stringify({expression}));"
@@ -172,9 +175,46 @@ def test_what_one_remedy_mends_stands_together() -> None:
 @needs_node
 def test_the_steps_of_a_remedy() -> None:
     """What stands behind "or" is another way: it is not to be done with the rest."""
-    remedy = "Drain it: `drain` (`delete`), then `reboot`; or, if that fails, `reset`."
-    copied = _computed(f"stepsText(stepsOf({json.dumps(remedy)}))")
-    assert copied == "# Drain it:\ndrain\ndelete\nreboot\n# or, if that fails,\n# reset"
+    remedy = (
+        "Drain it: `drain` (`delete`), then `reboot` on the node, then `uncordon`; "
+        "or, if that fails, `reset`."
+    )
+    steps = _computed(f"stepsOf({json.dumps(remedy)})[0]")
+    assert [(step["words"], step["command"], step["after"]) for step in steps] == [
+        ("Drain it:", "drain", ""),
+        ("", "delete", ""),
+        ("", "reboot", "on the node"),
+        ("", "uncordon", ""),
+        ("or, if that fails,", "reset", ""),
+    ]
+    copied = _computed(f"stepsText(stepsOf({json.dumps(remedy)})[0])")
+    assert copied.splitlines() == [
+        "# Drain it:",
+        "drain",
+        "delete",
+        "reboot  # on the node",
+        "uncordon",
+        "# or, if that fails,",
+        "# reset",
+    ]
+
+
+@needs_node
+def test_a_change_takes_its_steps() -> None:
+    """That for a claim, too; steps that nothing has ended yet stand alone."""
+    types = ("StepDone", "ChangedForClaim", "StepDone", "Applied", "StepDone")
+    events = [
+        {"type": type_, "gpu": "GPU-1", "message": str(n), "time": f"2026-01-02T03:04:0{n}Z"}
+        for n, type_ in enumerate(types)
+    ][::-1]
+    rows = _computed(f"withSteps({json.dumps(events)})")
+    assert [
+        [row["message"], *(step["message"] for step in row.get("steps", ()))] for row in rows
+    ] == [
+        ["4"],
+        ["3", "2"],
+        ["1", "0"],
+    ]
 
 
 @needs_node

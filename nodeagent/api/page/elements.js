@@ -182,15 +182,14 @@ function withCommands(text, show) {
    once. */
 function remedyBlock(text) {
   const sentence = text.slice(0, 1).toUpperCase() + text.slice(1);
-  const parts = sentence.split("`"), steps = stepsOf(sentence);
+  const parts = sentence.split("`"), [steps, end] = stepsOf(sentence);
   if (!steps.length) return element("p", { class: "remedy" }, sentence);
   if (steps.length === 1) {
     return element("p", { class: "remedy" }, parts[0], copyable(parts[1], parts[1]), parts[2]);
   }
-  const end = parts[parts.length - 1].replace(/^[\s,;.)]+/, "");
   return element("div", { class: "remedy steps" },
-    element("ol", {}, steps.map(({ words, command }) =>
-      element("li", {}, words && words + " ", element("code", {}, command)))),
+    element("ol", {}, steps.map(({ words, command, after }) =>
+      element("li", {}, words && words + " ", element("code", {}, command), after && " " + after))),
     end && element("p", {}, end),
     copyButton(stepsText(steps), "all, from " + steps[0].command, "copy all"));
 }

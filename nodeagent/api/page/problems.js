@@ -60,7 +60,7 @@ function drawHead(status) {
   const isSaid = (text + " " + phase).toLowerCase().includes(message.toLowerCase())
     || problems.some((problem) => message.startsWith(problem.message)); // each is said below
   show("counts", facts([
-    ["Plan", [phaseMark(status), isSaid ? "" : " " + message]],
+    ["Plan", [phaseMark(status), isSaid ? "" : ": " + message]],
     ...countsOf(status),
     ["Driver", status.driverVersion],
     ["Cluster", status.cluster && clusterCell(status.cluster)],

@@ -27,7 +27,8 @@ function withSteps(events) {
     if (event.type === "StepDone") {
       open.set(event.gpu, [...steps, event]);
     } else {
-      const ends = event.gpu && kindOf(event) === "changes" && steps.length > 0;
+      const isChange = event.type === "ChangedForClaim" || kindOf(event) === "changes";
+      const ends = event.gpu && isChange && steps.length > 0;
       if (ends) open.delete(event.gpu);
       rows.push(ends ? { ...event, steps } : event);
     }

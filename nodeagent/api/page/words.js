@@ -193,17 +193,28 @@ function shortTimeWords(date) {
 
 /* The steps as a shell takes them. What stands behind "or" is another way: a comment. */
 function stepsText(steps) {
-  return steps.flatMap(({ words, command, isOther }) => [
-    ...(/^(and|then|)$/i.test(words) ? [] : ["# " + words]), (isOther ? "# " : "") + command,
+  return steps.flatMap(({ words, command, after, isOther }) => [
+    ...(words ? ["# " + words] : []),
+    (isOther ? "# " : "") + command + (after ? "  # " + after : ""),
   ]).join("\n");
 }
 
-/* The commands of a remedy, each with the words before it. */
+/* What stands behind a command: of it, such as "on the node", and of what comes next. */
+function cutWords(words) {
+  const [, first, rest] = /^(.*?)[,;.]+(?=\s|$)(.*)$/s.exec(words) || [words, "", words];
+  const after = first.replace(/^[\s)]+/, "").trim();
+  return /^(and|or|then|)$/i.test(after) ? ["", words] : [after, rest];
+}
+
+/* The commands of a remedy, each with the words before it and behind it; then its other words. */
 function stepsOf(remedy) {
   const parts = remedy.split("`"), steps = [];
-  for (let at = 1; at < parts.length; at += 2) {
-    const words = parts[at - 1].replace(/^[\s,;.)]+|[\s(]+$/g, "");
-    steps.push({ words, command: parts[at], isOther: /(^|[,;.] *)or\b[^.;]*$/i.test(words) });
+  let rest = parts[0];
+  for (let at = 1; at < parts.length - 1; at += 2) {
+    const words = rest.replace(/^[\s,;.)]+|[\s(]+$/g, ""), [after, next] = cutWords(parts[at + 1]);
+    steps.push({ words: /^(and|then)$/i.test(words) ? "" : words, command: parts[at], after,
+      isOther: /(^|[,;.] *)or\b[^.;]*$/i.test(words) });
+    rest = next;
   }
-  return steps;
+  return [steps, rest.replace(/^[\s,;.)]+/, "")];
 }
