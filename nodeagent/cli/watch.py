@@ -121,11 +121,11 @@ class _View:
     def press(self, key: bytes) -> bool:
         """Do what the key does; gives whether the agent has to be asked at once."""
         gpus, at = self._gpus_and_place()
-        if key in b"e\r\n" and (key == b"e" or self._events_open):
+        if key in b"e\r\n\x1b" and (key == b"e" or self._events_open):
             self._events_open = not self._events_open
         elif key == b"s":
             self._order = (self._order + 1) % len(_ORDERS)
-        elif gpus and key in b"\r\n":
+        elif gpus and (key in b"\r\n" or (key == b"\x1b" and self._open)):
             self._gpu, self._open = str(gpus[at]["index"]), not self._open
             return True
         elif gpus and key in _ARROWS and not self._events_open:

@@ -49,8 +49,12 @@ _COMMAND = re.compile(r"(kubectl|systemctl|journalctl|kill) ")
 
 
 def _here_first(rows: Sequence[str], in_cluster: bool) -> list[str]:
-    """The rows in their order: those for a node like this, then those of the other kind."""
-    here, there = [], []
+    """The rows in their order: those for a node like this, then those of the other kind; for a
+    cluster with what is for both between two of them.
+    """
+    here: list[str] = []
+    there: list[str] = []
+    between: list[str] = []
     for row in rows:
         found = _ELSEWHERE.search(row)
         rest, other = (row[: found.start()], found[2]) if found else (row, None)
@@ -58,11 +62,15 @@ def _here_first(rows: Sequence[str], in_cluster: bool) -> list[str]:
             what = other or rest
             here.append(what if _COMMAND.match(what) else f"# {what}")
             there += [rest] if other and rest else []
-        elif found and not (rest and other):
-            there.append(row)
+        elif in_cluster:
+            (there if found and not (rest and other) else here).append(row)
+        elif row.startswith("kubectl") or (found and not (rest and other)):
+            there += [*between, row]
+            between = []
         else:
-            (here if in_cluster or not row.startswith("kubectl") else there).append(row)
-    return here + there
+            here.append(row)
+            between += [row] if there else []
+    return [*here, *(["# in a cluster:"] if here and there and not in_cluster else []), *there]
 
 
 def _part(label: str, rows: Sequence[str]) -> Iterator[Line]:

@@ -30,9 +30,20 @@ def test_an_entry_on_a_terminal(program: Program) -> None:
     ("kubeconfig", "code", "commands"),
     [
         ("", "ecc", ["systemctl stop", "nvidia-smi --gpu-reset", "systemctl start", "# with MPS"]),
-        ("", "NodeagentDown", ["systemctl restart nodeagent", "kubectl -n nodeagent delete"]),
+        ("", "NodeagentDown", ["systemctl restart nodeagent", "# in a", "kubectl -n nodeagent"]),
         ("", "Drift", ["systemctl restart nodeagent  # applies"]),
-        ("", "GpuLost", ["# end the GPUs' users", "systemctl reboot", "kubectl drain"]),
+        (
+            "",
+            "GpuLost",
+            [
+                "# end the GPUs' users",
+                "systemctl reboot",
+                "# in a cluster:",
+                "kubectl drain",
+                "systemctl reboot",
+                "kubectl uncordon",
+            ],
+        ),
         ("x", "ecc", ["kubectl drain", "nvidia-smi --gpu-reset", "kubectl label", "# with MPS"]),
         ("x", "NodeagentDown", ["kubectl -n nodeagent delete"]),
         ("x", "Drift", ["kubectl -n nodeagent delete", "systemctl restart nodeagent  # applies"]),
