@@ -12,12 +12,8 @@ import re
 from typing import Final
 
 _RANDOM: Final = "[bcdfghjklmnpqrstvwxz2456789]"
-_MADE: Final = re.compile(
-    rf"-{_RANDOM}{{6,10}}-{_RANDOM}{{5}}$"  # of a Deployment: pod-template-hash, then one of 5
-    rf"|-\d+-{_RANDOM}{{5}}$"  # of a CronJob (its minute) or an indexed Job
-    rf"|-{_RANDOM}{{5}}$"  # of a Job, ReplicaSet or DaemonSet
-    r"|-\d+$"  # of a StatefulSet
-)
+# The recording rules read names alike. First a pod-template-hash or the minute of a CronJob.
+_MADE: Final = re.compile(rf"(-{_RANDOM}{{8,10}}|-\d{{8,}})?-({_RANDOM}{{5}}|\d+)$")
 
 
 def workload_of(pod: str) -> str:

@@ -252,7 +252,7 @@ def test_two_containers_of_a_pod_are_one_holder() -> None:
         ("web-7d9f8bcdf4-x2k4z", "web"),
         ("llama-3-7d9f8bcdf4-x2k4z", "llama-3"),
         ("nightly-29384710-x2k4z", "nightly"),  # of a CronJob
-        ("train-2-x2k4z", "train"),  # the third of an indexed Job
+        ("train-2-x2k4z", "train-2"),  # of a Job, or the third of an indexed one
         ("train-x2k4z", "train"),
         ("db-0", "db"),
         ("trainer", "trainer"),
