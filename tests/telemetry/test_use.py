@@ -196,12 +196,12 @@ def with_memory(node: ObservedNode) -> ObservedNode:
 
 def test_memory_at_its_limit_and_idle_stretches() -> None:
     agent, node = Agent(), with_memory(whole(user(0, "a")))
-    for active in (1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0):
+    for active in (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0):
         doing = {WHOLE: Measured(memory=(79 << 30) if active else 1)}
         agent.see(node, 30.0, {WHOLE: active}, doing=doing)
     (use,) = agent.uses.values()
     assert (use.device, use.model, use.at_limit) == ("gpu", "NVIDIA H100 80GB HBM3", 60.0)
-    assert (use.idle_stretches, use.longest_idle) == (1, 90.0)
+    assert (use.idle_stretches, use.longest_idle) == (1, 60.0)
 
 
 def test_who_shares_a_device_has_what_its_processes_do() -> None:
@@ -266,46 +266,41 @@ def test_a_workload_is_told_by_its_pods_name(pod: str, workload: str) -> None:
 # --- bounds ---------------------------------------------------------------------------------------
 
 
+def _add(records: Records, number: int) -> None:
+    holder = Holder("workload", f"workload-of-a-team-{number}", f"namespace-{number}", "main")
+    grant = Grant("1g.10gb", "NVIDIA H100 80GB HBM3", 10 << 30)
+    measured = Measured(number << 20, 10.0, 5.0, 3.0)
+    spent = {"passed": 1.0, "active": 0.1, "part": 0.125, "wall": 1.8e9}
+    records.add((holder, grant), measured, sharing=1, **spent)
+
+
 def test_five_hundred_workloads_take_less_than_two_mebibytes(tmp_path: Path) -> None:
-    file = use_file(tmp_path / "use.json")
-
-    def filled(count: int) -> Records:
-        records = Records()
-        for generation in range(2):
-            for number in range(count):
-                holder = Holder(
-                    "workload", f"workload-of-a-team-{number}", f"namespace-{number}", "main"
-                )
-                grant = Grant("1g.10gb", "NVIDIA H100 80GB HBM3", 10 << 30)
-                measured = Measured(number << 20, 10.0 + generation, 5.0, 3.0)
-                records.add(
-                    (holder, grant),
-                    measured,
-                    passed=1.0,
-                    active=0.1,
-                    sharing=1,
-                    part=0.125,
-                    wall=1.8e9,
-                )
-            records.grow_older(LENGTH * (1 - generation))
-        return records
-
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        records = filled(500)
+        records = Records()
+        for generation in range(2):
+            for number in range(500):
+                _add(records, number)
+            records.grow_older(LENGTH * (1 - generation))
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     assert taken < 2 << 20, taken
-    file.save(records.kept(1.8e9))
+    use_file(tmp_path / "use.json").save(records.kept(1.8e9))
     kept = use_file(tmp_path / "use.json").load()
     assert kept is not None
     again = Records()
     again.restore(kept, 1.8e9)
     assert again.uses() == records.uses()
     assert len(records.uses()) == 500
-    # Of too many, those that were added to last are left.
-    assert {u.holder.name for u in filled(MOST + 3).uses()} == {
-        f"workload-of-a-team-{number}" for number in range(3, MOST + 3)
-    }
+
+
+def test_of_too_many_those_are_left_that_were_added_to_last() -> None:
+    records = Records()
+    for number in (*range(MOST), 0, MOST, MOST + 1, 0):
+        _add(records, number)
+    found = {use.holder.namespace: use.held for use in records.uses()}
+    assert len(found) == MOST
+    assert not {"namespace-1", "namespace-2"} & found.keys()
+    assert found["namespace-0"] == 3.0
