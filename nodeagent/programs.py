@@ -14,7 +14,11 @@ _ENDING = 2.0  # seconds for a killed program to be gone; in the driver it may s
 
 
 async def run_program(
-    command: Sequence[str], environment: Mapping[str, str], *, deadline: float
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    deadline: float,
+    stderr: int = asyncio.subprocess.STDOUT,
 ) -> tuple[int, str]:
     """Run the command, at most `deadline` seconds; returns its exit status and what it said on both
     streams, which end when all that it started has closed them.
@@ -26,7 +30,7 @@ async def run_program(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        stderr=stderr,
         env=environment,
         cwd="/",
         start_new_session=True,  # what a wrapper starts goes with it
@@ -37,15 +41,16 @@ async def run_program(
             while process.stdout and (block := await process.stdout.read(_BLOCK)):
                 said = (said + block)[-_MAX_OUTPUT:]
             status = await process.wait()
-    finally:
+    except BaseException:
         await _end(process)
+        raise
     return status, said.decode(errors="replace")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Leave no process behind, and wait for none that cannot be killed."""
-    if process.returncode is not None:
-        return
+    """Leave no process of its group behind, and wait for none that cannot be killed. A wrapper may
+    have ended before what it started.
+    """
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):

@@ -13,7 +13,7 @@ PROGRAM = "/usr/bin/nvidia-ctk"
 STAND_IN = """#!/bin/sh
 here=$(dirname "$0")
 echo "$@" >> "$here/calls"
-[ -e "$here/late" ] && sleep 600
+[ -e "$here/late" ] && { sleep 600 & echo $! > "$here/left"; exit; }
 [ -e "$here/broken" ] && { echo no driver; exit 3; }
 env | cut -d= -f1 | sort | grep -v -e PWD -e SHLVL -e '^_$' | paste -sd' ' > "$here/environment"
 """
@@ -77,10 +77,13 @@ def test_its_failure_is_a_problem_and_keeps_nothing_waiting(tmp_path: Path) -> N
 
 
 def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    """With what a wrapper that is gone had started: at each try there would be one more."""
     settings = settings_of_the_page(tmp_path, deadline=0.3)
     (tmp_path / "late").touch()
     write_plan(tmp_path, "{3g.40gb: 2}")
     with agent(tmp_path, "--settings", settings) as process:
         status = process.until(lambda body: bool(failures(body)))
         assert "did not end within 0.3 s and was ended" in failures(status)[0]
+        left = Path("/proc", (tmp_path / "left").read_text().strip(), "cmdline")
+        assert not (left.exists() and left.read_bytes())
         assert process.end() == 0

@@ -8,11 +8,11 @@ the first two. The library `kubernetes` knows providers of identities as well, a
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
 import ssl
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,9 @@ from typing import Any
 
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.documents.bounded_yaml import read_tree
+from nodeagent.programs import run_program
 
+_DEADLINE = 60.0  # seconds of a program that has credentials
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -171,8 +173,9 @@ def _read_kubeconfig(text: str, file: Kubeconfig) -> Endpoint:
             remedy="give it a `tokenFile` with the answer of: kubectl create token nodeagent -n "
             "nodeagent --bound-object-kind Node --bound-object-name NODE --duration 24h",
         )
-    program = user.get("exec")
-    return _endpoint(cluster, _answer(program, file.path) if program else user, folder)
+    if program := user.get("exec"):
+        user = user | _answer(program, file.path)
+    return _endpoint(cluster, user, folder)
 
 
 def _answer(program: Any, path: Path) -> dict[str, Any]:
@@ -181,25 +184,39 @@ def _answer(program: Any, path: Path) -> dict[str, Any]:
     asked = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
     given = {one["name"]: one["value"] for one in program.get("env") or ()}
     environ = {**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
-    command = [str(path.parent / name) if "/" in name else name, *(program.get("args") or ())]
+    found = str(path.absolute().parent / name) if "/" in name else name
+    command = [found, *(program.get("args") or ())]
     try:
-        done = subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=True
+        status, said = asyncio.run(
+            run_program(command, environ, deadline=_DEADLINE, stderr=asyncio.subprocess.DEVNULL)
         )
-    except (OSError, subprocess.CalledProcessError) as error:
-        # What it printed may hold what is secret.
-        why = error.strerror if isinstance(error, OSError) else f"exit code {error.returncode}"
-        raise CredentialsUnusable(
-            f"the program {name} that {path} names for credentials fails: {why}",
-            remedy=f"try: kubectl --kubeconfig {path} version",
-        ) from None
-    answer = json.loads(done.stdout)
-    if answer["apiVersion"] != version:
+        if not status:
+            return _credentials(json.loads(said), version)
+        why = f"exit code {status}"
+    except TimeoutError:
+        why = f"it does not end within {_DEADLINE:g} s"
+    except OSError as error:
+        why = str(error.strerror)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        why = f"its answer is no ExecCredential of {version} with credentials"
+    # What it printed may hold what is secret.
+    raise CredentialsUnusable(
+        f"the program {name} that {path} names for credentials fails: {why}",
+        remedy=f"try: kubectl --kubeconfig {path} version",
+    )
+
+
+def _credentials(answer: Any, version: str) -> dict[str, Any]:
+    """The keys of a user. Raises ValueError and the like for what is no answer."""
+    told, found = answer["status"], {}
+    for kind in ("Certificate", "Key"):
+        if pem := told.get(f"client{kind}Data"):
+            found[f"client-{kind.lower()}-data"] = base64.b64encode(pem.encode())
+    if token := told.get("token"):
+        found["token"] = token
+    if answer["apiVersion"] != version or not found:
         raise ValueError
-    told = answer["status"]
-    pem = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
-    files = {ours: base64.b64encode(told[its].encode()) for ours, its in pem.items() if its in told}
-    return files | {"token": told["token"]} if "token" in told or not files else files
+    return found
 
 
 def _named(items: Any, name: str) -> Any:
@@ -211,7 +228,7 @@ def _user(document: Any, context: Any) -> Any:
     """The user's entry; empty where the context has no user, or one without an entry."""
     name, users = context.get("user"), document.get("users")
     found = _named(users, name) if name and users else None
-    return found["user"] if found else {}
+    return (found and found["user"]) or {}
 
 
 def _endpoint(cluster: Any, user: Any, folder: Path) -> Endpoint:
@@ -231,14 +248,14 @@ def _endpoint(cluster: Any, user: Any, folder: Path) -> Endpoint:
 
 def _pem(section: Any, name: str, folder: Path) -> bytes:
     """The PEM text in the section itself, or else that of the file that it names."""
-    if f"{name}-data" in section:
-        return base64.standard_b64decode(section[f"{name}-data"])
-    return (folder / section[name]).read_bytes() if name in section else b""
+    if data := section.get(f"{name}-data"):
+        return base64.standard_b64decode(data)
+    return (folder / section[name]).read_bytes() if section.get(name) else b""
 
 
 def _authorization(user: Any, folder: Path) -> str:
     token = user.get("token")
-    if token is None and "tokenFile" in user:
+    if not token and user.get("tokenFile"):
         token = (folder / user["tokenFile"]).read_text(encoding="utf-8")
     if token:
         return f"Bearer {token}"

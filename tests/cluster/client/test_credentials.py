@@ -195,9 +195,10 @@ def test_a_user_whose_program_has_the_token_or_the_certificate(tmp_path: Path) -
     [
         ("there-is-none", "program there-is-none .*: No such file"),
         (f"echo {TOKEN} >&2; exit 3", "program sh .*: exit code 3"),
-        ('echo \'{"apiVersion": "v2", "status": {"token": "t"}}\'', "ValueError"),
-        ('echo \'{"apiVersion": "v1", "status": {}}\'', "KeyError"),
-        (f"echo {TOKEN}", "JSONDecodeError"),
+        ('echo \'{"apiVersion": "v2", "status": {"token": "t"}}\'', "program .* no ExecCredential"),
+        ('echo \'{"apiVersion": "v1", "status": {}}\'', "program sh .* no ExecCredential of v1"),
+        (f"echo {TOKEN}", "program sh .*: its answer is no ExecCredential"),
+        (f"head -c 300M /dev/zero; echo {TOKEN}", "program sh .*: its answer is no ExecCredential"),
     ],
 )
 def test_a_program_without_credentials(tmp_path: Path, command: str, said: str) -> None:
@@ -208,6 +209,24 @@ def test_a_program_without_credentials(tmp_path: Path, command: str, said: str) 
         read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", exec=entry)))
     assert TOKEN not in str(refused.value)
     assert refused.value.remedy == f"try: kubectl --kubeconfig {tmp_path / 'a'} version"
+
+
+def test_a_program_adds_to_what_the_kubeconfig_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a kubeconfig that is named from where it is, and with empty keys, as kubectl reads."""
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "program"
+    answer = {"apiVersion": "v1", "status": {"token": TOKEN}}
+    program.write_text(f"#!/bin/sh\necho warning >&2\necho '{json.dumps(answer)}'\n")
+    program.chmod(0o755)
+    (tmp_path / "pem").write_text("PEM")
+    tls = {"server": "https://127.0.0.1:1", "certificate-authority-data": ""}
+    user = {"client-certificate": "pem", "client-key": "", "tokenFile": ""}
+    entry = {"apiVersion": "v1", "command": "./program"}
+    path = kubeconfig(Path("kubeconfig"), cluster=tls, exec=entry, **user)
+    found = read_endpoint(Kubeconfig(path))
+    assert (found.authorization, found.certificate) == (f"Bearer {TOKEN}", b"PEM")
 
 
 def test_a_provider_of_identities_is_refused_with_what_to_have_in_its_place(tmp_path: Path) -> None:
