@@ -62,6 +62,7 @@ def test_records_are_made_of_what_there_is() -> None:
     """Their label `workload` is made of others'."""
     records = {rule["record"]: asked(rule["expr"]) for rule in ALL if "record" in rule}
     assert set(records) == set(RECORDED)
+    assert GROUPS[-1]["interval"] == "1m"  # what makes hours of a sum / 60
     for found in records.values():
         assert unknown(found) == {"workload"}
         assert set(found.by or ()) == RECORDED_LABELS

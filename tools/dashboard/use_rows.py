@@ -126,7 +126,7 @@ USE_ROWS: Rows = (
             _by_workload("What they cost", f"topk(10, {IDLE} * $price)"),
             table(
                 "Idle for longest, now",
-                f"topk(10, nodeagent_held_idle_seconds{OF_CHOSEN})",
+                f"topk(10, nodeagent_held_idle_seconds{OF_CHOSEN} > 0)",
                 *("GPU_I_PROFILE", "namespace", "pod", "unit", "Value"),
                 unit="s",
                 width=8,
