@@ -1,0 +1,181 @@
+"""What is advised for loads of known needs, and that it holds them."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.plan.observed import Gpu
+from nodeagent.use.advice import Advice, advise
+from nodeagent.use.digest import Holder, Spread, Use
+from tests.plan.cards import card
+
+GIB = 1 << 30
+DAY = 86400.0
+H100, A100, T4 = card("h100-80gb"), card("a100-40gb"), card("t4")
+
+
+def spread(values: Sequence[float]) -> Spread:
+    ordered = sorted(values)
+    p50, p95 = (ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.95))
+    return Spread(p50, p95, ordered[-1])
+
+
+def steady(value: float) -> Spread:
+    return Spread(value, value, value)
+
+
+def use(
+    gpu: Gpu,
+    device: str,
+    memory: float | None,
+    sm: float | None = None,
+    *,
+    granted: float = 0.0,
+    threads: float | None = None,
+    engine: float | None = None,
+    dram: float | None = None,
+    held: float = 2 * DAY,
+    full: float = 0.0,
+) -> Use:
+    """Of a steady load: GiB and percent."""
+    profile = gpu.profile(device)
+    return Use(
+        Holder("workload", "Deployment/x", "team-a", "main"),
+        device,
+        gpu.name,
+        int(granted * GIB) or (profile.memory if profile else gpu.memory),
+        threads,
+        held=held,
+        at_limit=full,
+        memory=None if memory is None else steady(memory * GIB),
+        sm=None if sm is None else steady(sm),
+        engine=None if engine is None else steady(engine),
+        dram=None if dram is None else steady(dram),
+    )
+
+
+def one(gpu: Gpu, of: Use) -> Advice:
+    [found] = advise([of], [gpu])
+    return found
+
+
+WORKLOADS = {
+    "a small server on 3g": (H100, use(H100, "3g.40gb", 7.5, 12), "smaller 1g.10gb"),
+    "memory of two slices, little activity": (
+        H100,
+        use(H100, "3g.40gb", 12, 12),
+        "smaller 1g.20gb",
+    ),
+    "activity of 2g": (H100, use(H100, "3g.40gb", 7.5, 40), "smaller 2g.20gb"),
+    "bandwidth of two slices": (H100, use(H100, "3g.40gb", 7, 5, dram=35), "smaller 1g.20gb"),
+    "a trainer that needs its 3g": (H100, use(H100, "3g.40gb", 30, 70), "keep"),
+    "the smallest there is": (H100, use(H100, "1g.10gb", 1, 3), "keep"),
+    "a notebook with a whole GPU": (H100, use(H100, "gpu", 5, 3), "smaller 1g.10gb"),
+    "a whole GPU at work": (H100, use(H100, "gpu", 70, 99), "keep"),
+    "memory full": (H100, use(H100, "1g.10gb", 9.7, 40, full=60), "larger 1g.20gb"),
+    "multiprocessors full": (A100, use(A100, "1g.5gb", 2, 99), "larger 2g.10gb"),
+    "seen for an hour": (H100, use(H100, "3g.40gb", 7.5, 12, held=3600), "notEnough"),
+    "a T4 that could be shared": (T4, use(T4, "gpu", 3, engine=22), "smaller share 4 GiB 30 %"),
+}
+OTHERS = {
+    "its activity is not measured": (A100, use(A100, "3g.20gb", 3), "smaller 1g.5gb"),
+    "by the engine, which is never less": (
+        A100, use(A100, "3g.20gb", 3, engine=50), "smaller 2g.10gb"),
+    "memory not measured": (H100, use(H100, "3g.40gb", None, 12), "notEnough"),
+    "a card that is not there now": (H100, use(A100, "3g.20gb", 3, 3), "notEnough"),
+    "a profile of other days": (H100, use(H100, "3g.39gb", 3, 3), "notEnough"),
+    "full at once, however short": (H100, use(H100, "1g.10gb", 9.7, full=5, held=60),
+                                    "larger 1g.20gb"),
+    "the whole card is full": (H100, use(H100, "gpu", 79, full=60), "larger"),
+    "a T4 that works all the time": (T4, use(T4, "gpu", 3, engine=90), "keep"),
+    "media engines stay": (A100, use(A100, "1g.5gb+me", 1, 1), "keep"),
+    "a share with memory to spare": (
+        T4, use(T4, "share", 2, 10, granted=8, threads=50), "smaller share 3 GiB 15 %"),
+    "a share that fits": (T4, use(T4, "share", 6, 10, granted=8, threads=50), "keep"),
+    "a share whose threads are full": (
+        T4, use(T4, "share", 6, 25, granted=8, threads=25), "larger share 8 GiB 40 %"),
+    "a share whose memory is full": (
+        T4, use(T4, "share", 8, 5, granted=8, threads=25, full=9), "larger share 12 GiB 25 %"),
+    "a share of a slice": (
+        H100, use(H100, "share of 3g.40gb", 30, 5, granted=30, threads=40, full=9),
+        "larger share 39.5 GiB 40 %"),
+    "a share of all": (T4, use(T4, "share", 15, granted=15, full=9, held=DAY), "larger"),
+}  # fmt: skip
+
+
+def words(advice: Advice) -> str:
+    size = f"{advice.memory / GIB:g} GiB" if advice.memory else ""
+    threads = "" if advice.threads is None else f"{advice.threads:g} %"
+    return " ".join(filter(None, (advice.verdict.value, advice.advised, size, threads)))
+
+
+@pytest.mark.parametrize(("gpu", "of", "expected"), (WORKLOADS | OTHERS).values(),
+                         ids=(WORKLOADS | OTHERS).keys())  # fmt: skip
+def test_the_advice_for_known_needs(gpu: Gpu, of: Use, expected: str) -> None:
+    assert words(one(gpu, of)) == expected
+
+
+CARDS = [card(board) for board in ("h100-80gb", "h100-pcie", "a100-40gb", "a30", "b200", "t4")]
+Sample = tuple[float, float, float]  # bytes, percent of the multiprocessors and of the bandwidth
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[Gpu, str, list[Sample], bool]:
+    """A load that runs on a device of a card, each second as parts of what that device has;
+    whether multiprocessors and bandwidth are measured, or the engine alone.
+    """
+    gpu = draw(st.sampled_from(CARDS))
+    device = draw(st.sampled_from(["gpu", *(profile.name for profile in gpu.profiles)]))
+    most = draw(st.tuples(*(st.sampled_from([3.0, 20.0, 60.0, 97.0, 100.0]) for _ in range(3))))
+    shares = draw(st.lists(st.tuples(*(st.floats(0, m) for m in most)), min_size=1, max_size=50))
+    has = size(gpu, device)[0] if gpu.profiles else gpu.memory
+    return gpu, device, [(has * m / 100, sm, d) for m, sm, d in shares], draw(st.booleans())
+
+
+def size(gpu: Gpu, device: str) -> tuple[int, int, int]:
+    """Bytes, multiprocessors and memory slices of a profile, or of all."""
+    profile = gpu.profile(device) or max(gpu.profiles, key=lambda p: p.multiprocessors)
+    return profile.memory, profile.multiprocessors, profile.placements[0].size
+
+
+def measured(gpu: Gpu, device: str, samples: list[Sample], fine: bool) -> Use:
+    memory, sm, dram = (spread(values) for values in zip(*samples, strict=True))
+    granted = size(gpu, device)[0] if gpu.profiles else gpu.memory
+    full = float(sum(value >= 0.97 * granted for value, _, _ in samples))
+    return Use(
+        *(Holder("workload", "Job/x"), device, gpu.name, granted, None),
+        held=DAY,
+        at_limit=full,
+        memory=memory,
+        engine=sm,
+        sm=sm if fine else None,
+        dram=dram if fine else None,
+    )
+
+
+@given(loads())
+def test_what_is_advised_holds_the_load_and_is_advised_no_more(
+    load: tuple[Gpu, str, list[Sample], bool],
+) -> None:
+    gpu, device, samples, fine = load
+    advice = one(gpu, measured(*load))
+    peak = max(memory for memory, _, _ in samples)
+    p95 = spread([sm for _, sm, _ in samples]).p95 / 100
+    if advice.memory is not None:  # a share of a card that has no slices
+        assert peak <= advice.memory < gpu.memory
+        assert advice.threads is not None
+        assert advice.threads >= 100 * p95
+    elif advice.advised:
+        had, has = size(gpu, device), size(gpu, advice.advised)
+        assert peak <= has[0]
+        assert p95 * had[1] <= has[1]
+        assert (had[1:] > has[1:]) == (advice.verdict == "smaller")
+        assert advice.frees_slices == max(0, had[2] - has[2])
+        wider = had[1] / has[1], had[2] / has[2]
+        moved = [(m, min(100, sm * wider[0]), min(100, d * wider[1])) for m, sm, d in samples]
+        if advice.verdict == "smaller":
+            assert one(gpu, measured(gpu, advice.advised, moved, fine)).verdict == "keep"
+    else:
+        assert advice.verdict in {"keep", "larger"}
