@@ -77,6 +77,8 @@ knows the owners of processes only with `hostPID: true`.
 Time is counted in the same way, from the first look that found the process (at most 5 s late):
 `nodeagent_gpu_seconds_held_total` and its like, and `nodeagent_held_idle_seconds`, have `namespace`
 and `pod` for a pod, else one of `container`, `unit` and `user`.
+`nodeagent_advice_info` is about workloads, at most 50 of a node, those that free most
+([which slice would do](operations.md#which-slice-would-do)).
 
 Metrics of a device that several pods share, by MPS or by time-slicing, carry no pod labels, except
 `DCGM_FI_DEV_FB_USED` and `DCGM_FI_DEV_GPU_UTIL`: they have a series for each pod, by its processes,

@@ -11,8 +11,8 @@ from nodeagent.views.shapes import Json
 
 
 class Answers(Protocol):
-    """Every method answers from memory and at once, except `plan` and `preview`, which compute in a
-    thread, and what changes MPS, which comes back when it is done.
+    """Every method answers from memory and at once, except `plan`, `advice` and `preview`, which
+    compute in a thread, and what changes MPS, which comes back when it is done.
     """
 
     @property
@@ -23,6 +23,9 @@ class Answers(Protocol):
 
     def history(self, gpu: str | None) -> Json | None:
         """The last minutes of one GPU by its UUID, or of all; None where nothing was read of it."""
+
+    def advice(self, namespace: str | None) -> Coroutine[Any, Any, Json]:
+        """What would do for the holders of this namespace, or for all."""
 
     def plan(self) -> Coroutine[Any, Any, Json]:
         """The plan in force, computed once for all who ask; one who leaves does not end that."""

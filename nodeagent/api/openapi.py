@@ -9,10 +9,10 @@ import msgspec
 
 from nodeagent import __version__
 from nodeagent.documents.bounded_yaml import read_tree
-from nodeagent.views.shapes import Alive, Error, Event, History, Json, Mps, MpsDone, Plan
+from nodeagent.views.shapes import Advised, Alive, Error, Event, History, Json, Mps, MpsDone, Plan
 from nodeagent.views.status_shapes import Status
 
-_ANSWERS = (Status, Plan, Mps, MpsDone, Event, History, Alive, Error)
+_ANSWERS = (Status, Plan, Mps, MpsDone, Event, History, Advised, Alive, Error)
 
 
 def _as_written(schema: Any) -> Any:

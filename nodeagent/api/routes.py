@@ -48,6 +48,7 @@ def create_app(answers: Answers, *, listen_host: str, limits: RequestLimits) -> 
             *metrics_routes(answers, limits),
             web.get("/v1/status", routes.status),
             web.get("/v1/history", routes.history),
+            web.get("/v1/advice", routes.advice),
             web.get("/v1/plan", routes.plan),
             web.post("/v1/plan/preview", routes.preview),
             web.get("/v1/events", routes.events),
@@ -92,6 +93,9 @@ class _Routes:
         if found is None:
             raise web.HTTPNotFound(text=f"nothing was read of a GPU {_shown(gpu)}")
         return web.json_response(found)
+
+    async def advice(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._answers.advice(request.query.get("namespace")))
 
     async def plan(self, _: web.Request) -> web.Response:
         return web.json_response(await self._answers.plan())

@@ -27,7 +27,7 @@ from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.views.mps import done_json, mps_answer
 from nodeagent.views.node_state import NodeState, not_ready
 from nodeagent.views.plan_report import plan_json
-from nodeagent.views.shapes import Json, MpsDaemon, as_json
+from nodeagent.views.shapes import Advised, Json, MpsDaemon, as_json
 from nodeagent.views.status_report import status_json
 
 log = structlog.get_logger(__name__)
@@ -115,6 +115,10 @@ class ApiAdapter:
         now = asyncio.get_running_loop().time()
         found = self.metrics.history.shape(now, datetime.now(UTC), gpu)
         return as_json(found) if found else None
+
+    async def advice(self, namespace: str | None) -> Json:
+        found = (a for a in await self.metrics.advice() if namespace in (None, a.namespace))
+        return as_json(Advised(node=self.shared.settings.node_name, advice=tuple(found)))
 
     def not_alive(self) -> tuple[str, ...]:
         return self.shared.heartbeats.overdue()

@@ -98,6 +98,7 @@ _CODES = option(
     metavar="CODE",
     help="such as InUse, ecc, Blocked or XID 79; case does not matter (default: list all)",
 )
+_NAMESPACE = option("--namespace", metavar="N", help="only the holders of this namespace")
 _WORDS = option("words", nargs="*", metavar="COMMAND", help="such as status, or mps restart")
 
 
@@ -146,6 +147,10 @@ COMMANDS = {
     "claims": Command(
         "the resource claims that the running agent serves: state, pods, devices, what is wrong",
         (_SETTINGS, _LISTEN, _RUN_DIR),
+    ),
+    "advise": Command(
+        "which slice or share would do for whom, by what they were seen to need; changes nothing",
+        (_NAMESPACE, _SETTINGS, _LISTEN, _RUN_DIR),
     ),
     "check": Command(
         "preflight: what would keep the agent from working on this node, with a remedy for each",

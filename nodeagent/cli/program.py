@@ -23,6 +23,7 @@ Run = Callable[[Namespace, Output], ExitCode]
 
 # Where the command is, if not in a module of its name.
 _MODULES = {
+    "advise": "status",
     "assert": "plan",
     "bundle": "bundle.command",
     "claims": "status",

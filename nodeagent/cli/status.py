@@ -1,4 +1,4 @@
-"""`nodeagent status`, `events`, `logs`, `claims` and `mps`: what the running agent says."""
+"""`nodeagent status`, `events`, `logs`, `claims`, `advise`, `mps`: what the running agent says."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import MIN_HEIGHT, Output, complain, json_text
 from nodeagent.cli.watch import INTERVAL, answers, watch
 from nodeagent.errors import NodeagentError, UsageError
+from nodeagent.terminal.advice_page import advice_page
 from nodeagent.terminal.claims_page import claims_page
 from nodeagent.terminal.events_page import events_page
 from nodeagent.terminal.gpu_page import gpu_page
@@ -34,6 +35,7 @@ from nodeagent.terminal.status_page import problems_page, status_page
 from nodeagent.text import listed, quote
 
 _STATUS = "/v1/status"
+_ADVICE = "/v1/advice"
 _LAST_HOUR = "/v1/events?within=3600"
 _SAMPLED = frozenset((
     *("observedAt", "utilization", "temperature", "power", "memory"),
@@ -188,6 +190,15 @@ def run_claims(options: Namespace, output: Output) -> ExitCode:
     else:
         output.sentence(_NO_CLAIMS)
     output.document({key: answer[key] for key in _CLAIMS if key in answer})
+    return ExitCode.DONE
+
+
+def run_advise(options: Namespace, output: Output) -> ExitCode:
+    """Show what would do for each holder."""
+    query = f"?{urlencode({'namespace': options.namespace})}" if options.namespace else ""
+    answer = get(agent_address(options), _ADVICE + query)
+    output.page(advice_page(answer["advice"]))
+    output.document(answer)
     return ExitCode.DONE
 
 

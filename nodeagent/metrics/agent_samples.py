@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
+from itertools import islice, product
 
 from nodeagent.metrics.agent_metrics import AgentSample, Durations, agent_families
 from nodeagent.metrics.exposition import Family
@@ -13,10 +13,12 @@ from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.plan import GpuOutcome, NodeOutcome, StepReport, StepResult
 from nodeagent.structs import Struct, field
+from nodeagent.use.advice import Advice
 from nodeagent.views.plan_report import STEP_KINDS, step_kind
 
 # Seconds. A slice takes tens of milliseconds, and the kubelet's call ends after 45.
 _CLAIM_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 300.0)
+_MAX_ADVICE = 50  # series
 
 
 def _durations() -> dict[str, Durations]:
@@ -140,3 +142,11 @@ def _slots(report: StepReport, kinds: tuple[type, ...]) -> range:
     step = report.step
     place: Placement | None = getattr(step, "placement", None) if isinstance(step, kinds) else None
     return range(place.start, place.start + place.size) if place else range(0)
+
+
+def advice_samples(advice: Iterable[Advice]) -> Iterator[AgentSample]:
+    """What is to be changed, those that free most first, and not more than a page bears."""
+    changes = (one for one in advice if one.verdict in {"smaller", "larger"})
+    for one in islice(changes, _MAX_ADVICE):
+        labels = one.container, one.namespace, one.workload, one.device, one.verdict, one.advised
+        yield AgentSample("nodeagent_advice_info", 1, labels)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.agent_metrics import AgentSample, agent_families
-from nodeagent.metrics.agent_samples import ReaderState, Work, reader_samples
+from nodeagent.metrics.agent_samples import ReaderState, Work, advice_samples, reader_samples
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import gzipped, render
@@ -32,6 +32,7 @@ from nodeagent.telemetry.ownership import (
     uses,
 )
 from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
+from nodeagent.use.advice import Advice
 from nodeagent.use.records import Records
 from nodeagent.views.node_state import NodeState, Reading
 
@@ -59,6 +60,7 @@ class Exporter:
     ) -> None:
         self.records = Records()
         self.work = Work()
+        self.advice: tuple[Advice, ...] = ()
         self.readings: Mapping[Device, Reading] = {}
         self._selection = selection
         self._families = partial(families, host=host, renamed=renamed, repeat_whole=repeat_whole)
@@ -116,6 +118,10 @@ class Exporter:
         """Record who runs on a GPU, by its UUID: on each of its instances; None: outside any."""
         self._processes[gpu] = (self._clock(), found)
 
+    def put_advice(self, advice: tuple[Advice, ...]) -> None:
+        self.advice = advice
+        self._page = None
+
     def changed(self) -> None:
         self._state_at = self._clock()
         self._page = None
@@ -171,6 +177,7 @@ class Exporter:
         ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
         samples = [*node_samples(state), *self._accounts.samples(), ignored, self._build]
         samples += health_samples(state.health) if state.health else ()
+        samples += advice_samples(self.advice)
         families = self._families(sample, self._selection)
         return render([*families, *agent_families(samples), *self.work.families()])
 

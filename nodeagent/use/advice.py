@@ -46,7 +46,7 @@ class Advice(Shape, frozen=True, kw_only=True):
     """
 
     namespace: str = ""
-    workload: Annotated[str, Meta(description="Deployment/x; a claim, systemd unit or user")]
+    workload: Annotated[str, Meta(description="of pods, by their names; a unit, user or container")]
     container: str = ""
     model: str
     device: Annotated[str, Meta(description="what it has: a profile, gpu or share")]

@@ -13,6 +13,7 @@ from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import Shape
+from nodeagent.use.advice import Advice
 
 Json = dict[str, Any]
 
@@ -333,6 +334,11 @@ class History(Shape, frozen=True, kw_only=True):
     interval: Annotated[float, Meta(description="seconds of a column")]
     end: Annotated[Time, Meta(description="of the last column, which still grows")]
     gpus: Annotated[dict[str, GpuSeries], Meta(description="by UUID, all equally long")]
+
+
+class Advised(Shape, frozen=True, kw_only=True):
+    node: str
+    advice: Annotated[tuple[Advice, ...], Meta(description="those that free most first")]
 
 
 class Alive(Shape, frozen=True, kw_only=True):

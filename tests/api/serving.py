@@ -25,18 +25,31 @@ from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import simulated
+from nodeagent.structs import replace
 from nodeagent.telemetry.history import GpuHistories
+from nodeagent.use.advice import advise
+from nodeagent.use.digest import Holder, Spread, Use
 from nodeagent.views.mps import done_json, mps_answer
 from nodeagent.views.node_state import NodeState, Reading
 from nodeagent.views.plan_report import plan_json
-from nodeagent.views.shapes import MpsDaemon, as_json
+from nodeagent.views.shapes import Advised, MpsDaemon, as_json
 from nodeagent.views.status_report import status_json
+from tests.plan.cards import card
 from tests.rig import open_driver
 from tests.views.daemons import mps_daemon
 
 SCRAPED = b"# HELP a An example\n# TYPE a gauge\n" + b"".join(
     b'a{n="%d"} 1\n' % n for n in range(100_000)
 )  # 1.4 MB, as a full node has
+
+USE = Use(
+    Holder("workload", "Deployment/web", "team-a", "main"),
+    *("3g.40gb", card("h100-80gb").name, 40 << 30, None),
+    held=200_000.0,
+    used=20_000.0,
+    memory=Spread(3 << 30, 5 << 30, 7 << 30),
+    sm=Spread(5.0, 12.0, 30.0),
+)
 
 
 def preview(
@@ -68,6 +81,9 @@ class Agent:
         self.histories = GpuHistories(5.0)
         self.histories.add(0.0, {"GPU-a": Reading(3.0)})
         self.histories.add(10.0, {"GPU-b": Reading(7.0)})
+        self.advised = advise(
+            (USE, replace(USE, holder=Holder("user", "1000"))), (card("h100-80gb"),)
+        )
         self._rendered = RenderedStatus(lambda: self.state, status_json, time.monotonic)
 
     def status(self, gpu: str | None) -> bytes | None:
@@ -76,6 +92,10 @@ class Agent:
     def history(self, gpu: str | None) -> dict[str, Any] | None:
         found = self.histories.shape(10.0, datetime.now(UTC), gpu)
         return as_json(found) if found else None
+
+    async def advice(self, namespace: str | None) -> dict[str, Any]:
+        found = (a for a in self.advised if namespace in (None, a.namespace))
+        return as_json(Advised(node="node-a", advice=tuple(found)))
 
     async def plan(self) -> dict[str, Any]:
         state = self.state

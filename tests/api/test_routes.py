@@ -26,6 +26,7 @@ async def test_every_answer_is_as_described() -> None:
             "/readyz",
             "/v1/status",
             "/v1/history",
+            "/v1/advice",
             "/v1/plan",
             "/v1/mps",
             "/v1/events",
@@ -85,6 +86,18 @@ async def test_the_status_of_one_gpu_is_that_of_now() -> None:
         async with asyncio.timeout(stretched(30)):
             while (await served.get(path))[1]["source"] == "file":
                 pass
+
+
+async def test_the_advice_of_one_namespace() -> None:
+    async with api() as served:
+        _, all_of_them = await served.get("/v1/advice")
+        assert [one["workload"] for one in all_of_them["advice"]] == ["1000", "Deployment/web"]
+        _, found = await served.get("/v1/advice?namespace=team-a")
+        [one] = found["advice"]
+        assert (one["verdict"], one["advised"], one["freesSlices"]) == ("smaller", "1g.10gb", 3)
+        assert (one["peak"], one["activity"], one["freesPart"]) == (7 << 30, 12.0, 0.375)
+        _, none = await served.get("/v1/advice?namespace=team-b")
+        assert none == {"node": "node-a", "advice": []}
 
 
 async def test_the_history_of_one_gpu() -> None:

@@ -1,0 +1,50 @@
+from nodeagent.structs import replace
+from nodeagent.terminal.advice_page import advice_page
+from nodeagent.terminal.page import plain_text
+from nodeagent.use.advice import Advice, advise
+from nodeagent.use.digest import Holder, Spread, Use
+from nodeagent.views.shapes import as_json
+from tests.plan.cards import card
+
+GIB = 1 << 30
+H100, T4 = card("h100-80gb"), card("t4")
+
+
+def shown(*advice: Advice) -> str:
+    return plain_text(advice_page([as_json(one) for one in advice]))
+
+
+def test_each_holder_has_a_row_and_a_reason() -> None:
+    web = Use(
+        Holder("workload", "Deployment/web", "team-a", "x"),
+        *("3g.40gb", H100.name, 40 * GIB, None),
+        held=200_000.0,
+        memory=Spread(3 * GIB, 5 * GIB, 7 * GIB),
+        sm=Spread(5.0, 12.0, 30.0),
+    )
+    whole = replace(web, holder=Holder("user", "1000"), device="gpu", model=T4.name, sm=None)
+    late = replace(whole, holder=Holder("unit", "x.service"), held=60.0, memory=None)
+    job = Holder("workload", "Job/y", "b")
+    peak = Spread(GIB, 9 * GIB, 9.7 * GIB)
+    full = replace(web, holder=job, device="1g.10gb", granted_memory=9984 << 20, memory=peak)
+    full = replace(full, at_limit=9.0)
+    everyone = (web, replace(whole, granted_memory=T4.memory), late, full)
+    assert (
+        shown(*advise(everyone, [H100, T4]))
+        == """\
+WORKLOAD                   HAS         PEAK        OF  ACTIVE  HELD  FREES  ADVICE
+1000                       gpu        7 GiB    15 GiB       -  56 h   40 %  smaller: share of 9 GiB
+team-a/Deployment/web (x)  3g.40gb    7 GiB    40 GiB    12 %  56 h   38 %  smaller: 1g.10gb
+x.service                  gpu            -    40 GiB       -   0 h      -  not enough seen yet
+b/Job/y                    1g.10gb  9.7 GiB  9.75 GiB    12 %  56 h      -  larger: 1g.20gb
+
+1000: its memory's peak is 7 GiB; its activity was not measured: this is by memory alone.
+team-a/Deployment/web (x): its memory's peak is 7 GiB; its multiprocessors' activity at p95 is 12 %.
+x.service: its memory was not measured.
+b/Job/y: its memory's peak is 9.7 GiB of 9.75 GiB.
+"""
+    )
+
+
+def test_nobody_was_seen() -> None:
+    assert shown() == "Nobody was seen to hold a GPU or a slice yet.\n"
