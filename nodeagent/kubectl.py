@@ -19,8 +19,10 @@ import time
 from argparse import SUPPRESS
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any, TypeVar
 
 DONE, FAILED, USAGE, BLOCKED, INTERRUPTED = 0, 1, 2, 3, 130  # the agent's own exit codes
@@ -33,6 +35,8 @@ _HEADER = (
     *("AGE", "WORST"),
 )
 _DAMAGE = (ValueError, TypeError, OverflowError, RecursionError)  # of what an annotation holds
+_VERDICTS = ("notEnough", "smaller", "keep", "larger")  # the one that needs most last
+_AT_ONCE = 8  # agents that are asked side by side
 _OUTAGE = re.compile("(?i)connect|timed? ?out|deadline|handshake|eof|unable to|etcd|no json")
 
 _Kind = TypeVar("_Kind")
@@ -74,13 +78,16 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, words: str, run: object) -> argparse.ArgumentParser:
         added = commands.add_parser(name, parents=[cluster], help=words, allow_abbrev=False)
         added.set_defaults(command=run, page=name, file=None, given=[])
-        added.add_argument("node", metavar="POD" if run is _why else "NODE")
+        if run is not _advise:
+            added.add_argument("node", metavar="POD" if run is _why else "NODE")
         if run is _in_pod:  # with a value, which is not NODE; flags may come as they are
             for names in (("-o", "--output"), ("--gpu",), ("-c", "--configuration"), ("--reset",)):
                 taken = f"{names[-1]}={{}}".format
                 added.add_argument(*names, action="append", type=taken, dest="given", help=SUPPRESS)
         return added
 
+    advise = command("advise", "which slices would do for whom, over all nodes", _advise)
+    advise.add_argument("-n", "--namespace", help="only the holders of this namespace")
     why = command("why", "what keeps a pod: its claims, its Events, its node", _why)
     why.add_argument("-n", "--namespace", help="of the pod")
     command("status", "the agent's page; options of nodeagent status may follow", _in_pod)
@@ -144,6 +151,43 @@ def _in_pod(options: argparse.Namespace) -> int:
         if not line.startswith("command terminated with exit code"):  # which is handed on
             print(_escaped(line), file=sys.stderr)
     return done.returncode
+
+
+def _advise(options: argparse.Namespace) -> int:
+    """One row for each workload and what it has, joined over the nodes that it was on."""
+    pods = _asked(options, "get", "pods", "-A", "-l", _AGENTS)["items"]
+    there = [f"--namespace={options.namespace}"] if options.namespace else []
+
+    def ask(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+        meta = pod["metadata"]
+        where = ("-n", meta["namespace"], "-c", "nodeagent", meta["name"])
+        try:
+            answer = _asked(options, "exec", *where, "--", "nodeagent", "advise", *there)
+            return _objects(_a(dict, answer)["advice"])
+        except (PluginError, KeyError, *_DAMAGE) as error:
+            print(_escaped(f"{meta['name']}: {error.args[0]}"), file=sys.stderr)
+            return []
+
+    with ThreadPoolExecutor(_AT_ONCE) as several:
+        answers = list(several.map(ask, pods))
+    joined: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for one in chain(*answers):
+        whose = "/".join(filter(None, (one.get("namespace"), one["workload"])))
+        container = f" ({one['container']})" if "container" in one else ""
+        joined.setdefault((whose + container, one["model"], one["device"]), []).append(one)
+    rows: list[tuple[str, ...]] = [
+        ("WORKLOAD", "CARD", "HAS", "NODES", "HELD", "PEAK", "FREES", "ADVICE")
+    ]
+    for key, ones in sorted(joined.items()):
+        # What would do on each of the nodes: the one that needs most says it.
+        worst = max(ones, key=lambda one: (_VERDICTS.index(one["verdict"]), -one["freesPart"]))
+        held = f"{sum(one['held'] for one in ones) / 3600:.0f}h"
+        peak = f"{max(one.get('peak', 0) for one in ones) / 2**30:.1f}Gi"
+        advice = " ".join(filter(None, (worst["verdict"], worst.get("advised"))))
+        frees = f"{100 * worst['freesPart']:.0f}%"
+        rows.append((*key, str(len(ones)), held, peak, frees, advice))
+    _print([tuple(map(_escaped, row)) for row in rows])
+    return DONE
 
 
 def _wait(options: argparse.Namespace) -> int:
@@ -266,13 +310,17 @@ def _table(options: argparse.Namespace) -> int:
             severity = "not Ready"
         rows.append(tuple(map(_escaped, (node["metadata"]["name"], *cells, worst))))
         severities[_escaped(severity)] += 1
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        print("  ".join(cell.ljust(most) for cell, most in zip(row, widths)).rstrip())
+    _print(rows)
     counted = ", ".join(f"{count} {word}" for word, count in sorted(severities.items()))
     nodes = "1 node" if len(rows) == 2 else f"{len(rows) - 1} nodes"
     print(f"{nodes} with an agent ({counted}), {without} without", flush=True)
     return DONE
+
+
+def _print(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(cell.ljust(most) for cell, most in zip(row, widths)).rstrip())
 
 
 def _cells(annotations: Any, conditions: Mapping[str, Any], now: datetime) -> tuple[str, ...]:

@@ -203,6 +203,35 @@ def test_a_page_of_the_agent_beside_it(run: Run, tmp_path: Path) -> None:
     ]
 
 
+def advised(verdict: str, **more: Any) -> dict[str, Any]:
+    whose = {"namespace": "team-a", "workload": "Deployment/web", "container": "main"}
+    has = {"model": "H100", "device": "3g.40gb", "held": 72000.0, "freesPart": 0.0}
+    return whose | has | {"verdict": verdict} | more
+
+
+def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
+    smaller = advised("smaller", advised="1g.10gb", freesPart=0.375, peak=7 << 30)
+    less = advised("smaller", advised="2g.20gb", freesPart=0.25, peak=12 << 30)
+    late, user = advised("notEnough"), {"namespace": "", "workload": "1000\x1b[2J"}
+    full = advised("larger", device="gpu", peak=79 << 30) | user
+    answers = {f"execgpusnodeagent{name}": {"advice": advice} for name, advice in (
+        ("a", [smaller]), ("b", [less, full]), ("c", [late]),
+    )}  # fmt: skip
+    pods = {"items": [pod(name) for name in ("a", "b", "c", "silent")]}
+    shown = run("advise", "-n", "team-a", getpods=pods, **answers)
+    assert (
+        shown.stdout
+        == """\
+WORKLOAD                      CARD  HAS      NODES  HELD  PEAK    FREES  ADVICE
+1000\\x1b[2J (main)            H100  gpu      1      20h   79.0Gi  0%     larger
+team-a/Deployment/web (main)  H100  3g.40gb  3      60h   12.0Gi  25%    smaller 2g.20gb
+"""
+    )
+    assert shown.stderr == "silent: kubectl exec -n failed: no context\n"
+    asked = (tmp_path / "asked").read_text()
+    assert "exec -n gpus -c nodeagent a -- nodeagent advise --namespace=team-a -o json\n" in asked
+
+
 def test_an_agent_that_is_not_there(run: Run) -> None:
     none = run("status", "n1", getpods={"items": []})
     assert none.returncode == 1
