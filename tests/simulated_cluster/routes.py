@@ -141,7 +141,7 @@ class Routes:
     async def list(self, request: web.Request) -> web.StreamResponse:
         plural, namespace = request.match_info["plural"], request.match_info.get("namespace", "")
         query = request.query
-        matches = selected(plural, query.get("fieldSelector", ""))
+        matches = selected(plural, query.get("fieldSelector", ""), query.get("labelSelector", ""))
         if query.get("watch") in {"true", "1"}:
             wanted = asked(plural, namespace, matches, query)
             watch = Stream(

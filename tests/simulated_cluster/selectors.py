@@ -1,4 +1,4 @@
-"""Field selectors of list and watch requests."""
+"""Selectors of list and watch requests: by fields, and by labels that have a value."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +16,18 @@ FIELDS = {
 }
 
 
-def selected(plural: str, fields: str) -> Matches:
+def selected(plural: str, fields: str, labels: str) -> Matches:
     """Whether an object is one that the request asks for; raises Refused (400)."""
     wanted = [_field(plural, one) for one in fields.split(",") if one]
+    wanted += [_label(one) for one in labels.split(",") if one]
     return lambda found: all(matches(found) for matches in wanted)
+
+
+def _label(text: str) -> Matches:
+    name, equals, wanted = text.replace("==", "=").partition("=")
+    if not equals or name.endswith("!"):
+        raise Refused(400, f"label selector not supported: {text}")
+    return lambda found: bool(found["metadata"].get("labels", {}).get(name) == wanted)
 
 
 def _field(plural: str, text: str) -> Matches:

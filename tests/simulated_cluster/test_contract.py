@@ -73,6 +73,13 @@ async def test_a_node_is_followed(access: ClusterAccess, node: JsonObject) -> No
 
 
 @pytest.mark.usefixtures("node")
+async def test_nodes_of_a_label(access: ClusterAccess) -> None:
+    for value, names in (("z", [NODE]), ("y", [])):
+        found = await ask(access, "GET", f"{NODES}?labelSelector=zone%3D{value}")
+        assert [one["metadata"]["name"] for one in found["items"]] == names
+
+
+@pytest.mark.usefixtures("node")
 async def test_versions_from_before_a_restart(cluster: Cluster, access: ClusterAccess) -> None:
     seen = Follower(access, NODE)
     async with seen.running():

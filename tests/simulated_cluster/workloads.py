@@ -95,7 +95,8 @@ class Workloads:
         """The pod as its kubelet sees it, from its start to its end."""
         leaving = self._leaving[name]
         while await self._retried(lambda: self._kubelet.prepare(name, claim), name, until=leaving):
-            runs = {"spec": {"nodeName": self._node}, "status": {"phase": "Running"}}
+            made = {"phase": "Running", "extendedResourceClaimStatus": {"resourceClaimName": name}}
+            runs = {"spec": {"nodeName": self._node}, "status": made}
             self._api.patch_pod(name, runs)
             self._report(f"pod {name} runs, with {', '.join(self._kubelet.cdi_ids(claim))}")
             running = self._running[name] = asyncio.create_task(leaving.wait())
