@@ -267,7 +267,8 @@ def _why(options: argparse.Namespace) -> int:
         for device in claim.get("status", {}).get("devices", ()):
             lines += (f"  {device['device']}: {line.strip()}" for line in _untrue(device))
     for event in _asked(options, "get", "events", *there)["items"]:
-        known = any(str(event.get("message")) in line for line in lines)
+        said = str(event.get("message")).split(": ", 1)[-1]  # without the device's name
+        known = any(said in line for line in lines)
         about_it = event["involvedObject"].get("uid") in uids
         if about_it and event.get("type") == "Warning" and not known:
             about = event["involvedObject"]["kind"].lower()

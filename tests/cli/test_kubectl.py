@@ -345,6 +345,7 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
         event("3", "ResourceClaim", "in use by pid 7"),
         event("1", "Pod", "all well", "Normal"),
         event("1", "Pod", "XID 95"),
+        event("2", "ResourceClaim", "mig-1g-0: XID 95"),
         event("9", "Pod", "of another"),
     ]
     answers = {
