@@ -12,9 +12,8 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.observed import DeviceDaemon, ObservedNode
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.structs import Struct, replace
-from nodeagent.telemetry.accounting import Accounts
-from nodeagent.telemetry.ownership import Device, DeviceUse, uses
-from nodeagent.use.digest import Holder, Spread, Use
+from nodeagent.telemetry.ownership import Device, DeviceUse
+from nodeagent.use.digest import Holder, Spread
 from nodeagent.use.holders import workload_of
 from nodeagent.use.records import LENGTH, MOST, Grant, Measured, Records
 from nodeagent.use.state_file import use_file
@@ -22,52 +21,9 @@ from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.shapes import Pod
 from tests.draws import draws
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
+from tests.telemetry.use_rig import DAY, GAP, Agent
 
-GAP = 120.0
-DAY = 86400.0
 WHOLE: Device = (GPU.uuid, None)
-
-
-def names(use: Use) -> tuple[str, str]:
-    return use.holder.name, use.device
-
-
-class Agent:
-    """Accounts of one agent after the other, which have a clock and a state file."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.file = use_file(path)
-        self.now, self.wall = 1000.0, 1.8e9
-        self.start()
-
-    def start(self) -> None:
-        self.records = Records()
-        kept = self.file.load()
-        if kept is not None:
-            self.records.restore(kept, self.wall)
-        self.accounts = Accounts(longest_gap=GAP, records=self.records)
-
-    def restart(self, away: float = 0.0) -> None:
-        self.file.save(self.records.kept(self.wall))
-        self.now = 5.0  # as after a reboot
-        self.wall += away
-        self.start()
-
-    def see(
-        self,
-        node: ObservedNode,
-        passed: float = 10.0,
-        active: dict[Device, float] | None = None,
-        **more: object,
-    ) -> None:
-        self.now += passed
-        self.wall += passed
-        who = more.pop("who", None) or uses(node, {}, lambda _: None)
-        self.accounts.observe(self.now, node, who, active or {}, wall=self.wall, **more)  # type: ignore[arg-type]  # as each test gives it
-
-    @property
-    def uses(self) -> dict[tuple[str, str], Use]:
-        return {names(use): use for use in self.records.uses()}
 
 
 # --- times ----------------------------------------------------------------------------------------
