@@ -18,7 +18,7 @@ from nodeagent.metrics.samples import SampleSet
 from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import Struct, replace
-from nodeagent.telemetry.holds import Hold, holds_of
+from nodeagent.telemetry.holds import DeviceHold, holds_of
 from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, UNUSED, Device, DeviceUse, device_of
 from nodeagent.use.records import Measured, Records
 from nodeagent.views.claims import Claim
@@ -117,7 +117,7 @@ class Accounts:
         self._longest_gap = longest_gap
         self._keep = keep
         self._accounts: dict[Owner, _Account] = {}
-        self._holds: Mapping[tuple[Device, Owner], Hold] = {}
+        self._holds: Mapping[tuple[Device, Owner], DeviceHold] = {}
         self._active: Mapping[Device, float] = {}
         self._idle_since: dict[tuple[Device, Owner], float] = {}
         self._since: float | None = None
@@ -172,7 +172,7 @@ class Accounts:
             if active.get(key[0], 1.0) < _IDLE_BELOW
         }
 
-    def _add(self, holder: Owner, hold: Hold, passed: float, used: float) -> None:
+    def _add(self, holder: Owner, hold: DeviceHold, passed: float, used: float) -> None:
         account = self._accounts.setdefault(holder, _Account())
         account.gpu_seconds += passed * hold.gpus
         account.slice_seconds += passed * hold.slices
@@ -205,7 +205,7 @@ def _labels(owner: Owner) -> tuple[str, ...]:
 _NOTHING: Final = Measured()
 
 
-def _measured(hold: Hold, use: DeviceUse, device: Measured) -> Measured:
+def _measured(hold: DeviceHold, use: DeviceUse, device: Measured) -> Measured:
     """What the device does where the holder has it alone, else what is known of its processes."""
     if hold.sharing == 1:
         return device

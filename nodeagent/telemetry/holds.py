@@ -16,7 +16,7 @@ from nodeagent.use.records import Grant
 from nodeagent.views.claims import Claim, ClaimShare
 
 
-class Hold(Struct, frozen=True):
+class DeviceHold(Struct, frozen=True):
     """How much of a GPU a device is (1 for a whole one) and how many memory slices it has (0 for a
     whole GPU), each divided among those `sharing` it, so many. `owners` are those of the holder's,
     `labels` the device's.
@@ -41,10 +41,10 @@ class Hold(Struct, frozen=True):
 
 def holds_of(
     observed: ObservedNode, uses: Mapping[Device, DeviceUse], claims: Iterable[Claim] = ()
-) -> dict[tuple[Device, Owner], Hold]:
+) -> dict[tuple[Device, Owner], DeviceHold]:
     """Who holds what; of `claims` are the shares of devices that were granted."""
     shares = _shares(claims)
-    found: dict[tuple[Device, Owner], Hold] = {}
+    found: dict[tuple[Device, Owner], DeviceHold] = {}
     for gpu in observed.gpus:
         slots = Card.of(gpu).slots
         for instance in (None, *gpu.instances):
@@ -64,7 +64,9 @@ def holds_of(
             for holder, owners in holders.items():
                 share = shares.get((device, holder.namespace, holder.pod))
                 grant = _grant(gpu, instance, share)
-                hold = Hold(labels, gpus / sharing, size / sharing, sharing, tuple(owners), grant)
+                hold = DeviceHold(
+                    labels, gpus / sharing, size / sharing, sharing, tuple(owners), grant
+                )
                 found[device, holder] = hold
     return found
 
