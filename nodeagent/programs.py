@@ -8,8 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-_MAX_OUTPUT = 1 << 16  # bytes of the end of what it says that are kept
-_BLOCK = 1 << 16
+_MAX_OUTPUT = 1 << 16  # bytes of the end of what it says that are kept; what a pipe holds, too
 _ENDING = 2.0  # seconds for a killed program to be gone; in the driver it may stay for ever
 
 
@@ -21,36 +20,53 @@ async def run_program(
     stderr: int = asyncio.subprocess.STDOUT,
 ) -> tuple[int, str]:
     """Run the command, at most `deadline` seconds; returns its exit status and what it said on both
-    streams, which end when all that it started has closed them.
+    streams until its end. What it leaves running, as a daemon, may have these open still.
 
     Raises OSError when it cannot be run, TimeoutError when it is late. It and what it started is
     ended then, and when this is cancelled.
     """
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=stderr,
-        env=environment,
-        cwd="/",
-        start_new_session=True,  # what a wrapper starts goes with it
-    )
-    said = b""
+    loop, said = asyncio.get_running_loop(), bytearray()
+    output, its_output = os.pipe()  # asyncio waits for its own until all have closed it
+    os.set_blocking(output, False)
+
+    def read() -> None:
+        with suppress(BlockingIOError):
+            block = os.read(output, _MAX_OUTPUT)
+            said.extend(block)
+            del said[:-_MAX_OUTPUT]
+            if not block:
+                loop.remove_reader(output)
+
     try:
-        async with asyncio.timeout(deadline):
-            while process.stdout and (block := await process.stdout.read(_BLOCK)):
-                said = (said + block)[-_MAX_OUTPUT:]
-            status = await process.wait()
-    except BaseException:
-        await _end(process)
-        raise
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=its_output,
+                stderr=stderr,
+                env=environment,
+                cwd="/",
+                start_new_session=True,  # what a wrapper starts goes with it
+            )
+        finally:
+            os.close(its_output)
+        loop.add_reader(output, read)
+        try:
+            async with asyncio.timeout(deadline):
+                status = await process.wait()
+        finally:
+            await _end(process)
+        read()  # its last words
+    finally:
+        loop.remove_reader(output)
+        os.close(output)
     return status, said.decode(errors="replace")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Leave no process of its group behind, and wait for none that cannot be killed. A wrapper may
-    have ended before what it started.
-    """
+    """Leave no process behind, and wait for none that cannot be killed."""
+    if process.returncode is not None:
+        return
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):

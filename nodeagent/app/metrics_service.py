@@ -1,7 +1,7 @@
 """Metrics as a part of the agent: what was read becomes the text that is scraped.
 
-A scrape calls nothing: the text is there, and only the age of what each reader read is added to
-it. So a driver that hangs holds up no scrape.
+A scrape calls nothing: it renders what was read last, once, and adds the age of what each reader
+read. So a driver that hangs holds up no scrape.
 """
 
 from __future__ import annotations

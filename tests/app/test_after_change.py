@@ -13,7 +13,7 @@ PROGRAM = "/usr/bin/nvidia-ctk"
 STAND_IN = """#!/bin/sh
 here=$(dirname "$0")
 echo "$@" >> "$here/calls"
-[ -e "$here/late" ] && { sleep 600 & echo $! > "$here/left"; exit; }
+[ -e "$here/late" ] && { sleep 600 & echo $! > "$here/left"; wait; }
 [ -e "$here/broken" ] && { echo no driver; exit 3; }
 env | cut -d= -f1 | sort | grep -v -e PWD -e SHLVL -e '^_$' | paste -sd' ' > "$here/environment"
 """
@@ -77,7 +77,7 @@ def test_its_failure_is_a_problem_and_keeps_nothing_waiting(tmp_path: Path) -> N
 
 
 def test_one_that_does_not_end_is_ended(tmp_path: Path) -> None:
-    """With what a wrapper that is gone had started: at each try there would be one more."""
+    """With what it had started: at each try there would be one more."""
     settings = settings_of_the_page(tmp_path, deadline=0.3)
     (tmp_path / "late").touch()
     write_plan(tmp_path, "{3g.40gb: 2}")
