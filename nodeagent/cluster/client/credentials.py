@@ -240,8 +240,8 @@ def _endpoint(cluster: Any, user: Any, folder: Path) -> Endpoint:
         _pem(user, "client-certificate", folder) if secure else b"",
         _pem(user, "client-key", folder) if secure else b"",
         not cluster.get("insecure-skip-tls-verify", False),
-        cluster.get("tls-server-name"),
-        cluster.get("proxy-url"),
+        cluster.get("tls-server-name") or None,
+        cluster.get("proxy-url") or None,
         _authorization(user, folder),
     )
 

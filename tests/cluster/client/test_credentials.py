@@ -221,12 +221,13 @@ def test_a_program_adds_to_what_the_kubeconfig_has(
     program.write_text(f"#!/bin/sh\necho warning >&2\necho '{json.dumps(answer)}'\n")
     program.chmod(0o755)
     (tmp_path / "pem").write_text("PEM")
-    tls = {"server": "https://127.0.0.1:1", "certificate-authority-data": ""}
+    tls = {"server": "https://127.0.0.1:1", "certificate-authority-data": "", "proxy-url": ""}
     user = {"client-certificate": "pem", "client-key": "", "tokenFile": ""}
     entry = {"apiVersion": "v1", "command": "./program"}
     path = kubeconfig(Path("kubeconfig"), cluster=tls, exec=entry, **user)
     found = read_endpoint(Kubeconfig(path))
     assert (found.authorization, found.certificate) == (f"Bearer {TOKEN}", b"PEM")
+    assert found.proxy is None
 
 
 def test_a_provider_of_identities_is_refused_with_what_to_have_in_its_place(tmp_path: Path) -> None:
