@@ -23,7 +23,7 @@ from nodeagent.gpu.original_settings import OriginalSettings
 from nodeagent.gpu.pool import GpuPool
 from nodeagent.gpu.steps.change import mig_device
 from nodeagent.gpu.users import UsageReading, UsageSource, device_processes
-from nodeagent.plan.observed import Access, Gpu, ObservedNode, Placement
+from nodeagent.plan.observed import NOT_LISTED, Access, Gpu, ObservedNode, Placement
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.structs import replace
 
@@ -186,11 +186,10 @@ class Observer:
         for gpu in [g for g in self._last.values() if g.uuid not in seen]:
             if gpu.pci_bus_id in taken:  # another GPU is in its place now
                 del self._last[gpu.uuid]
-        why = "the driver does not list it any more"
         remedy = "look for it with `lspci -d 10de:`, and reboot the node"
         vanished = (gpu for uuid, gpu in self._last.items() if uuid not in seen)
         lost = (
-            replace(gpu, access=Access.LOST, access_reason=why, access_remedy=remedy)
+            replace(gpu, access=Access.LOST, access_reason=NOT_LISTED, access_remedy=remedy)
             for gpu in vanished
         )
         return [*gpus, *lost], None

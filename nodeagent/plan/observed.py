@@ -194,6 +194,9 @@ class Access(StrEnum):
     LOST = "lost"  # off the bus, or useless until a reset
 
 
+NOT_LISTED = "the driver does not list it any more"  # the reason of a GPU that was there
+
+
 class HealthLimits(Struct, frozen=True):
     """What of a GPU is too unhealthy for anything new; what is there may stay.
 

@@ -10,7 +10,7 @@ import structlog
 
 from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.pacing import RateLimit
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import NOT_LISTED, Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.steps import StartMps
@@ -44,7 +44,7 @@ class EventReporter:
         self._events = events
         self._clock = clock
         self._other_users = RateLimit(_REPEAT_INTERVAL)
-        self._unnamed = frozenset[int]()  # indices of GPUs that do not tell their UUIDs
+        self._silent = frozenset[tuple[str, int]]()  # GPUs that health does not know of
         self._layouts: dict[str, tuple[str, str]] = {}  # at the last observation but one, and now
         self._slow: set[int] = set()
         self._obstacles: dict[str, tuple[Problem, ...]] = {}
@@ -71,12 +71,17 @@ class EventReporter:
 
     def observed(self, node: ObservedNode) -> None:
         self._events.indices = {gpu.uuid: gpu.index for gpu in node.gpus}
-        # Of those that have told their UUID health has events, with what to do.
-        unnamed = {gpu.index: gpu for gpu in node.gpus if not gpu.uuid}
-        for index in unnamed.keys() - self._unnamed:
-            why = f"GPU {index} does not answer: {unnamed[index].access_reason}"
-            self._events.add(EventType.GPU_LOST, why)
-        self._unnamed = frozenset(unnamed)
+        # Of those that are listed, and have told their UUID, health has events, with what to do.
+        silent = {
+            (gpu.uuid, gpu.index): gpu
+            for gpu in node.gpus
+            if not gpu.uuid or gpu.access_reason == NOT_LISTED
+        }
+        for key in sorted(silent.keys() - self._silent):
+            gpu = silent[key]
+            why = f"{gpu_words(gpu)} does not answer: {gpu.access_reason}"
+            self._events.add(EventType.GPU_LOST, why, gpu=gpu.uuid, remedy=gpu.access_remedy)
+        self._silent = frozenset(silent)
         for gpu in node.gpus:
             if gpu.access is Access.OK:
                 words = layout_words(gpu)

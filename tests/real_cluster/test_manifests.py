@@ -20,8 +20,6 @@ COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_an_overlay_is_applied(cluster: Cluster, name: str) -> None:
     """All of it is accepted, at the first attempt and again."""
-    if name == "nos":
-        cluster.ask("POST", "/api/v1/namespaces", {"metadata": {"name": "nebuly-nvidia"}})
     for _ in range(2):
         cluster.kubectl("apply", "-k", str(MANIFESTS / "overlays" / name))
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from nodeagent.mps.lifecycle.model import Report, ReportSubject
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import NOT_LISTED, Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventLog, EventType
@@ -20,15 +20,17 @@ def make_log(**sizes: int) -> EventLog:
     return EventLog(now=lambda: NOON, **sizes)
 
 
-def test_only_health_reports_a_lost_gpu_whose_uuid_is_known() -> None:
+def test_health_reports_lost_gpus_that_are_listed_with_their_uuid() -> None:
     log = make_log()
     reporter = EventReporter(log)
     named = Gpu(0, "GPU-0", access=Access.LOST, access_reason="it is lost")
     unnamed = Gpu(1, "", access=Access.LOST, access_reason="it is lost")
-    for gpus in ((named, unnamed), (named, unnamed), (named,), (named, unnamed)):
+    gone = Gpu(2, "GPU-2", access=Access.LOST, access_reason=NOT_LISTED, access_remedy="look")
+    for gpus in ((named, unnamed), (named, unnamed), (named, gone), (named, unnamed, gone)):
         reporter.observed(ObservedNode(gpus))
-    assert [(event.type, event.message, event.count) for event in log.events] == [
-        ("GpuLost", "GPU 1 does not answer: it is lost", 2)
+    assert [(event.gpu, event.message, event.count) for event in log.events] == [
+        ("GPU-2", f"GPU 2 does not answer: {NOT_LISTED} (look)", 1),
+        ("", "GPU 1 does not answer: it is lost", 2),
     ]
 
 
