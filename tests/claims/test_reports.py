@@ -377,9 +377,14 @@ def test_each_failed_attempt_is_news() -> None:
 
 
 def test_health_is_news_when_it_changes() -> None:
-    """With the cause, and when it is over."""
+    """With the cause, and when it is over; not when another call fails for the same reason."""
     history = ClaimHistory()
     said(history, (READY,), {}, (WELL,))
+    first, second = (
+        replace(SICK, message=f"GPU 0 is lost [{call}: GpuIsLost]") for call in ("one", "other")
+    )
+    assert len(said(history, (READY,), {}, (first,))) == 1
+    assert said(history, (READY,), {}, (second,)) == []
     message = f"{MIG_DEVICE}: {SICK.message}"
     assert said(history, (READY,), {}, (SICK,)) == [("ClaimUnhealthy", message, True)]
     assert said(history, (READY,), {}, (SICK,)) == []

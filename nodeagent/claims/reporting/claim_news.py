@@ -113,11 +113,16 @@ def _health_news(
         for device in record.devices:
             key = device.result.pool, device.result.device
             title = device.result.device
-            if key in now and before.get(key) != now[key]:
+            if key in now and _cause(before.get(key, "")) != _cause(now[key]):
                 message = f"{title}: {now[key]}"
                 yield _news(record, "ClaimUnhealthy", message, is_warning=True)
             elif key in before and key not in now:
                 yield _news(record, "ClaimHealthy", f"{title} is not unhealthy any more")
+
+
+def _cause(message: str) -> str:
+    """The message without the driver's call that failed, `[nvmlDeviceGetMigMode: ...]`."""
+    return message.partition(" [")[0]
 
 
 def _news(record: ClaimRecord, reason: str, message: str, *, is_warning: bool = False) -> ClaimNews:
