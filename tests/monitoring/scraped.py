@@ -182,6 +182,9 @@ def _own(phase: Phase) -> str:
         *reader_samples(readers, now=100.0),
         *process_samples(),
         *held,
+        AgentSample(
+            "nodeagent_advice_info", 1, ("main", "team-a", "job", "3g.40gb", "smaller", "1g.10gb")
+        ),
         AgentSample("nodeagent_build_info", 1, ("0.1.0", "3.11")),
     )
     return render([*agent_families(samples), *work.families()]).decode()

@@ -9,6 +9,7 @@ OF_CHOSEN = '{namespace=~"$namespace"}'
 HELD = f"namespace_workload:nodeagent_gpus_held:rate5m{OF_CHOSEN}"
 USED = f"namespace_workload:nodeagent_gpus_used:rate5m{OF_CHOSEN}"
 ALL_HELD = "namespace_workload:nodeagent_gpus_held:rate5m"
+SMALLER = 'nodeagent_advice_info{verdict="smaller", namespace=~"$namespace"}'
 GPU_QUOTA = (
     'kube_resourcequota{{type="{}", namespace=~"$namespace", resource=~"'
     "requests[.](nvidia[.]com|deviceclass[.]resource[.]kubernetes[.]io)/.+"
@@ -118,11 +119,7 @@ USE_ROWS: Rows = (
     (
         "Ten to shrink",
         (
-            _by_workload(
-                "Idle GPU-hours",
-                f"topk(10, {IDLE})",
-                about="Most could be had back here: by a smaller slice, or a share of one.",
-            ),
+            _by_workload("Idle GPU-hours", f"topk(10, {IDLE})"),
             _by_workload("What they cost", f"topk(10, {IDLE} * $price)"),
             table(
                 "Idle for longest, now",
@@ -131,6 +128,14 @@ USE_ROWS: Rows = (
                 unit="s",
                 width=8,
                 height=10,
+            ),
+            table(
+                "Smaller devices that would do",
+                f"topk(10, max by (namespace, workload, container, device, advised) ({SMALLER})"
+                f" * on (namespace, workload) group_left () {IDLE})",
+                *("namespace", "workload", "container", "device", "advised", "Value"),
+                width=24,
+                about="As nodeagent advise has it, with the idle GPU-hours of the workload.",
             ),
         ),
     ),
