@@ -106,6 +106,8 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             )  # the daemon, clients, more, one waits
             rows = await page.value("document.querySelectorAll('#claims tbody tr').length")
             assert rows == len(status.get("claims", [])), "one of several with the same key is lost"
+            advised = await page.value("byId('advice').textContent")
+            assert "(main)3g.40gb, 40.0 GiB2 d 7 hsmaller: 1g.10gb, frees 38 %" in advised
             wrong = await page.value("byId('mps').textContent.includes('no memory limit')")
             assert wrong is (name == "sharing"), "the last client is left out"
             hidden = await page.value(r"byId('mps').textContent.includes('in\\u202efer.py')")

@@ -4,6 +4,7 @@
 const PERIOD = 10000; // all of these are milliseconds
 const HIDDEN_PERIOD = 60000;
 const HISTORY_PERIOD = 9000;
+const ADVICE_PERIOD = 60000;
 const BETWEEN = 500;
 const ANSWER_WITHIN = 8000;
 const LONGEST_WAIT = 30000;
@@ -12,7 +13,8 @@ const page = {
   status: undefined,
   plan: undefined,
   history: undefined,
-  historyFrom: 0, // when it was asked for last
+  advice: undefined,
+  asked: {}, // when these two were asked for last
   ahead: 0, // of this browser's clock, the node's
   awaySince: undefined, // the beginning of the first request that was not answered
   failures: 0,
@@ -36,11 +38,11 @@ function parsed(text) {
   return JSON.parse(text, (_, value) => (typeof value === "string" ? visible(value) : value));
 }
 
-/* The last minutes, asked for once a column; without them the page has no lines. */
-async function askHistory() {
-  if (Date.now() - page.historyFrom < HISTORY_PERIOD) return page.history;
-  page.historyFrom = Date.now();
-  return askJson("/v1/history").catch(() => undefined);
+/* What changes slowly (the last minutes do once a column), and the page can do without. */
+async function askSlowly(what, period) {
+  if (Date.now() - (page.asked[what] || 0) < period) return page[what];
+  page.asked[what] = Date.now();
+  return askJson("/v1/" + what).catch(() => undefined);
 }
 
 /* Grows with each failure, and differs from page to page. */
@@ -110,7 +112,7 @@ function drawConnection() {
 }
 
 function draw() {
-  const { status, plan, history } = page;
+  const { status, plan, history, advice } = page;
   drawConnection();
   if (!status) return;
   byId("main").hidden = false;
@@ -121,6 +123,7 @@ function draw() {
   drawGpus(status, plan, history);
   drawMps(status);
   drawClaims(status);
+  drawAdvice(advice);
   drawPlan(status, plan);
   drawTimeline(happened(), status.gpus);
 }
@@ -148,9 +151,10 @@ const painted = new Promise((done) => {
 async function update() {
   const began = new Date();
   try {
-    const answers = [askJson("/v1/status"), askJson("/v1/plan"), askHistory()];
-    const [status, plan, history] = await Promise.all([...answers, painted]);
-    Object.assign(page, { status, plan, history, awaySince: undefined, failures: 0 });
+    const answers = [askJson("/v1/status"), askJson("/v1/plan"),
+      askSlowly("history", HISTORY_PERIOD), askSlowly("advice", ADVICE_PERIOD)];
+    const [status, plan, history, advice] = await Promise.all([...answers, painted]);
+    Object.assign(page, { status, plan, history, advice, awaySince: undefined, failures: 0 });
   } catch (error) {
     page.awaySince = page.awaySince || began;
     page.failures += 1;

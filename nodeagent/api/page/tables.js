@@ -111,6 +111,33 @@ function drawClaims(status) {
     rest.length ? folded(plural(rest.length, "more claim"), some("The other claims", rest)) : "");
 }
 
+/* --- which slice would do --- */
+
+const ADVISED = {
+  smaller: "smaller", larger: "larger", keep: "keep", notEnough: "not enough seen yet",
+};
+
+function adviceRow(one) {
+  const workload = [one.namespace, one.workload].filter(Boolean).join("/");
+  const name = workload + (one.container ? " (" + one.container + ")" : "");
+  const threads = one.threads === undefined ? "" : ", " + one.threads + " %";
+  const size = one.memory === undefined ? "" : " of " + gibibytes(one.memory) + threads;
+  const advised = one.advised ? ": " + one.advised + size : "";
+  const frees = one.freesPart ? ", frees " + Math.round(100 * one.freesPart) + " % of a GPU" : "";
+  return { "data-key": [name, one.model, one.device].join(" "), cells: [
+    name, one.device + ", " + gibibytes(one.granted), durationWords(1000 * one.held),
+    ADVISED[one.verdict] + advised + frees, list(one.why),
+  ] };
+}
+
+function drawAdvice({ advice = [] } = {}) {
+  const [first, rest] = firstOnes(advice, (one) => one.advised);
+  const columns = ["Holder", "Has", "Held", "Advice", "Why"];
+  const some = (words, ones) => table(words, columns, ones.map(adviceRow));
+  show("advice", first.length ? some("Which slice or share would do for whom", first) : "",
+    rest.length ? folded(plural(rest.length, "more holder"), some("The other holders", rest)) : "");
+}
+
 /* --- the plan --- */
 
 function stepsTable(gpus, caption) {
