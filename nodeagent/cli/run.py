@@ -105,8 +105,9 @@ def _hints(listen: Address, state: Path | None) -> str:
         return ""
     address = Address(listen.host or "127.0.0.1", listen.port)
     follow = f"{program()} status --watch --listen {address}\n"
-    fault = f"{program()} simulate xid 0 79 --state {shlex.quote(str(state))}\n" if state else ""
-    return f"{follow}{fault}http://{address}/\n"
+    acts = ("xid 0 79", "reboot") if state else ()  # a fault, and what mends it
+    simulate = (f"{program()} simulate {act} --state {shlex.quote(str(state))}\n" for act in acts)
+    return f"{follow}{''.join(simulate)}http://{address}/\n"
 
 
 def program() -> str:

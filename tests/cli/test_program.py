@@ -181,9 +181,10 @@ def test_it_says_where_to_look(program: Program) -> None:
     with _agent(program, *words, "--plan", program.directory / "none.yaml") as process:
         assert process.stderr is not None
         rows = list(itertools.takewhile(lambda row: row != f"http://{address}/\n", process.stderr))
-        status, xid = (shlex.split(row) for row in rows[-2:])
-        assert status[:3] == xid[:3] == [sys.executable, "-m", "nodeagent"]
-        assert program(*xid[3:]).code == 0
+        status, xid, reboot = (shlex.split(row, comments=True) for row in rows[-3:])
+        assert status[:3] == xid[:3] == reboot[:3] == [sys.executable, "-m", "nodeagent"]
+        assert (xid[4], reboot[4]) == ("xid", "reboot")
+        assert program(*xid[3:]).code == program(*reboot[3:]).code == 0
         status.remove("--watch")
         assert program(*status[3:]).code == 0
     assert rows[0].startswith("nodeagent keeps simulated t4:1 as ")
