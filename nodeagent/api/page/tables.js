@@ -21,7 +21,7 @@ function shareItems(daemon) {
   return Object.entries(daemon.shares || {}).map(([name, { count, memory, threads }]) => {
     const clients = daemon.clients.filter((client) => client.share === name).length;
     const limits = [memory === undefined ? "" : gibibytes(memory),
-      threads === undefined ? "" : threads + " %"].filter(Boolean).join(", ");
+      threads === undefined ? "" : threads + "\u00a0%"].filter(Boolean).join(", ");
     return name + ": " + clients + (count === undefined ? "" : " of " + count)
       + (limits ? ", each " + limits : "");
   });
