@@ -21,6 +21,7 @@ from nodeagent.app.paths import Paths, Simulation
 from nodeagent.app.plan_service import SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.service import Agent
+from nodeagent.catalogue import section
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.settings import Settings
 
@@ -50,6 +51,8 @@ def run(
             await made.run()
 
     _raise_open_files()
+    for kind in ("error", "problem"):  # before no file can be opened, and not in the event loop
+        section(kind)
     # Each connection has one, from before its handshake. asyncio's 256 KiB are 56 MiB for a peer.
     sslproto.SSLProtocol.max_size = _TLS_BUFFER
     notifier = Notifier.take_from(os.environ)

@@ -42,6 +42,23 @@ def test_with_few_open_files_each_listener_has_its_share(tmp_path: Path) -> None
         assert "out of system resource" not in process.said()
 
 
+def test_an_error_has_its_words_when_no_file_can_be_opened(tmp_path: Path) -> None:
+    """Nor does it need the files of the package, which an upgrade may just replace."""
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path) as process:
+        process.until_phase("InSync")
+        one = http.client.HTTPConnection("127.0.0.1", port_of(process), timeout=SOON)
+        answers = []
+        for limit, plan in ((256, "[]"), (3, "[{devices: all}]")):
+            resource.prlimit(process.popen.pid, resource.RLIMIT_NOFILE, (limit, 256))
+            one.request("POST", "/v1/plan/preview", f"{{version: v1, gpus: {plan}}}")
+            answers.append(one.getresponse().read().decode())
+        one.close()
+        resource.prlimit(process.popen.pid, resource.RLIMIT_NOFILE, (256, 256))
+        assert "the entry says nothing about its GPUs" in answers[1], answers
+        assert process.end() == 0
+
+
 def test_garbage_fills_no_log(tmp_path: Path) -> None:
     write_plan(tmp_path, "{3g.40gb: 2}")
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
