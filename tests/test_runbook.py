@@ -202,7 +202,7 @@ def _events() -> set[str]:
 
 def _alerts() -> set[str]:
     groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-    return {rule["alert"] for group in groups for rule in group["rules"]}
+    return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
 
 
 THERE_ARE: dict[EntryKind, Iterable[str]] = {
