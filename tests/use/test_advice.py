@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.metrics.agent_samples import advice_samples
 from nodeagent.plan.observed import Gpu
+from nodeagent.structs import replace
 from nodeagent.use.advice import Advice, advise
 from nodeagent.use.digest import Holder, Spread, Use
 from tests.plan.cards import card
@@ -179,3 +181,28 @@ def test_what_is_advised_holds_the_load_and_is_advised_no_more(
             assert one(gpu, measured(gpu, advice.advised, moved, fine)).verdict == "keep"
     else:
         assert advice.verdict in {"keep", "larger"}
+
+
+def test_the_metric_has_changes_alone_and_not_too_many() -> None:
+    small = use(H100, "3g.40gb", 7.5, 12)
+    many = [replace(small, holder=Holder("workload", f"x{number:02}")) for number in range(60)]
+    most = replace(use(H100, "gpu", 5, 3), holder=Holder("workload", "z"))
+    found = advise([*many, most, use(H100, "1g.10gb", 1, 3)], [H100])
+    assert len(found) == 62
+    assert sum(one.verdict == "keep" for one in found) == 1
+    samples = list(advice_samples(found))
+    names = ["z", *(f"x{number:02}" for number in range(49))]
+    assert [sample.labels[2] for sample in samples] == names
+    assert samples[0].labels[3:] == ("gpu", "smaller", "1g.10gb")
+
+
+def test_what_was_not_measured_is_said() -> None:
+    assert one(A100, use(A100, "3g.20gb", 3)).why == (
+        "its memory's peak is 3 GiB",
+        "its activity was not measured: this is by memory alone",
+        "1g.5gb has no decoder, whose use was not measured",
+    )
+    assert one(H100, use(H100, "3g.40gb", 3, engine=8)).why == (
+        "its memory's peak is 3 GiB",
+        "its GPU's activity at p95 is 8 %",
+    )
