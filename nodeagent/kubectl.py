@@ -30,6 +30,7 @@ DONE, FAILED, USAGE, BLOCKED, INTERRUPTED = 0, 1, 2, 3, 130  # the agent's own e
 _STATUS, _LAYOUT, _PLAN = (f"nodeagent.io/{key}" for key in ("status", "layout", "plan"))
 _CONDITIONS = ("GPUHealthy", "GPUPartitionsReady")
 _AGENTS = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
+_SEE_AGENTS = f"see kubectl get pods -A -o wide -l {_AGENTS}"
 _HEADER = (
     *("NODE", "PHASE", "GPUS", "MIG USED", "IDLE", "FREE", "MPS READY", "CLAIMS WAIT"),
     *("AGE", "WORST"),
@@ -136,8 +137,7 @@ def _in_pod(options: argparse.Namespace) -> int:
     running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
     if not running:
         state = "does not run" if pods else "is not there"
-        remedy = f"see kubectl get pods -A -o wide -l {_AGENTS}"
-        raise PluginError(f"the agent's pod on node {node} {state}", remedy)
+        raise PluginError(f"the agent's pod on node {node} {state}", _SEE_AGENTS)
     metadata, containers = running[-1]["metadata"], running[-1]["spec"]["containers"]
     pod = ("-n", metadata["namespace"], "-c", "nodeagent", metadata["name"])
     args = next(one for one in containers if one["name"] == "nodeagent").get("args", [])
@@ -156,6 +156,8 @@ def _in_pod(options: argparse.Namespace) -> int:
 def _advise(options: argparse.Namespace) -> int:
     """One row for each workload and what it has, joined over the nodes that it was on."""
     pods = _asked(options, "get", "pods", "-A", "-l", _AGENTS)["items"]
+    if not pods:
+        raise PluginError("no agent's pod is there", _SEE_AGENTS)
     there = [f"--namespace={options.namespace}"] if options.namespace else []
 
     def ask(pod: Mapping[str, Any]) -> list[dict[str, Any]]:

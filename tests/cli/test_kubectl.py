@@ -236,6 +236,9 @@ def test_an_agent_that_is_not_there(run: Run) -> None:
     none = run("status", "n1", getpods={"items": []})
     assert none.returncode == 1
     assert none.stderr.startswith("nodeagent: the agent's pod on node n1 is not there\n  see ")
+    nowhere = run("advise", getpods={"items": []})
+    assert (nowhere.returncode, nowhere.stdout) == (1, "")
+    assert nowhere.stderr.startswith("nodeagent: no agent's pod is there\n  see kubectl get pods ")
     pending = run("status", "n1", getpods={"items": [pod("agent-x", "Pending")]})
     assert "the agent's pod on node n1 does not run\n" in pending.stderr
     unread = run("plan", "n1", "-f", "/nowhere/plan.yaml")
