@@ -24,7 +24,6 @@ class UseService:
     def __init__(self, path: Path | None, records: Records) -> None:
         self.file = use_file(path)
         self._records = records
-        self._not_kept = ""  # why, as it was logged last
 
     async def load(self) -> None:
         kept = await asyncio.to_thread(self.file.load)
@@ -43,14 +42,10 @@ class UseService:
 
     async def _keep(self) -> None:
         """A write that was begun is waited for: its thread would go on beside the next one."""
-        if self._records.is_empty:
-            return
         kept = self._records.kept(time.time())
+        if not (kept.newer or kept.older):
+            return
         try:
             await uncancelled(asyncio.to_thread(self.file.save, kept))
         except NodeagentError as error:
-            if error.message != self._not_kept:  # it is tried again and again
-                log.warning(error.message, remedy=error.remedy)
-            self._not_kept = error.message
-        else:
-            self._not_kept = ""
+            log.warning(error.message, remedy=error.remedy)

@@ -17,7 +17,7 @@ from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.structs import Struct, replace
+from nodeagent.structs import Struct
 from nodeagent.telemetry.holds import DeviceHold, holds_of
 from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, UNUSED, Device, DeviceUse, device_of
 from nodeagent.use.records import Measured, Records
@@ -51,10 +51,11 @@ _FIGURES: Final = {  # DCGM's field ids, by what a Reading calls it
     "clock_reasons": CLOCK_EVENT_REASONS,
     "ecc_corrected": 310,
     "ecc_uncorrected": 311,
+    "sm_active": 1002,
+    "dram_active": 1005,
 }
-_SM_ACTIVE, _DRAM_ACTIVE = 1002, 1005  # DCGM's field ids; 0 to 1
-READING_FIELDS = (*ACTIVITY_FIELDS, _SM_ACTIVE, _DRAM_ACTIVE, *_FIGURES.values())
-_MEBIBYTE = 1 << 20
+READING_FIELDS = (*ACTIVITY_FIELDS, *_FIGURES.values())
+_SCALES: Final = {"memory": 1 << 20, "sm_active": 100, "dram_active": 100}
 
 
 def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Device, Reading]:
@@ -66,28 +67,8 @@ def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Devic
         for subject, value in sample.values.get(number, ()):
             device = device_of(subject.entity)
             if device is not None:
-                scaled = int(value) * _MEBIBYTE if name == "memory" else round(value, 1)
-                found[device][name] = scaled
+                found[device][name] = round(value * _SCALES.get(name, 1), 1)
     return {device: Reading(**figures) for device, figures in found.items()}
-
-
-def doings(sample: SampleSet, read: Mapping[Device, Reading]) -> Mapping[Device, Measured]:
-    """What records need of each device; `read`: as `readings` has it."""
-    found: dict[str, dict[Device, float]] = {"sm": {}, "dram": {}}
-    for name, number in (("sm", _SM_ACTIVE), ("dram", _DRAM_ACTIVE)):
-        for subject, value in sample.values.get(number, ()):
-            device = device_of(subject.entity)
-            if device is not None:
-                found[name][device] = value * 100.0
-    return {
-        device: Measured(
-            reading.memory,
-            reading.utilization,
-            found["sm"].get(device),
-            found["dram"].get(device),
-        )
-        for device, reading in read.items()
-    }
 
 
 class _Account(Struct):
@@ -110,10 +91,8 @@ class Accounts:
     a gap above `longest_gap` does not count. `records` are of the holders' workloads.
     """
 
-    def __init__(
-        self, *, longest_gap: float, keep: float = 600.0, records: Records | None = None
-    ) -> None:
-        self._records = records or Records()
+    def __init__(self, *, longest_gap: float, keep: float = 600.0) -> None:
+        self.records = Records()
         self._longest_gap = longest_gap
         self._keep = keep
         self._accounts: dict[Owner, _Account] = {}
@@ -129,32 +108,29 @@ class Accounts:
         uses: Mapping[Device, DeviceUse],
         active: Mapping[Device, float],
         *,
-        doing: Mapping[Device, Measured] = MappingProxyType({}),
+        read: Mapping[Device, Reading] = MappingProxyType({}),
         claims: Iterable[Claim] = (),
         wall: float = 0.0,
     ) -> None:
         """Record who has what at `now`, and its activity since the last time: the part of the time
-        in which it worked (0 to 1), where that is known. `doing` says more of what devices do,
-        `claims` which parts of devices were granted, `wall` is the time of the clock.
+        in which it worked (0 to 1), where that is known. `read` is of devices, `claims` say which
+        parts of them were granted, `wall` is the time of the clock.
         """
         holds = holds_of(observed, uses, claims)
         passed = now - self._since if self._since is not None else 0.0
-        self._records.grow_older(max(passed, 0.0))
+        self.records.grow_older(max(passed, 0.0))
         if 0.0 < passed <= self._longest_gap:
             for key, hold in self._holds.items():
                 device, holder = key
                 goes_on = key in holds
                 worked = min(max(active.get(device, 0.0) if goes_on else 0.0, 0.0), 1.0)
                 self._add(holder, hold, passed, passed * worked)
-                measured = _NOTHING
-                if goes_on:
-                    use = uses.get(device, UNUSED)
-                    measured = _measured(hold, use, doing.get(device, _NOTHING))
-                    if active.get(device, 1.0) < _IDLE_BELOW:
-                        measured = replace(measured, idle=now - self._idle_since.get(key, now))
-                self._records.add(
+                is_idle = active.get(device, 1.0) < _IDLE_BELOW
+                idle = now - self._idle_since.get(key, now) if is_idle else 0.0
+                use, reading = uses.get(device, UNUSED), read.get(device, _UNREAD)
+                self.records.add(
                     (hold.holder, hold.grant),
-                    measured,
+                    _measured(hold, use, reading, idle) if goes_on else Measured(),
                     passed=passed,
                     active=worked,
                     sharing=hold.sharing,
@@ -202,13 +178,14 @@ def _labels(owner: Owner) -> tuple[str, ...]:
     return (owner.container, owner.namespace, owner.pod, owner.unit, owner.user)
 
 
-_NOTHING: Final = Measured()
+_UNREAD: Final = Reading()
 
 
-def _measured(hold: DeviceHold, use: DeviceUse, device: Measured) -> Measured:
+def _measured(hold: DeviceHold, use: DeviceUse, read: Reading, idle: float) -> Measured:
     """What the device does where the holder has it alone, else what is known of its processes."""
     if hold.sharing == 1:
-        return device
+        return Measured(read.memory, read.utilization, read.sm_active, read.dram_active, idle)
     memory = [use.memory[owner] for owner in hold.owners if owner in use.memory]
     busy = [use.multiprocessors[owner] for owner in hold.owners if owner in use.multiprocessors]
-    return Measured(sum(memory) if memory else None, min(sum(busy), 100.0) if busy else None)
+    engine = min(sum(busy), 100.0) if busy else None
+    return Measured(sum(memory) if memory else None, engine, idle=idle)

@@ -22,7 +22,7 @@ from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slic
 from nodeagent.metrics.selection import Selection
 from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
-from nodeagent.telemetry.accounting import Accounts, activity, doings, readings
+from nodeagent.telemetry.accounting import Accounts, activity, readings
 from nodeagent.telemetry.ownership import (
     Device,
     DeviceUse,
@@ -33,7 +33,6 @@ from nodeagent.telemetry.ownership import (
 )
 from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
 from nodeagent.use.advice import Advice
-from nodeagent.use.records import Records
 from nodeagent.views.node_state import NodeState, Reading
 
 _MAX_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
@@ -43,7 +42,7 @@ class Exporter:
     """Takes what is read and gives the page. Belongs to one thread.
 
     `clock` gives seconds and does not jump, those of the samples. `current` gives the node's state
-    with the daemons and health as they are now. `wall` gives the time for people.
+    with the daemons and health as they are now.
     """
 
     def __init__(
@@ -56,9 +55,7 @@ class Exporter:
         build: AgentSample,
         clock: Callable[[], float],
         current: Callable[[], NodeState],
-        wall: Callable[[], float] = time.time,
     ) -> None:
-        self.records = Records()
         self.work = Work()
         self.advice: tuple[Advice, ...] = ()
         self.readings: Mapping[Device, Reading] = {}
@@ -67,7 +64,6 @@ class Exporter:
         self._build = build
         self._clock = clock
         self._current = current
-        self._wall = wall
         self._by_reader: dict[str, SampleSet] = {}  # one that fails keeps its last values
         self._counters = MonotonicCounters(catalogue().fields)
         self._gpus: dict[str, GpuSample] = {}  # as they were found last, by UUID
@@ -75,7 +71,8 @@ class Exporter:
             str, tuple[float, Mapping[int | None, tuple[ProcessReading, ...]]]
         ] = {}
         self._owners: Mapping[int, Owner] = {}
-        self._accounts = Accounts(longest_gap=_MAX_GAP, records=self.records)
+        self._accounts = Accounts(longest_gap=_MAX_GAP)
+        self.records = self._accounts.records
         self._readers: tuple[ReaderState, ...] = ()
         self._state_at = clock()
         self._page: bytes | None = None  # the text, if it was written since the last change
@@ -107,9 +104,9 @@ class Exporter:
             state.observed,
             who,
             active,
-            doing={d: m for d, m in doings(sample, self.readings).items() if d[0] in known},
+            read={d: found for d, found in self.readings.items() if d[0] in known},
             claims=state.claims or (),
-            wall=self._wall(),
+            wall=time.time(),
         )
 
     def put_processes(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import Gpu, GpuInstance, ObservedNode
-from nodeagent.plan.shares import ALL_THREADS, MIB
+from nodeagent.plan.shares import MIB
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
 from nodeagent.use.digest import Holder
-from nodeagent.use.holders import workload_of
 from nodeagent.use.records import Grant
 from nodeagent.views.claims import Claim, ClaimShare
+
+_RANDOM: Final = "[bcdfghjklmnpqrstvwxz2456789]"  # without vowels, so that it is told from words
+# The recording rules read names alike. First a pod-template-hash or the minute of a CronJob.
+_MADE: Final = re.compile(rf"(-{_RANDOM}{{8,10}}|-\d{{8,}})?-({_RANDOM}{{5}}|\d+)$")
 
 
 class DeviceHold(Struct, frozen=True):
@@ -47,11 +52,8 @@ def holds_of(
     found: dict[tuple[Device, Owner], DeviceHold] = {}
     for gpu in observed.gpus:
         slots = Card.of(gpu).slots
-        for instance in (None, *gpu.instances):
-            number, profile, size = None, "", 0
-            if instance is not None:
-                number, profile = instance.id, instance.profile
-                size = instance.placement.size
+        parts = [(i.id, i.profile, i.placement.size, i) for i in gpu.instances]
+        for number, profile, size, instance in [(None, "", 0, None), *parts]:
             device = (gpu.uuid, number)
             holders: dict[Owner, list[Owner]] = {}
             for owner in uses[device].owners if device in uses else ():
@@ -69,6 +71,13 @@ def holds_of(
                 )
                 found[device, holder] = hold
     return found
+
+
+def workload_of(pod: str) -> str:
+    """The name of the pod without what its controller put behind it: to know its owners, the API
+    server would have to be asked, and accounts are kept without one, too.
+    """
+    return _MADE.sub("", pod) or pod
 
 
 def _shares(claims: Iterable[Claim]) -> Mapping[tuple[Device, str, str], ClaimShare]:
@@ -93,14 +102,11 @@ def _grant(gpu: Gpu, instance: GpuInstance | None, share: ClaimShare | None) -> 
         served = (compute for compute in instance.compute if compute.mps)
         uuid, daemon = next(((c.uuid, c.mps) for c in served), ("", None))
     if share is not None:
-        return Grant(_share_of(device), gpu.name, share.memory, share.threads)
-    if daemon is not None:
+        memory, threads = share.memory, share.threads
+    elif daemon is not None:
         sharing = daemon.runs.sharing
-        most, threads = sharing.memory_ceiling(uuid), sharing.thread_ceiling
-        limit = None if threads == ALL_THREADS else threads
-        return Grant(_share_of(device), gpu.name, most * MIB if most else memory, limit)
-    return Grant(device, gpu.name, memory)
-
-
-def _share_of(device: str) -> str:
-    return "share" if device == "gpu" else f"share of {device}"
+        memory = (sharing.memory_ceiling(uuid) or 0) * MIB or memory
+        threads = sharing.thread_ceiling
+    else:
+        return Grant(device, gpu.name, memory)
+    return Grant(f"share of {device}" if instance else "share", gpu.name, memory, threads)

@@ -7,9 +7,8 @@ is full, the digest that was added to least recently is forgotten.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
-from operator import add
 from typing import Annotated, Final
 
 from nodeagent.structs import Meta, Struct, field, replace
@@ -17,7 +16,7 @@ from nodeagent.use.digest import Holder, Spread, Use
 
 LENGTH: Final = 7 * 86400.0  # seconds of a generation
 MOST: Final = 512  # digests in a generation
-_BINS: Final = 64
+_BINS: Final = 40
 _QUANTITIES: Final = ("memory", "engine", "sm", "dram")
 _BYTES: Final = 4 * _BINS * len(_QUANTITIES)
 _FULL: Final = 0.97  # of the granted memory
@@ -75,10 +74,6 @@ class Digest(Struct):
         if measured.memory is not None and measured.memory >= _FULL * memory:
             self.at_limit += held
 
-    def rows(self) -> Iterator[Sequence[float]]:
-        bins: Sequence[float] = memoryview(self.bins).cast("f").tolist()
-        return (bins[start : start + _BINS] for start in range(0, len(bins), _BINS))
-
 
 Key = tuple[Holder, Grant]
 
@@ -102,10 +97,6 @@ class Records:
         self._newer: dict[Key, Digest] = {}
         self._older: dict[Key, Digest] = {}
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._newer and not self._older
-
     def restore(self, kept: KeptRecords, wall: float) -> None:
         """Go on with what an earlier agent kept. A clock that is behind it says no age."""
         self._newer = dict(kept.newer)
@@ -113,12 +104,9 @@ class Records:
         self.grow_older(kept.age + min(max(wall - kept.saved, 0.0), 2 * LENGTH))
 
     def kept(self, wall: float) -> KeptRecords:
-        """A copy to be written."""
-        newer, older = (
-            tuple((key, replace(d, peaks=[*d.peaks], bins=d.bins[:])) for key, d in some.items())
-            for some in (self._newer, self._older)
-        )
-        return KeptRecords(wall, self._age, newer, older)
+        """A copy to be written; nothing is added to the older ones any more."""
+        newer = [(k, replace(d, peaks=d.peaks[:], bins=d.bins[:])) for k, d in self._newer.items()]
+        return KeptRecords(wall, self._age, tuple(newer), tuple(self._older.items()))
 
     def grow_older(self, passed: float) -> None:
         """Let seconds pass, whether or not anything was held."""
@@ -167,25 +155,24 @@ def _top(quantity: str, memory: int) -> float:
 def _use(key: Key, older: Digest | None, newer: Digest | None) -> Use:
     holder, grant = key
     both = [digest for digest in (older, newer) if digest]
-    spreads = {}
-    for row, (name, columns) in enumerate(
-        zip(_QUANTITIES, zip(*(digest.rows() for digest in both), strict=True), strict=True)
-    ):
-        together = columns[0] if len(columns) == 1 else list(map(add, *columns))
-        peak = max(digest.peaks[row] for digest in both)
-        spreads[name] = _spread(together, _top(name, grant.memory), peak)
+    bins = [sum(b) for b in zip(*(memoryview(d.bins).cast("f") for d in both), strict=True)]
+    peaks = [max(p) for p in zip(*(d.peaks for d in both), strict=True)]
+    spreads = {
+        name: _spread(bins[row * _BINS :][:_BINS], _top(name, grant.memory), peaks[row])
+        for row, name in enumerate(_QUANTITIES)
+    }
     return Use(
         holder,
         grant.device,
         grant.model,
         grant.memory,
         grant.threads,
-        held=sum(d.held for d in both),
-        used=sum(d.used for d in both),
-        slices=sum(d.slices for d in both),
-        idle_stretches=sum(d.idle_stretches for d in both),
-        longest_idle=max(d.longest_idle for d in both),
-        at_limit=sum(d.at_limit for d in both),
+        held=sum(digest.held for digest in both),
+        used=sum(digest.used for digest in both),
+        slices=sum(digest.slices for digest in both),
+        idle_stretches=sum(digest.idle_stretches for digest in both),
+        longest_idle=max(digest.longest_idle for digest in both),
+        at_limit=sum(digest.at_limit for digest in both),
         first_seen=both[0].first_seen,
         last_seen=both[-1].last_seen,
         **spreads,

@@ -14,15 +14,11 @@ FILE_NAME: Final = "use.json"
 _MAX_BYTES = 8 << 20  # a digest takes 2 KiB with the longest names
 
 
-def _decode(content: bytes) -> KeptRecords:
-    return json.decode(content, type=KeptRecords)
-
-
 def use_file(path: Path | None) -> StateFile[KeptRecords]:
     """The file; `path` None: nothing is kept."""
     return StateFile(
         path,
-        StateFormat("use", 1, _MAX_BYTES, json.encode, _decode),
+        StateFormat("use", 1, _MAX_BYTES, json.encode, json.Decoder(KeptRecords).decode),
         what="the records of use",
         lost="what holders used until now is not known any more",
         remedy="advice needs new records, which take days",

@@ -72,7 +72,8 @@ class Reading(Struct, frozen=True):
     """What was sampled last of a GPU or a GPU instance; None: not read.
 
     `utilization` in percent, temperatures in degrees Celsius, powers in watts, `memory`: bytes
-    used, clocks in MHz, `clock_reasons`: bits of CLOCK_REASONS, ECC errors since the driver's load.
+    used, clocks in MHz, `clock_reasons`: bits of CLOCK_REASONS, ECC errors since the driver's load,
+    what is `active` in percent of the time.
     """
 
     utilization: float | None = None
@@ -86,6 +87,8 @@ class Reading(Struct, frozen=True):
     clock_reasons: int | None = None
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
+    sm_active: float | None = None
+    dram_active: float | None = None
 
 
 class NodeState(Struct, frozen=True):

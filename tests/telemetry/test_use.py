@@ -12,12 +12,13 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.observed import DeviceDaemon, ObservedNode
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.structs import Struct, replace
+from nodeagent.telemetry.holds import workload_of
 from nodeagent.telemetry.ownership import Device, DeviceUse
 from nodeagent.use.digest import Holder, Spread
-from nodeagent.use.holders import workload_of
 from nodeagent.use.records import LENGTH, MOST, Grant, Measured, Records
 from nodeagent.use.state_file import use_file
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
+from nodeagent.views.node_state import Reading
 from nodeagent.views.shapes import Pod
 from tests.draws import draws
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
@@ -113,8 +114,8 @@ def test_both_generations_are_one_record(tmp_path: Path) -> None:
     agent = Agent(tmp_path / "use.json")
     for memory, passed in ((4, 10.0), (2, LENGTH)):
         for seconds in (passed, 10.0, 10.0):
-            doing = {WHOLE: Measured(memory=memory * MIB)}
-            agent.see(whole(user(0, "a")), seconds, doing=doing)
+            read = {WHOLE: Reading(memory=memory * MIB)}
+            agent.see(whole(user(0, "a")), seconds, read=read)
     (use,) = agent.uses.values()
     assert (use.held, use.memory and use.memory.peak) == (40.0, 4 * MIB)
     assert use.last_seen - use.first_seen == LENGTH + 40.0
@@ -129,10 +130,10 @@ def test_spreads_are_of_seconds() -> None:
     for second in range(101):
         busy = 90.0 if second > 90 else 20.0
         memory = (9 if second == 50 else 3) << 30
-        doing = {part: Measured(memory=memory, engine=busy, sm=busy / 2)}
-        agent.see(node, 1.0, {part: busy / 100}, doing=doing)
+        read = {part: Reading(memory=memory, utilization=busy, sm_active=busy / 2)}
+        agent.see(node, 1.0, {part: busy / 100}, read=read)
     use = agent.uses["a", "1g.10gb"]
-    step = 100 / 64
+    step = 100 / 40
     assert use.engine
     assert use.sm
     assert use.memory
@@ -141,7 +142,7 @@ def test_spreads_are_of_seconds() -> None:
     assert use.sm.peak == 45.0
     assert use.dram is None
     assert use.memory.peak == 9 << 30
-    assert 3 << 30 <= use.memory.p95 <= (3 << 30) + (10 << 30) / 64
+    assert 3 << 30 <= use.memory.p95 <= (3 << 30) + (10 << 30) / 40
     assert (use.granted_memory, use.at_limit) == (10 << 30, 0.0)
 
 
@@ -153,8 +154,8 @@ def with_memory(node: ObservedNode) -> ObservedNode:
 def test_memory_at_its_limit_and_idle_stretches() -> None:
     agent, node = Agent(), with_memory(whole(user(0, "a")))
     for active in (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0):
-        doing = {WHOLE: Measured(memory=(79 << 30) if active else 1)}
-        agent.see(node, 30.0, {WHOLE: active}, doing=doing)
+        read = {WHOLE: Reading(memory=(79 << 30) if active else 1)}
+        agent.see(node, 30.0, {WHOLE: active}, read=read)
     (use,) = agent.uses.values()
     assert (use.device, use.model, use.at_limit) == ("gpu", "NVIDIA H100 80GB HBM3", 60.0)
     assert (use.idle_stretches, use.longest_idle) == (1, 60.0)
@@ -166,9 +167,9 @@ def test_who_shares_a_device_has_what_its_processes_do() -> None:
     node = with_memory(whole(mps=daemon))
     a, b = Owner("team", "a", "main"), Owner("team", "b", "main")
     who = {WHOLE: DeviceUse((a, b), {a: 5 << 30}, {a: 30.0})}
-    agent, doing = Agent(), {WHOLE: Measured(memory=70 << 30, engine=99.0)}
+    agent, read = Agent(), {WHOLE: Reading(memory=70 << 30, utilization=99.0)}
     for _ in range(2):
-        agent.see(node, who=who, doing=doing)
+        agent.see(node, who=who, read=read)
     use, other = agent.uses["a", "share"], agent.uses["b", "share"]
     assert (use.held, use.granted_memory, use.granted_threads) == (5.0, 20 << 30, 50.0)
     assert use.memory == Spread(5 << 30, 5 << 30, 5 << 30)
@@ -231,6 +232,7 @@ def _add(records: Records, number: int) -> None:
 
 
 def test_five_hundred_workloads_take_less_than_two_mebibytes(tmp_path: Path) -> None:
+    file = use_file(tmp_path / "use.json")
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -239,11 +241,11 @@ def test_five_hundred_workloads_take_less_than_two_mebibytes(tmp_path: Path) -> 
             for number in range(500):
                 _add(records, number)
             records.grow_older(LENGTH * (1 - generation))
+        file.save(records.kept(1.8e9))
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     assert taken < 2 << 20, taken
-    use_file(tmp_path / "use.json").save(records.kept(1.8e9))
     kept = use_file(tmp_path / "use.json").load()
     assert kept is not None
     again = Records()

@@ -7,7 +7,7 @@ from nodeagent.plan.users import Usage
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device
 from nodeagent.use.advice import advise
-from nodeagent.use.records import Measured
+from nodeagent.views.node_state import Reading
 from tests.plan.cards import card
 from tests.telemetry.nodes import user
 from tests.telemetry.use_rig import DAY, Agent
@@ -28,7 +28,7 @@ class Load(Struct, frozen=True):
     dram: float | None = None
     from_day: int = 0
 
-    def at(self, sample: int) -> Measured:
+    def at(self, sample: int) -> Reading:
         peak, burst = sample % 864 == 500, sample % 25 == 7
         memory = self.memory if peak else self.memory * 0.8
         engine = self.sm if self.engine is None else self.engine
@@ -36,7 +36,12 @@ class Load(Struct, frozen=True):
             None if percent is None else 100.0 if burst else percent * (0.5 + sample % 6 / 10)
             for percent in (self.sm, engine, self.dram)
         )
-        return Measured(int(memory * (1 << 30)), engine, sm, dram)
+        return Reading(
+            utilization=engine,
+            memory=int(memory * (1 << 30)),
+            sm_active=sm,
+            dram_active=dram,
+        )
 
 
 LOADS = {
@@ -77,7 +82,7 @@ def _gpu(number: int, load: Load, pod: str, instance: int) -> Gpu:
     return replace(gpu, mig=MigMode(current=True, pending=True), instances=(made,))
 
 
-def doing_at(node: ObservedNode, sample: int) -> dict[Device, Measured]:
+def readings_at(node: ObservedNode, sample: int) -> dict[Device, Reading]:
     loads = list(LOADS.values())
     return {
         (gpu.uuid, gpu.instances[0].id if gpu.instances else None): loads[gpu.index].at(sample)
@@ -102,9 +107,9 @@ def test_what_is_advised_after_a_week(tmp_path: Path) -> None:
             case 5:
                 agent.see(ObservedNode(), 1.0)
         for _ in range(int((DAY if day < 7 else DAY / 24) / STEP)):
-            doing, sample = doing_at(node, sample), sample + 1
-            active = {device: (m.engine or 0.0) / 100 for device, m in doing.items()}
-            agent.see(node, STEP, active, doing=doing)
+            read, sample = readings_at(node, sample), sample + 1
+            active = {device: (m.utilization or 0.0) / 100 for device, m in read.items()}
+            agent.see(node, STEP, active, read=read)
     uses = agent.records.uses()
     found = {
         one.workload: f"{one.verdict.value} {one.advised}".strip()

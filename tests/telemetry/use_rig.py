@@ -8,7 +8,6 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.telemetry.ownership import Device, uses
 from nodeagent.use.digest import Use
-from nodeagent.use.records import Records
 from nodeagent.use.state_file import use_file
 
 GAP = 120.0
@@ -28,11 +27,11 @@ class Agent:
         self.start()
 
     def start(self) -> None:
-        self.records = Records()
+        self.accounts = Accounts(longest_gap=GAP)
+        self.records = self.accounts.records
         kept = self.file.load()
         if kept is not None:
             self.records.restore(kept, self.wall)
-        self.accounts = Accounts(longest_gap=GAP, records=self.records)
 
     def restart(self, away: float = 0.0) -> None:
         self.file.save(self.records.kept(self.wall))
