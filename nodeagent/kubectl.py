@@ -177,9 +177,8 @@ def _advise(options: argparse.Namespace) -> int:
         whose = "/".join(filter(None, (one.get("namespace"), one["workload"])))
         container = f" ({one['container']})" if "container" in one else ""
         joined.setdefault((whose + container, one["model"], one["device"]), []).append(one)
-    rows: list[tuple[str, ...]] = [
-        ("WORKLOAD", "CARD", "HAS", "NODES", "HELD", "PEAK", "FREES", "ADVICE")
-    ]
+    head = "WORKLOAD", "CARD", "HAS", "NODES", "HELD", "PEAK", "FREES", "ADVICE"
+    rows: list[tuple[str, ...]] = [head]
     for key, ones in sorted(joined.items()):
         # What would do on each of the nodes: the one that needs most says it.
         worst = max(ones, key=lambda one: (_VERDICTS.index(one["verdict"]), -one["freesPart"]))

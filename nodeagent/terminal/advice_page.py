@@ -10,14 +10,13 @@ from nodeagent.text import gibibytes
 _HEADER = ("WORKLOAD", "HAS", "PEAK", "OF", "ACTIVE", "HELD", "FREES", "ADVICE")
 _NUMBERS = frozenset({2, 3, 4, 5, 6})
 _TONES = {"smaller": Tone.NEW, "larger": Tone.WARNING, "keep": Tone.GOOD}
-_NONE = "Nobody was seen to hold a GPU or a slice yet."
 _UNKNOWN = "-"
 
 
 def advice_page(advice: Sequence[Json]) -> tuple[Line, ...]:
     """One row for each holder and kind of device, and below why."""
     if not advice:
-        return (line(_NONE),)
+        return (line("Nobody was seen to hold a GPU or a slice yet."),)
     rows = table(_HEADER, map(_row, advice), right=_NUMBERS)
     return (*rows, BLANK, *(line(f"{_name(one)}: {'; '.join(one['why'])}.") for one in advice))
 

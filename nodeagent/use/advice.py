@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated
+from operator import ge
+from typing import Annotated, NamedTuple
 
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.names import ProfileName
-from nodeagent.plan.observed import Gpu, GpuInstanceProfile
-from nodeagent.structs import Meta, Shape, Struct
+from nodeagent.plan.observed import Gpu
+from nodeagent.structs import Meta, Shape, replace
 from nodeagent.text import gibibytes
 from nodeagent.use.digest import Spread, Use
 
@@ -24,6 +25,7 @@ FULL_SM = 0.95  # of what it may have, for half of the time: at its limit
 WORTH = 0.75  # a share is smaller that has at most so much of the memory
 GROWTH = 1.5  # of a share that is too small
 _GIB = 1 << 30
+_MEDIA = ("decoder", "encoder", "jpeg", "ofa")
 _STEP = 5  # percent, to which threads are rounded up
 
 WHOLE, SHARE = "gpu", "share"  # devices that are no profiles
@@ -64,7 +66,7 @@ class Advice(Shape, frozen=True, kw_only=True):
     activity: Annotated[float | None, Meta(description="percent of what it has, at p95")] = None
 
 
-class _Size(Struct, frozen=True, order=True):
+class _Size(NamedTuple):
     """How much of a card something is: memory slices, multiprocessors, bytes of memory."""
 
     slots: float
@@ -72,100 +74,53 @@ class _Size(Struct, frozen=True, order=True):
     memory: float
 
     def holds(self, need: _Size) -> bool:
-        pairs = zip(self._all, need._all, strict=True)
-        return all(have >= needed for have, needed in pairs)
-
-    @property
-    def _all(self) -> tuple[float, ...]:
-        return self.slots, self.multiprocessors, self.memory
-
-
-class _Full(Struct, frozen=True):
-    """That a holder needs more memory, or `compute`; `why` is a sentence."""
-
-    why: str
-    compute: bool = False
-
-
-class _Answer(Struct, frozen=True):
-    verdict: AdviceVerdict
-    why: tuple[str, ...]
-    advised: str = ""
-    memory: int | None = None
-    threads: float | None = None
-    frees_slices: int = 0
-    frees_part: float = 0.0
+        return all(map(ge, self, need))
 
 
 def advise(uses: Iterable[Use], gpus: Iterable[Gpu]) -> tuple[Advice, ...]:
     """One advice for each use, those that free most first. `gpus` are those of the node."""
     cards = {gpu.name: gpu for gpu in gpus}
-    found = (_advice(use, _answer(use, cards.get(use.model))) for use in uses)
+    found = (_advice(use, cards.get(use.model)) for use in uses)
     return tuple(sorted(found, key=lambda a: (-a.frees_part, a.namespace, a.workload, a.device)))
 
 
-def _advice(use: Use, answer: _Answer) -> Advice:
-    activity = _activity(use)
-    return Advice(
+def _advice(use: Use, gpu: Gpu | None) -> Advice:
+    activity, memory = use.sm or use.engine, use.memory
+    seen = Advice(
         namespace=use.holder.namespace,
         workload=use.holder.name,
         container=use.holder.container,
         model=use.model,
         device=use.device,
-        verdict=answer.verdict,
-        advised=answer.advised,
-        memory=answer.memory,
-        threads=answer.threads,
-        why=answer.why,
-        frees_slices=answer.frees_slices,
-        frees_part=round(answer.frees_part, 3),
+        verdict=AdviceVerdict.NOT_ENOUGH,
+        why=(f"this node has no {use.model} with {use.device} now",),
         held=round(use.held, 1),
         used=round(use.used, 1),
         granted=use.granted_memory,
-        peak=int(use.memory.peak) if use.memory else None,
+        peak=int(memory.peak) if memory else None,
         activity=round(activity.p95, 1) if activity else None,
     )
-
-
-def _activity(use: Use) -> Spread | None:
-    """Of its multiprocessors, else of the engine, which is never less."""
-    return use.sm or use.engine
-
-
-def _answer(use: Use, gpu: Gpu | None) -> _Answer:
-    if gpu is None:
-        return _not_enough(f"this node has no {use.model} now")
-    if use.memory is None:
-        return _not_enough("its memory was not measured")
-    full = _full(use, use.memory)
-    if not full and use.held < ENOUGH:
-        hours = use.held / 3600
-        return _not_enough(f"it was seen for {hours:.1f} of {ENOUGH / 3600:.0f} hours")
-    sizes = _sizes(gpu)
-    if use.device.startswith(SHARE) or (use.device == WHOLE and not sizes):
+    if memory is None:
+        return replace(seen, why=("its memory was not measured",))
+    if gpu and use.held < ENOUGH and not _full(use, memory)[0]:
+        return replace(seen, why=(f"it was seen for {use.held / 3600:.1f} of 24 hours",))
+    sizes = _sizes(gpu) if gpu else {}
+    if gpu and (use.device.startswith(SHARE) or (use.device == WHOLE and not sizes)):
         of = sizes.get(use.device.removeprefix(f"{SHARE} of "))
-        return _share(use, use.memory, full, gpu, int(of.memory) if of else gpu.memory)
-    if use.device != WHOLE and use.device not in sizes:
-        return _not_enough(f"{gpu.name} has no profile {use.device} now")
-    return _profile(use, use.memory, full, gpu, sizes)
+        return _share(seen, use, memory, gpu, int(of.memory) if of else gpu.memory)
+    if gpu and (use.device == WHOLE or use.device in sizes):
+        return _profile(seen, use, memory, gpu, sizes)
+    return seen
 
 
-def _not_enough(why: str) -> _Answer:
-    return _Answer(AdviceVerdict.NOT_ENOUGH, (why,))
-
-
-def _full(use: Use, memory: Spread) -> _Full | None:
-    """What it has too little of."""
+def _full(use: Use, memory: Spread) -> tuple[str, bool]:
+    """What it has too little of, as a sentence, and whether that is not memory; "" for nothing."""
     if use.at_limit or memory.peak > use.granted_memory:
-        return _Full(f"{_peak(memory)} of {gibibytes(use.granted_memory)}")
+        return f"{_peak(memory)} of {gibibytes(use.granted_memory)}", False
     limit = use.granted_threads or 100.0
     if use.device != WHOLE and use.sm and use.sm.p50 >= FULL_SM * limit:
-        return _Full("all its multiprocessors were active for half of the time", compute=True)
-    return None
-
-
-def _nothing_larger(gpu: Gpu) -> str:
-    return f"a {gpu.name} has nothing larger"
+        return "all its multiprocessors were active for half of the time", True
+    return "", False
 
 
 def _peak(memory: Spread) -> str:
@@ -174,7 +129,7 @@ def _peak(memory: Spread) -> str:
 
 def _seen(use: Use, memory: Spread) -> tuple[str, ...]:
     """The numbers behind an advice, and what was not measured."""
-    activity = _activity(use)
+    activity = use.sm or use.engine
     if activity is None:
         return _peak(memory), "its activity was not measured: this is by memory alone"
     what = "multiprocessors'" if use.sm else "GPU's"
@@ -185,14 +140,11 @@ def _seen(use: Use, memory: Spread) -> tuple[str, ...]:
 
 
 def _sizes(gpu: Gpu) -> dict[str, _Size]:
-    """The card's profiles, the smallest first. Where the driver does not say how many
-    multiprocessors each has, compute slices are counted.
-    """
-    told = all(profile.multiprocessors for profile in gpu.profiles)
+    """The card's profiles, the smallest first; slices where multiprocessors are not told."""
     found = {
         profile.name: _Size(
             max((place.size for place in profile.placements), default=profile.slices),
-            profile.multiprocessors if told else profile.slices,
+            profile.multiprocessors or profile.slices,
             profile.memory,
         )
         for profile in gpu.profiles
@@ -200,81 +152,77 @@ def _sizes(gpu: Gpu) -> dict[str, _Size]:
     return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
 
 
-def _profile(
-    use: Use, memory: Spread, full: _Full | None, gpu: Gpu, sizes: dict[str, _Size]
-) -> _Answer:
+def _profile(seen: Advice, use: Use, memory: Spread, gpu: Gpu, sizes: dict[str, _Size]) -> Advice:
     # MIG divides all of a card: its largest profile is as much as all of it.
     largest = max(sizes.values(), key=lambda size: size.multiprocessors)
     has = largest if use.device == WHOLE else sizes[use.device]
     attributes = () if use.device == WHOLE else ProfileName.parse(use.device).attributes
     offered = {n: s for n, s in sizes.items() if ProfileName.parse(n).attributes == attributes}
+    peak, activity, dram = MEMORY_MARGIN * memory.peak, use.sm or use.engine, use.dram
+    full, compute = _full(use, memory)
     if full:
-        grown = has.multiprocessors * (ACTIVITY_MARGIN if full.compute else 1)
-        more = _Size(has.slots, grown, MEMORY_MARGIN * memory.peak)
+        more = _Size(has.slots, has.multiprocessors * (ACTIVITY_MARGIN if compute else 1), peak)
         larger = next((n for n, s in offered.items() if s.holds(more) and s != has), "")
-        nothing = () if larger else (_nothing_larger(gpu),)
-        return _Answer(AdviceVerdict.LARGER, (full.why, *nothing), larger)
-    activity, dram = _activity(use), use.dram
+        return _larger(seen, full, gpu, larger)
     need = _Size(
         has.slots * ACTIVITY_MARGIN * dram.p95 / 100 if dram else 0,
         has.multiprocessors * ACTIVITY_MARGIN * activity.p95 / 100 if activity else 0,
-        MEMORY_MARGIN * memory.peak,
+        peak,
     )
     for name, size in offered.items():
         # In nothing more than it has, and less of what others could have.
-        within = size.slots <= has.slots and size.multiprocessors <= has.multiprocessors
-        less = (size.slots, size.multiprocessors) != (has.slots, has.multiprocessors)
-        if within and less and size.holds(need):
-            slots = Card.of(gpu).slots
-            frees = int(has.slots - size.slots)
-            why = (*_seen(use, memory), *_lost_engines(gpu, use.device, name))
-            return _Answer(
-                AdviceVerdict.SMALLER,
-                why,
-                name,
-                frees_slices=frees,
-                frees_part=frees / slots if slots else 0.0,
+        if has[:2] != size[:2] and all(map(ge, has[:2], size[:2])) and size.holds(need):
+            return replace(
+                seen,
+                verdict=AdviceVerdict.SMALLER,
+                advised=name,
+                why=(*_seen(use, memory), *_lost_engines(gpu, use.device, name)),
+                frees_slices=int(has.slots - size.slots),
+                frees_part=round((has.slots - size.slots) / (Card.of(gpu).slots or 1), 3),
             )
-    return _Answer(AdviceVerdict.KEEP, _seen(use, memory))
+    return replace(seen, verdict=AdviceVerdict.KEEP, why=_seen(use, memory))
+
+
+def _larger(seen: Advice, full: str, gpu: Gpu, advised: str) -> Advice:
+    nothing = () if advised else (f"a {gpu.name} has nothing larger",)
+    return replace(seen, verdict=AdviceVerdict.LARGER, advised=advised, why=(full, *nothing))
 
 
 def _lost_engines(gpu: Gpu, has: str, advised: str) -> tuple[str, ...]:
     """A caution, where the one has media engines of a kind that the other has none of."""
-
-    def kinds(profile: GpuInstanceProfile | None) -> set[str]:
-        media = ("decoder", "encoder", "jpeg", "ofa")
-        return {kind for kind in media if profile and getattr(profile.engines, kind)}
-
-    before = set().union(*map(kinds, gpu.profiles)) if has == WHOLE else kinds(gpu.profile(has))
-    lost = ", ".join(sorted(before - kinds(gpu.profile(advised))))
+    kinds = {p.name: {k for k in _MEDIA if getattr(p.engines, k)} for p in gpu.profiles}
+    before = set().union(*kinds.values()) if has == WHOLE else kinds[has]
+    lost = ", ".join(sorted(before - kinds[advised]))
     return (f"{advised} has no {lost}, whose use was not measured",) if lost else ()
 
 
 # --- shares ---------------------------------------------------------------------------------------
 
 
-def _share(use: Use, memory: Spread, full: _Full | None, gpu: Gpu, most: int) -> _Answer:
+def _share(seen: Advice, use: Use, memory: Spread, gpu: Gpu, most: int) -> Advice:
     """Of a device that is shared and has `most` bytes, or of a card that cannot be divided."""
-    granted, threads, activity = use.granted_memory, use.granted_threads, _activity(use)
+    granted, threads, activity = use.granted_memory, use.granted_threads, use.sm or use.engine
+    full, compute = _full(use, memory)
     if full:
-        if threads in {None, 100.0} if full.compute else granted >= most:
-            return _Answer(AdviceVerdict.LARGER, (full.why, _nothing_larger(gpu)))
-        more = granted if full.compute else _whole_gib(GROWTH * max(granted, memory.peak))
-        if threads is not None and full.compute:
-            threads = min(100.0, _step(GROWTH * threads))
-        return _Answer(AdviceVerdict.LARGER, (full.why,), SHARE, min(more, most), threads)
-    would = _whole_gib(MEMORY_MARGIN * memory.peak)
-    needs = min(threads or 100.0, _step(ACTIVITY_MARGIN * activity.p95)) if activity else threads
+        if threads in {None, 100.0} if compute else granted >= most:
+            return _larger(seen, full, gpu, "")
+        more = granted if compute else _up(GROWTH * max(granted, memory.peak), _GIB)
+        if threads is not None and compute:
+            threads = min(100.0, _up(GROWTH * threads, _STEP))
+        seen = replace(seen, memory=min(more, most), threads=threads)
+        return _larger(seen, full, gpu, SHARE)
+    seen = replace(seen, verdict=AdviceVerdict.KEEP, why=_seen(use, memory))
+    would = _up(MEMORY_MARGIN * memory.peak, _GIB)
+    needs = (
+        min(threads or 100.0, _up(ACTIVITY_MARGIN * activity.p95, _STEP)) if activity else threads
+    )
     busy = use.device == WHOLE and (needs or 0.0) > 100 * WORTH  # nothing is left to share
     if would > WORTH * granted or busy:
-        return _Answer(AdviceVerdict.KEEP, _seen(use, memory))
-    part = (granted - would) / gpu.memory if gpu.memory else 0.0
-    return _Answer(AdviceVerdict.SMALLER, _seen(use, memory), SHARE, would, needs, frees_part=part)
+        return seen
+    part = round((granted - would) / (gpu.memory or 1), 3)
+    seen = replace(seen, advised=SHARE, memory=would, threads=needs, frees_part=part)
+    return replace(seen, verdict=AdviceVerdict.SMALLER)
 
 
-def _whole_gib(size: float) -> int:
-    return max(1, math.ceil(size / _GIB)) * _GIB
-
-
-def _step(percent: float) -> float:
-    return max(1, math.ceil(percent / _STEP)) * float(_STEP)
+def _up(amount: float, step: int) -> int:
+    return max(1, math.ceil(amount / step)) * step
