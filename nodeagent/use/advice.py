@@ -162,7 +162,7 @@ def _profile(seen: Advice, use: Use, memory: Spread, gpu: Gpu, sizes: dict[str, 
     full, compute = _full(use, memory)
     if full:
         more = _Size(has.slots, has.multiprocessors * (ACTIVITY_MARGIN if compute else 1), peak)
-        larger = next((n for n, s in offered.items() if s.holds(more) and s != has), "")
+        larger = next((n for n, s in offered.items() if s.holds(more)), "")
         return _larger(seen, full, gpu, larger)
     need = _Size(
         has.slots * ACTIVITY_MARGIN * dram.p95 / 100 if dram else 0,
