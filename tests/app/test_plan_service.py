@@ -50,8 +50,7 @@ async def test_changed_settings_are_reported_and_not_in_force(tmp_path: Path) ->
             plan.write_bytes(plan_text("{3g.40gb: 2}"))
             await rig.until(lambda: len(rig.gpu().instances) == 2)
             await reported(rig, 3)
-            kept = [one for one in rig.events.events if one.type == EventType.SETTINGS_KEPT]
-            assert "restart nodeagent" in kept[0].remedy
+            assert any("restart nodeagent" in event.message for event in rig.events.events)
             assert rig.heartbeats.overdue() == ()
             task.cancel()
 

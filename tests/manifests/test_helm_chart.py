@@ -228,7 +228,7 @@ def test_the_notes_speak_of_what_was_installed() -> None:
         for name in OVERLAYS
     }
     assert [n for n, text in notes.items() if "get deviceclasses" in text] == ["dra"]
-    assert [n for n, text in notes.items() if "nos.nebuly.com/gpu-partitioning=mig" in text] == ["nos"]
+    assert [n for n, text in notes.items() if "gpu-partitioning=mig." in text] == ["nos"]
     assert [n for n, text in notes.items() if "enforce=restricted" in text] == ["simulated"]
     for simulated in ("simulated GPUs (h100-80gb:2)", "nodeagent check --simulate h100-80gb:2"):
         assert [n for n, text in notes.items() if simulated in text] == ["simulated"]

@@ -1,9 +1,10 @@
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from nodeagent.plan.observed import Access, DeviceDaemon, ObservedNode
+from nodeagent.plan.observed import Access, DeviceDaemon, HealthLimits, ObservedNode
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.plan.problems import Code
 from nodeagent.structs import replace
@@ -119,9 +120,12 @@ def test_a_failed_daemon_says_why_and_what_it_said_last() -> None:
     assert problem.remedy == "mend the cause; to restart it at once: `nodeagent mps restart MIG-b`"
 
 
-def test_a_daemon_of_a_lost_gpu_is_no_problem_of_its_own() -> None:
+@pytest.mark.parametrize(
+    "found", [{"access": Access.LOST}, {"health_limits": HealthLimits(gone=True)}]
+)
+def test_a_daemon_of_a_lost_gpu_is_no_problem_of_its_own(found: dict[str, Any]) -> None:
     """What the GPU's finding says is all there is to do."""
-    lost = replace(NODE, gpus=(NODE.gpus[0], replace(NODE.gpus[1], access=Access.LOST)))
+    lost = replace(NODE, gpus=(NODE.gpus[0], replace(NODE.gpus[1], **found)))
     assert not mps_problems([FAILED], lost)
     cordoned = replace(FAILED, state="Ready", trouble="takes no new clients: it is lost")
     for observed, told in ((NODE, 1), (lost, 0)):

@@ -120,7 +120,7 @@ def test_before_the_first_look() -> None:
 
 def test_no_mode() -> None:
     """Without one of nos' words on the label the node is not nos', whatever else is there."""
-    cases: list[str | None] = [None, "", "mixed", "mps", "MIG", "mig ", "\x1b[31m"]
+    cases: list[str | None] = [None, "", "hybrid", "mps", "MIG", "mig ", "\x1b[31m"]
     for value in cases:
         labels = {} if value is None else {MODE_LABEL: value}
         text = reason(offer(spec(**{"0-7g.40gb": "1"}), labels, TWO))
