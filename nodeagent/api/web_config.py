@@ -27,7 +27,6 @@ _CLIENT_AUTH = {
 # bcrypt refuses any other form; the last letter of a salt carries only two bits. It knows no cost
 # below 4; each step doubles the time, and 15 takes 2 s for each request.
 _BCRYPT = r"\$2[aby]\$(0[4-9]|1[0-5])\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}"
-_BOTH_NEEDED = "a certificate and its key belong together"
 
 _Version = Literal["TLS12", "TLS13"]
 _HEADERS = (

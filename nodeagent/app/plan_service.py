@@ -36,10 +36,7 @@ class SettingsFile:
 
 
 class PlanService:
-    """Follows the plan's source while `run` runs, and has `active_plan` take what it reports.
-
-    Raises UsageError for settings of a source that cannot be used.
-    """
+    """Follows the plan's source while `run` runs, and has `active_plan` take what it reports."""
 
     def __init__(
         self,
