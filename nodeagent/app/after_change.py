@@ -36,6 +36,9 @@ class AfterChange:
     def __init__(self, settings: AfterChangeSettings, states: Signal[NodeState]) -> None:
         self._settings = settings
         self._states = states
+        self._devices: Hashable = None  # as known last; None: the command may have seen others
+        self._is_running = False
+        self._due = asyncio.Event()
         self.problems: Signal[tuple[Problem, ...]] = Signal(())
 
     async def run(self) -> None:
@@ -43,24 +46,30 @@ class AfterChange:
         command = self._settings.command
         if not command:
             return
+        self._states.subscribe(self._note)
+        self._note(self._states.newest)
         backoff = Backoff(10.0, 600.0)
-        devices = await self._other_than(None)
+        failed: tuple[Problem, ...] = ()
         while True:
-            failed = await self._attempt(command)
-            self.problems.publish(failed)
             try:
                 async with asyncio.timeout(backoff.next() if failed else None):
-                    devices = await self._other_than(devices)
+                    await self._due.wait()
                 backoff.reset()
             except TimeoutError:
                 pass
+            self._due.clear()
+            self._is_running = True
+            failed = await self._attempt(command)
+            self._is_running = False
+            self.problems.publish(failed)
 
-    async def _other_than(self, devices: Hashable) -> Hashable:
-        """The devices, as soon as they are known, no change is under way, and they are others."""
-        async for state in self._states:
-            if (found := _devices(state)) not in (None, devices):
-                return found
-        return None
+    def _note(self, state: NodeState) -> None:
+        found = _devices(state)
+        if found is None:  # what the command reads meanwhile may be half of a change
+            self._devices = None if self._is_running else self._devices
+        elif found != self._devices:
+            self._devices = found
+            self._due.set()
 
     async def _attempt(self, command: tuple[str, ...]) -> tuple[Problem, ...]:
         deadline = self._settings.deadline

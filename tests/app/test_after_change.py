@@ -9,11 +9,13 @@ from tests.app.agent_process import agent, profiles, write_plan
 from tests.doc_blocks import ROOT, blocks_of
 
 PROGRAM = "/usr/bin/nvidia-ctk"
-# Writes down how it was called; with the file `broken` beside it, or `late`, it fails so.
+# Writes down how it was called; with the file `broken` beside it, or `late`, it fails so. While
+# there is one `held`, it does not end.
 STAND_IN = """#!/bin/sh
 here=$(dirname "$0")
 echo "$@" >> "$here/calls"
 [ -e "$here/late" ] && { sleep 600 & echo $! > "$here/left"; wait; }
+while [ -e "$here/held" ]; do sleep 0.02; done
 [ -e "$here/broken" ] && { echo no driver; exit 3; }
 env | cut -d= -f1 | sort | grep -v -e PWD -e SHLVL -e '^_$' | paste -sd' ' > "$here/environment"
 """
@@ -59,6 +61,22 @@ def test_it_runs_at_the_start_and_after_each_change(tmp_path: Path) -> None:
         assert process.end() == 0
     assert calls(tmp_path) == [GENERATE] * 2
     assert (tmp_path / "environment").read_text() == "LC_ALL PATH\n"
+
+
+def test_a_change_and_back_while_it_runs_has_it_run_once_more(tmp_path: Path) -> None:
+    settings = settings_of_the_page(tmp_path)
+    (tmp_path / "held").touch()
+    write_plan(tmp_path, "{3g.40gb: 2}")
+    with agent(tmp_path, "--settings", settings) as process:
+        process.until(lambda body: profiles(body) == ["3g.40gb"] * 2)
+        process.until(lambda _: len(calls(tmp_path)) == 1)
+        write_plan(tmp_path, "{1g.10gb: 7}")
+        process.until(lambda body: profiles(body) == ["1g.10gb"] * 7)
+        write_plan(tmp_path, "{3g.40gb: 2}")
+        process.until(lambda body: profiles(body) == ["3g.40gb"] * 2)
+        (tmp_path / "held").unlink()
+        process.until(lambda _: len(calls(tmp_path)) == 2)
+        assert process.end() == 0
 
 
 def test_its_failure_is_a_problem_and_keeps_nothing_waiting(tmp_path: Path) -> None:
