@@ -3,8 +3,6 @@
 It is read when the first of them is needed: most commands need none.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Threads that no pool has: each for one piece of work, and nothing waits for their end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from threading import Thread

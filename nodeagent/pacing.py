@@ -3,8 +3,6 @@
 Pure: time and the source of randomness are passed in.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 

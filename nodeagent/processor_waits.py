@@ -2,8 +2,6 @@
 cgroup's share of them was used up: time for which no deadline may blame the other side.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Runs a program to its end: without a shell, within a deadline, in a named environment."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ The texts are those of the catalogue; findings and XIDs are made from the tables
 checks judge by. `nodeagent explain` and docs/runbook.md show the same entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache, partial

@@ -4,8 +4,6 @@
 iterates over them.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """Renders values and names for sentences, and finds the names that were probably meant."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Work that may not be cut short: cancellation takes effect when it has ended."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar

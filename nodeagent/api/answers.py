@@ -1,7 +1,5 @@
 """What the API can ask of the agent; the status as bytes, rendered when the state changed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar

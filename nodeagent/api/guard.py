@@ -5,8 +5,6 @@ A page from anywhere can make its own name point to 127.0.0.1 and then read what
 rebinding). Its requests carry the page's name as Host, and are refused for it.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket

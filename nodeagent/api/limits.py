@@ -6,8 +6,6 @@ one that has waited longest, of the peer with most connections. A client that se
 once is in that state for an instant, so that clients which hold connections keep it out of nothing.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import time
 from collections import Counter

@@ -3,8 +3,6 @@
 Each has limits of its own, so that clients of one take nothing from those of the other.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import AsyncIterator

@@ -5,8 +5,6 @@ it says now; the address is never given up in between. A file that cannot be use
 in force. At the start there is nothing to leave: until it can be used connections are refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable, Iterable

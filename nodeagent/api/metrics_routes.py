@@ -5,8 +5,6 @@ already; they are sent in pieces, so that a client that hardly reads holds littl
 and makes way where others wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The description of the API that `GET /openapi.json` serves (OpenAPI 3.1)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

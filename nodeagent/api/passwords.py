@@ -6,8 +6,6 @@ slow. Right passwords are remembered by a keyed digest: a client that asks every
 one check, and no guesser delays it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """What a client can ask, and, over the Unix socket alone, have done."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Annotated, TypeVar

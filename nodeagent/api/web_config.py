@@ -4,8 +4,6 @@ The format is that of Prometheus' exporter-toolkit (docs/web-configuration.md th
 TLS cannot do is refused, never ignored: a lock that is not there protects nothing.
 """
 
-from __future__ import annotations
-
 import re
 import ssl
 from pathlib import Path

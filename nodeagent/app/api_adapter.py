@@ -1,7 +1,5 @@
 """The agent's API: served over TCP and the Unix socket, answered from the services' values."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import resource

@@ -2,8 +2,6 @@
 what is reported of them: events, also at the API server, and their status.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping

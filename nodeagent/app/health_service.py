@@ -9,8 +9,6 @@ hand they are ended only through the table of XIDs: findings of an XID that the 
 names otherwise end when the agent starts.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -4,8 +4,6 @@ Lines of libraries are written in the same form, each kind once in ten seconds a
 handler would write tracebacks as plain text, one for each malformed request.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

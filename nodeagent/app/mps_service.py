@@ -1,7 +1,5 @@
 """MPS in the agent: the daemons, their clients, and the events of both."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress

@@ -4,8 +4,6 @@ A simulated agent never takes the place of the real one, except where the settin
 explicitly.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

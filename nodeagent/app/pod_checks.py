@@ -4,8 +4,6 @@ Each pod is read once, and every minute while something is wrong with it, or it 
 kubelet names no uids, and so does not tell it from one that came in its place.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import NoReturn

@@ -4,8 +4,6 @@ At SIGTERM the running steps finish and the rest is left to the next start; a se
 process at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -1,7 +1,5 @@
 """What the services of one agent have in common, made before all of them."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from typing import Self

@@ -1,7 +1,5 @@
 """The records of use as a part of the agent: taken up at its start, written now and then."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -7,8 +7,6 @@ memory, so that it gets the whole device. Capacities are counted by the schedule
 `admission`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final

@@ -6,8 +6,6 @@ and one for each place of each of its profiles: `1g.10gb+me` at slice 4 is `mig-
 it means is looked up among the names that the GPU's own profiles make.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What came of a claim's part of a GPU: what is in its way, and who uses what outlives it. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord

@@ -2,8 +2,6 @@
 beside the hardware. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase

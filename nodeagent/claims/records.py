@@ -8,8 +8,6 @@ its record says, also where none are served (`dra.mode` was switched off, or the
 a pod may have a slice that no process uses at the moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

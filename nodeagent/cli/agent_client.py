@@ -4,8 +4,6 @@ A request of HTTP/1.0 and its answer are read here: to import Python's client ta
 rest of `nodeagent status`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import socket

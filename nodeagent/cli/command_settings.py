@@ -1,7 +1,5 @@
 """The settings in force for a command: the file, the environment, then the command's flags."""
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 

@@ -1,7 +1,5 @@
 """The commands: what each does in a line, and the options that it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Running one coroutine to its end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar

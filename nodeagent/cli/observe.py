@@ -1,7 +1,5 @@
 """`nodeagent export` and `profiles`: the node as it is, and what its GPUs offer."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 from nodeagent.cli import event_loop

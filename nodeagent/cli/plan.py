@@ -1,7 +1,5 @@
 """`nodeagent plan` and `assert`: what would be done and why, and whether that is nothing."""
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import Namespace

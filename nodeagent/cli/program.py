@@ -1,7 +1,5 @@
 """Runs a command line: parses it, runs one command, reports errors, gives the exit code."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """The progress of `apply` on a line of the terminal, and its wait for the users of GPUs."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`nodeagent explain`, `schema`, `completion`, `help` and `version`: the program's own words."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress

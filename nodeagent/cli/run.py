@@ -1,7 +1,5 @@
 """`nodeagent run`: the agent, and hints for who starts it by hand."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shlex

@@ -2,8 +2,6 @@
 daemons have their things.
 """
 
-from __future__ import annotations
-
 import re
 from argparse import Namespace
 from collections.abc import Iterator

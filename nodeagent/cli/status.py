@@ -1,7 +1,5 @@
 """`nodeagent status`, `events`, `logs`, `claims`, `advise`, `mps`: what the running agent says."""
 
-from __future__ import annotations
-
 import os
 import time
 from argparse import Namespace

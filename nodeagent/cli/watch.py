@@ -1,7 +1,5 @@
 """`nodeagent status --watch` on a terminal: the whole of it, with keys."""
 
-from __future__ import annotations
-
 import os
 import re
 import select

@@ -11,8 +11,6 @@ claim stay theirs. Where the agent may not write a claim's, that is logged once,
 every hour: claims are served without it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Whether NVIDIA's DRA driver serves the node, which this agent's may be called as in its place."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ At best effort: Events are for people who look, nothing waits for them, and the 
 where too many wait. Memory and requests are bounded.
 """
 
-from __future__ import annotations
-
 import random
 from collections import OrderedDict
 from collections.abc import Callable

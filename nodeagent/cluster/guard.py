@@ -4,8 +4,6 @@ A policy that was refused, was deleted, or names another account leaves no other
 that every one of them must deny is tried, as a dry run and of a key that means nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final, NoReturn
 

@@ -7,8 +7,6 @@ that fails is built anew, from what is wanted and what is there by then, with ba
 refused waits alone, and holds up nothing else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Hashable

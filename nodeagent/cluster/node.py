@@ -4,8 +4,6 @@ Only the difference is sent. Metadata, status and taints take a request each: th
 one keeper.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Equal Events are counted in one, so what differs each time without being news (p
 digest of one more plan with the same fault) is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Final, Literal

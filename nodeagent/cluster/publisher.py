@@ -5,8 +5,6 @@ Whatever the API server does, the work on the GPUs goes on, and the newest state
 can be.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress

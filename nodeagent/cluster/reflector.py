@@ -4,8 +4,6 @@ Whatever breaks, what was seen last stays in force and the server is asked again
 is no polling, and no loop without a wait in it, however a server misbehaves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Mapping

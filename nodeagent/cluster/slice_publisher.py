@@ -5,8 +5,6 @@ reached for 30 s: so the slices are watched. A `Keeper` writes them, with a key 
 slices of one GPU. Other drivers' slices show who else hands out devices of the node.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -9,8 +9,6 @@ An unquoted word means what it does in YAML 1.1, without its surprises. Booleans
 `0000:10:00.0` must stay text. Dates stay text too.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import NoReturn

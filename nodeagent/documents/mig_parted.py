@@ -6,8 +6,6 @@ name that no card can have, a count that no GPU can hold, a key that is there tw
 where a value belongs.
 """
 
-from __future__ import annotations
-
 from nodeagent.documents.bounded_yaml import Tree
 from nodeagent.documents.grammar import (
     DocumentValue,

@@ -5,8 +5,6 @@ of apimachinery's resource.Quantity, except that nothing is ever rounded: what i
 of bytes is refused.
 """
 
-from __future__ import annotations
-
 import re
 
 from nodeagent.documents.grammar import (

@@ -4,8 +4,6 @@ All of it that needs no hardware is checked here; its JSON Schema, for editors a
 a plan reaches a node, is made of the same rules.
 """
 
-from __future__ import annotations
-
 from nodeagent.documents.bounded_yaml import Tree
 from nodeagent.documents.grammar import (
     DocumentValue,

@@ -1,7 +1,5 @@
 """Reads a text into a `PlanDocument`, whether it is a plan or a mig-parted file."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -2,8 +2,6 @@
 instances there may be.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ A GPU instance without compute instances is no device, and neither format can as
 left out of the document and named in a comment. So is a GPU that does not answer.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar

@@ -9,8 +9,6 @@
 They replace the program's own classes, in order: the last entry of an XID counts.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from nodeagent.documents.bounded_yaml import MAX_TEXT, read_tree

@@ -2,8 +2,6 @@
 (SPEC.md of the CDI project).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 

@@ -5,8 +5,6 @@ looked at, written and removed in the open directory. What another user put ther
 left as it is.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

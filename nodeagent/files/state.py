@@ -6,8 +6,6 @@ text that people can read:
     # nodeagent health 2 sha256:6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -4,8 +4,6 @@ Every user may mount one (FUSE) on a directory or file of its own. It is a progr
 answer, and who waits for it cannot even be killed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

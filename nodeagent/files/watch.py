@@ -5,8 +5,6 @@ ConfigMaps are swapped by a symbolic link in the middle of the path. So not the 
 but every directory entry that decides what the path leads to, found anew after each change.
 """
 
-from __future__ import annotations
-
 import asyncio
 import stat
 from collections.abc import AsyncIterator, Collection, Mapping

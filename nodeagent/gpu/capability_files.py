@@ -4,8 +4,6 @@ A program must open /dev/nvidia-caps/nvidia-capN of an instance before it can us
 that has it open may be about to run on the instance.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence

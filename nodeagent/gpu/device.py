@@ -4,8 +4,6 @@ It is read once and kept until NVML is started anew or the handle turns out to b
 All methods are called in the GPU's worker thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -6,8 +6,6 @@ for every GPU, and around a GPU reset: the driver resets no GPU that any process
 included, has open.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ costs more than a wait. An event set that fails is made anew; a kind of event th
 GPU does not have is not waited for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """What the kernel reports besides the driver: the PCI bus, the boot and the time since it."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Final

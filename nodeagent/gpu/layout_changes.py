@@ -4,8 +4,6 @@ All that has to be seen is that the other GPU instances still have their ids and
 them was read before. Where that is not so, the caller reads the whole GPU again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from nodeagent.gpu import nvml

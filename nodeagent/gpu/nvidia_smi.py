@@ -7,8 +7,6 @@ The words of `nvidia-smi compute-policy` are those of nvidia-smi 535.261.03 and 
 from the programs themselves; both have the same. Its documentation has none.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Sequence

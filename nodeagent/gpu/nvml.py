@@ -7,8 +7,6 @@ arrays. Errors come out as the agent's own, by their number.
 Every function may block for as long as the driver likes, so they are called in worker threads only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from ctypes import byref, c_uint
 from functools import partial

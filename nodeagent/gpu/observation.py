@@ -22,8 +22,6 @@ that none is overlooked and none is called half-made that is not. When something
 between two of these calls, they contradict each other or fail; then all is read again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 

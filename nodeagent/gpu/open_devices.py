@@ -5,8 +5,6 @@ file or device any name. So each descriptor's file is looked at, without asking 
 that may be a program of the process' owner (FUSE), which never answers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

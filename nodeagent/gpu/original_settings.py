@@ -5,8 +5,6 @@ change and removed when it is restored; after a crash in between, the next start
 Functions that write block: call them in a thread.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Collection, Iterable, Mapping

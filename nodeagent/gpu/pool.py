@@ -4,8 +4,6 @@ Ordinary calls hold the pool's lock shared. Shutting NVML down and resetting a G
 exclusively, so that no call is in the driver meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager

@@ -4,8 +4,6 @@ Reading a command line may block for as long as the memory of that process is lo
 kernel, and so may not happen in a GPU's thread: there it would pass for a driver that hangs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Callers check a handle or an id before they use it again; what is older than a m
 anew. Everything here is for the GPU's worker thread alone; times are monotonic seconds.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final

@@ -6,8 +6,6 @@ have three dozen links, so it is read once for each start of NVML and each chang
 mode (which may switch links off), and a GPU that refuses it is left alone after a few attempts.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence

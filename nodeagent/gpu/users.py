@@ -4,8 +4,6 @@ Other sources are open capability files (`capability_files`) and devices allocat
 NVML's lists are read in worker threads only, as all of `nvml`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -7,8 +7,6 @@ as they need together, up to a limit. Time for which this process waited for a p
 count. The threads are daemons, so the program can end without them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

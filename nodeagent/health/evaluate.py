@@ -10,8 +10,6 @@ Rules, in this order:
 4. The driver's own recovery action outranks the table of XIDs.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

@@ -8,8 +8,6 @@ A fence takes nothing away: what runs, runs on, and the plan's devices stay. It 
 - **Driver calls** to some GPUs should wait, since they may never return (`held_calls`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nodeagent.health import limits

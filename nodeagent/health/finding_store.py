@@ -1,7 +1,5 @@
 """The findings during an evaluation: what is raised, what changes, what ends and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from nodeagent.health.checks.observation import Observation

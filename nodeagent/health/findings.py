@@ -1,7 +1,5 @@
 """What is wrong with which part of a GPU, since when, and what would help, as values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, NamedTuple

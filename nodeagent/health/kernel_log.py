@@ -12,8 +12,6 @@ A GPU that fell off the bus is also reported without a number, on one line or on
 records of /dev/kmsg (`3,339,5140900,-;NVRM: ...`), or what follows in one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ rest are this program's own choice. A value at or above `..._RAISE` raises a fin
 `..._CLEAR`.
 """
 
-from __future__ import annotations
-
 from types import MappingProxyType
 from typing import Final
 

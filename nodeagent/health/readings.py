@@ -3,8 +3,6 @@
 A reading may hold anything from one value to all: what it leaves out keeps its last evaluation.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from nodeagent.health.findings import Key, Moment, Seconds

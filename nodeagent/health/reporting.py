@@ -1,7 +1,5 @@
 """Findings as a Node condition, as sentences of events and as metric samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 

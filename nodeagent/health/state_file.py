@@ -1,7 +1,5 @@
 """The state of health in a file, so that it outlives the agent: `HealthState` as JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Final

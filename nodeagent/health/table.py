@@ -3,8 +3,6 @@
 The rows are data (`check_table.json`); `docs/runbook.md` is made of them.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Mapping
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """XIDs and NVML's other events as findings, which last until they are repaired."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeVar
 

@@ -5,8 +5,6 @@ table that a user's file can correct, and the driver's own recovery action outra
 `xid_table.json`; where each of its columns comes from stands at its top.
 """
 
-from __future__ import annotations
-
 import json
 import pkgutil
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ values. Labels of GPUs and instances have dcgm-exporter's names, so that the met
 joined.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from bisect import bisect_left
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What the agent says of itself in metrics: its steps and rounds, its readers, what it costs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, product
 

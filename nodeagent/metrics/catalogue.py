@@ -3,8 +3,6 @@
 The rows are data (`fields.json`); `tools/make_metric_fields.py` wrote them and says from what.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Mapping
 from enum import StrEnum

@@ -5,8 +5,6 @@ over all series would count it twice. A field that only the whole GPU has is exp
 dcgm-exporter repeats it for each instance, which makes sums of power wrong; it can be asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from nodeagent.metrics.catalogue import Field, Level

@@ -4,8 +4,6 @@ prometheus_client is not used for it: it renames counters, sorts labels, prints 
 takes some 50 times as long. Its parser reads what is written here back in the tests.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What the agent says of its node in metrics: plan, MIG, MPS, claims and health."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from functools import reduce

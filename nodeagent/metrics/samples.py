@@ -3,8 +3,6 @@
 A value that the driver does not give is not here at all; it is never 0.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 

@@ -4,8 +4,6 @@ A line says field, type and help; a field of type `label` becomes a label of eve
 dcgm-exporter refuses to start over one line, that line is named here and the others count.
 """
 
-from __future__ import annotations
-
 import csv
 import pkgutil
 from functools import lru_cache

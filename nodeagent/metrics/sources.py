@@ -5,8 +5,6 @@ serves all rows that need it. Functions and constants have pynvml's names. What 
 into the exported unit by the source's conversion.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum

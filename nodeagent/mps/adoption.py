@@ -11,8 +11,6 @@ shares they were for is not known, so nothing is published of it and none of its
 until a plan wants something of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable, Mapping

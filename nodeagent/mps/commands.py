@@ -8,8 +8,6 @@ mistake comes with exit status 0. Rows are read by the words of their header, be
 differ in columns.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import partial

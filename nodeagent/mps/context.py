@@ -1,7 +1,5 @@
 """What all daemons of a node have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

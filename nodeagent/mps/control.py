@@ -10,8 +10,6 @@ means nothing at all. So the percentage of its threads, which any server that is
 asked before and after: only between two such answers are its clients known.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field

@@ -1,7 +1,5 @@
 """All MPS daemons of a node: started, adopted, drained, stopped and reported."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress

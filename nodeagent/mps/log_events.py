@@ -5,8 +5,6 @@ who connected. Such a program is blocked when it still lives, is that user's, an
 server: it waits, and may wait forever.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress

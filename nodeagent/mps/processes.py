@@ -3,8 +3,6 @@
 A pid alone proves nothing, since it is used again; a pid with its start time is one process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The programs of MPS, and a run of one to its end that bounds what it may print."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from asyncio.subprocess import PIPE, Process

@@ -1,7 +1,5 @@
 """What people and plans ask of one daemon (stop, drain, restart), and how it is shown."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 

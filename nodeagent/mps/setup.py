@@ -2,8 +2,6 @@
 and looks up the users that plans and claims name.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import random

@@ -5,8 +5,6 @@ What follows is decided by `lifecycle` alone. Here are the clock, the process, t
 and the record for the next agent. Everything happens in one event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections import deque

@@ -1,7 +1,5 @@
 """The codes of problems, apart from `Problem`: reading settings needs them, and nothing slow."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

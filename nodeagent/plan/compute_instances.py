@@ -6,8 +6,6 @@ an instance exists; until then the documented rules decide, and where architectu
 stricter one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

@@ -6,8 +6,6 @@ the driver too (nvml.h allows both on every card). The plan takes the expected o
 reads the result and plans the rest again where it differs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 

@@ -5,8 +5,6 @@ MIG changes, then new settings and daemons. A daemon that has clients, or of whi
 whether it has any, is never stopped; the plan is refused then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, WantedInstance

@@ -5,8 +5,6 @@ agent in its course or with the next one. What the plan says of a number is not 
 gets it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from nodeagent.plan.observed import Access, Gpu, ObservedNode

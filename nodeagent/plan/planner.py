@@ -15,8 +15,6 @@ Rules, in this order:
 For every cut of the steps, planning again from what is then observed leads to the same end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """A problem as a value that every surface shows alike."""
 
-from __future__ import annotations
-
 from typing import Protocol, Self
 
 from nodeagent.catalogue import filled, problem_words

@@ -1,7 +1,5 @@
 """What to do about users that are in the way, and how a GPU is reset: commands of this node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from nodeagent.plan.observed import Access, Gpu

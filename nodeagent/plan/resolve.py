@@ -4,8 +4,6 @@ The document is checked as a whole. If anything in it is wrong for this node, it
 whole, with every fault that was found.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import assert_never

@@ -4,8 +4,6 @@ Nothing is ever rounded up: equal shares are cut down to what the limits can exp
 written but cannot be expressed is refused with the nearest value below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import assert_never

@@ -13,8 +13,6 @@ On unhealthy memory slices only what is there can be kept: no new GPU instance t
 none that does gets another compute instance.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache

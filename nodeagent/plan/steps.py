@@ -1,7 +1,5 @@
 """The closed list of things the agent can do to a GPU, each with the reason why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import TypeVar, assert_never
 

@@ -6,8 +6,6 @@ was refused because a GPU did not answer is accepted when the GPU is back. One t
 what a GPU cannot be is not accepted while that GPU does not answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Hooks before and after a change of devices, such as a cluster's: object, prepare, after_round."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from nodeagent.plan.observed import ObservedNode

@@ -3,8 +3,6 @@
 The events of an hour explain what happened without the log. They end with the agent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping

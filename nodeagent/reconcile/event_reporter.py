@@ -1,7 +1,5 @@
 """Reports what the loop decides and what happens to it, each new thing once, to the event log."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Final

@@ -5,8 +5,6 @@ the goal, reached by the same planner and therefore without touching anything in
 called done that was not read back. No GPU's failure, hang or loss reaches another GPU.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial

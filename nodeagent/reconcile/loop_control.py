@@ -1,7 +1,5 @@
 """What the reconciliation loop shares with the rest of the agent: wake-ups and heartbeats."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable

@@ -5,8 +5,6 @@ the other. It takes the GPU's lock, observes, plans the part beside all others, 
 reads it back, so that each part succeeds or fails alone and undoes nothing but its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable

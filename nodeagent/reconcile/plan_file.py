@@ -1,7 +1,5 @@
 """The plan file as a plan source: reads it when it changes and offers what it finds."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

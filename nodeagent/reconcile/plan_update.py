@@ -6,8 +6,6 @@ in force. Only root may read it: a plan can name users and limits of other peopl
 itself a plan that `nodeagent plan -f` reads: what the agent adds are comments.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable

@@ -6,8 +6,6 @@ everything anew and needs no memory of what it did before. What it does remember
 doing the same in vain at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable

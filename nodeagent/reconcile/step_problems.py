@@ -3,8 +3,6 @@
 Everything is judged by what was observed afterwards, not by what a call returned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import assert_never
 

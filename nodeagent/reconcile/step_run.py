@@ -7,8 +7,6 @@ always finished, also when the caller is cancelled, because a driver call cannot
 half-way.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ which a step failed is retried with backoff, and a GPU that drifted (was in sync
 was then changed by another program, or lost its layout at a reset) may be left alone.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

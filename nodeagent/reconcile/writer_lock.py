@@ -4,8 +4,6 @@ It consists of a file in run.dir and of the state directory itself, so that dele
 lets no second writer in. The kernel releases both when their holder ends, however that happens.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -4,8 +4,6 @@ The compute mode decides only when a process comes: what is there stays, whateve
 Graphics processes are exempt from it.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from nodeagent.errors import UsageError

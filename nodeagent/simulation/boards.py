@@ -4,8 +4,6 @@ A board file holds the figures of one model and says of each where it comes from
 status is `assumed` has no evidence behind it; every field can be overridden from outside.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache

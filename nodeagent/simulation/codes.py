@@ -1,7 +1,5 @@
 """NVML's return codes, so that the cards can be written without loading pynvml."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 

@@ -1,7 +1,5 @@
 """What a handle stands for at the moment of a call: a card, an instance, a MIG device."""
 
-from __future__ import annotations
-
 from nodeagent.simulation.boards import ComputeProfile, GpuProfile
 from nodeagent.simulation.card import Card
 from nodeagent.simulation.handles import Handle, Kind

@@ -1,7 +1,5 @@
 """Faults that the driver shows on request: errors, delays and calls that hang."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 from typing import Any, Self
 

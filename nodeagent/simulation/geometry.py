@@ -4,8 +4,6 @@ Pure functions, for GPU instances in the memory slices of a card and for compute
 slots of a GPU instance alike. `taken` are the slices or slots that are not free, as bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 

@@ -5,8 +5,6 @@ last shutdown; then the library refuses it. A token that was never given out is 
 one of an instance that was not used while a thousand others were: those are forgotten.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """What was called: for tests and benchmarks to read."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, deque
 from fnmatch import fnmatchcase

@@ -3,8 +3,6 @@
 What programs do through NVML goes through `nvml_library.SimulatedLibrary`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self

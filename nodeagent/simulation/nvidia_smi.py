@@ -14,8 +14,6 @@ as far as they are published: 0 done, 2 bad usage, 3 not supported, 6 no such GP
 # It is a program, and programs print:
 # ruff: noqa: T201
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence

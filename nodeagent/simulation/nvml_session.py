@@ -1,7 +1,5 @@
 """NVML as one process has it open: its handles, what it allocated, whether it may configure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import Struct, field

@@ -1,7 +1,5 @@
 """Where something is on a simulated node, and the names by which people say that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ touched reads the same for ever. The limits below are round figures of each gene
 published is assumed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 

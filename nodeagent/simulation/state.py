@@ -4,8 +4,6 @@ Members that an earlier version did not write have defaults. A document that doe
 msgspec.ValidationError, one with a wrong switch UsageError.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any
 

@@ -6,8 +6,6 @@ changes, in memory that all processes share: before every call a look at it show
 the kernel, whether there is something to read.
 """
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

@@ -4,8 +4,6 @@ With a state file the node outlives the process and is shared: every look at it 
 what other processes wrote; every change is written at once, under the file's lock.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

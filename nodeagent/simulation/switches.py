@@ -4,8 +4,6 @@ A default is what the published evidence supports best. Code that relies on a de
 be tested with the other value.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from nodeagent.errors import UsageError

@@ -5,8 +5,6 @@ the share that the GPU or slice was active meanwhile. A gap that is too long cou
 counts for a pod's account counts for the records of its workload, too.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The file of counters on disk: which fields are exported, in dcgm-exporter's format."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from nodeagent.errors import NodeagentError

@@ -11,8 +11,6 @@ are NVIDIA's of an earlier catalog: XID 95 is "Uncontained ECC error" there.
 The XIDs are those that health counts, so that both name the same ones, whichever source they have.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 

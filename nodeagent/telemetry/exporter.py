@@ -4,8 +4,6 @@ The first scrape after something was read renders it, and the next ones get it a
 that the newest sample of a GPU did not find appear nowhere in it, whichever source mentioned them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

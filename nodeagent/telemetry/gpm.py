@@ -4,8 +4,6 @@ All results are unpacked from the structure's memory in one go, since an access 
 pynvml structure costs as much as a call.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from typing import Any

@@ -6,8 +6,6 @@ once and then left out, until NVML is started anew or, for what depends on it, t
 changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Reads a GPU's health: the driver calls behind each value of `health.readings`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

@@ -2,8 +2,6 @@
 agent's own MIG changes, whose events are no news.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """Who holds which part of which device, and what was granted with it. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final

@@ -4,8 +4,6 @@ Each read of /dev/kmsg gives one record, oldest first; the kernel keeps a ring, 
 EPIPE that records were overwritten before they were read. Other readers get the same records.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """Tracks which GPU instances a GPU has, and which of them are still the same."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 

@@ -3,8 +3,6 @@
 A call that fails leaves out its own value and nothing else. Runs in a GPU's thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 

@@ -6,8 +6,6 @@ each owner and one without owner for the rest (the driver's share and processes 
 so that the sum is the device's. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 

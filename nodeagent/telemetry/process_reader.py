@@ -4,8 +4,6 @@ A list takes the driver some milliseconds, so it is read more seldom than sensor
 own thread.
 """
 
-from __future__ import annotations
-
 import resource
 import time
 from functools import lru_cache

@@ -6,8 +6,6 @@ its own thread between its steps (`GpuPool.visit`), so nothing is asked of an in
 destroyed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping

@@ -1,7 +1,5 @@
 """What the readers found, and what a round of the sampler delivers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from nodeagent.health.readings import Answer, GpuReading

@@ -6,8 +6,6 @@ because a list takes the driver long. Nothing here holds up the reconciler: a GP
 over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable

@@ -1,7 +1,5 @@
 """What is advised for the holders of slices, as a table drawn from the JSON of `/v1/advice`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, line, table

@@ -1,7 +1,5 @@
 """Claims as a table, and as lines of larger pages, drawn from the JSON of the agent's status."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 

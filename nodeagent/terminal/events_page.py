@@ -1,7 +1,5 @@
 """What the agent decided and why, from the JSON of its `/v1/events`: the newest below."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from nodeagent.terminal.page import Json, Line, Span, Tone, cut, dim, line

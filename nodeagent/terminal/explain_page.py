@@ -1,7 +1,5 @@
 """What `check` found, and entries of the runbook: one in full, or all of them in a line each."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """One GPU in full, from the JSON of the agent's `/v1/status` with this GPU alone in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal import status_words

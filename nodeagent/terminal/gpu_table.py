@@ -3,8 +3,6 @@
 In a bar a mark fills what a slice's name leaves free, so that its state shows without colours.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

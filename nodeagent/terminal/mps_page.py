@@ -1,7 +1,5 @@
 """MPS daemons and their clients as tables, drawn from the JSON of the agent's `/v1/mps`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, indent, line, remark, table

@@ -2,8 +2,6 @@
 did.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from nodeagent.plan.observed import Access

@@ -2,8 +2,6 @@
 sentences.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """A GPU drawn to scale: boxes over its memory slices."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

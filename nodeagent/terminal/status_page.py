@@ -5,8 +5,6 @@ then who uses them and the rest. What does not fit is left out of the middle of 
 line that says so; the rows of GPUs go last of all. What room is left shows the last decisions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nodeagent.terminal import status_words

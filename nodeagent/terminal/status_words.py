@@ -1,7 +1,5 @@
 """What a GPU in the agent's status is called, who uses it, and what else is to be said of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from nodeagent.terminal.mps_page import pod_words, process_words

@@ -1,7 +1,5 @@
 """What each holder did with each kind of device: times, and spreads of seconds over values."""
 
-from __future__ import annotations
-
 from nodeagent.structs import Struct
 
 

@@ -4,8 +4,6 @@ Two generations are kept, so that seven days count at least and fourteen at most
 is full, the digest that was added to least recently is forgotten.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The records of use in a file, so that they outlive the agent: `KeptRecords` as JSON."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -4,8 +4,6 @@ Messages hold nothing that changes while the matter itself does not, such as an 
 that wait for a condition, or count its changes, rely on that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Names of GPUs and MIG devices for people, and the devices that such a name stands for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

@@ -5,8 +5,6 @@ The order in which `_errors`, `_warnings` and `_notes` yield is the whole rule: 
 Texts hold no ages and no counts that grow, because the Node is written whenever they change.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 from itertools import chain

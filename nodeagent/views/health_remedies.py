@@ -1,7 +1,5 @@
 """What to do about what the health checks find, in sentences with this node's commands. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from nodeagent.health.findings import Action, Finding, Pod, Severity

@@ -4,8 +4,6 @@ nodeagent.io/layout and a few labels), and where they are (nodeagent.io/topology
 A GPU that does not answer offers nothing. What is not known is absent.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

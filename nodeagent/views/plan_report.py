@@ -1,7 +1,5 @@
 """A plan, and what came of it, as the JSON of `plan`, `apply`, `/v1/plan` and the preview."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from msgspec import structs

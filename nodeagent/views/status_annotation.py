@@ -4,8 +4,6 @@ A Node's annotations share 256 KiB, so this one stays below 32 KiB whatever happ
 texts are shortened, lists are cut, and `more` says how many entries of each were left out.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The agent's state as the JSON of `GET /v1/status`, `status -o json` and the event stream."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Words for what is observed and done; text cut to a size, in one line or as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from datetime import datetime

@@ -4,8 +4,6 @@ Only the style and the script that are in it may act, only on the address that i
 never by making markup or code of a text.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from importlib.resources import files

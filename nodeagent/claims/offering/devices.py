@@ -5,8 +5,6 @@ that selectors written for it match (kubernetes-sigs/dra-driver-nvidia-gpu, devi
 mig.go), and the standard ones under `resource.kubernetes.io/`. What is not known is left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

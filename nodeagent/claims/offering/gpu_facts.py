@@ -4,8 +4,6 @@ Nothing is decided by it, so what cannot be read is left out. It does not change
 is loaded: each GPU is asked once for each start of NVML.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -15,8 +15,6 @@ In mode `static` nothing is made, so that only what the plan fixes and GPUs outs
 offered, and no device takes from a counter: Kubernetes has those only where `dynamic` can be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,8 +5,6 @@ A claim borrows an instance of the plan's; releasing the claim does not destroy 
 plan neither takes it away nor moves it as long as the claim has it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

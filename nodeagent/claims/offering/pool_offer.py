@@ -11,8 +11,6 @@
   profile fixed ones, then those at the highest slices, which leaves the most room for large ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 

@@ -11,8 +11,6 @@ as each of them says. So a change of one slice keeps the generation, and any oth
 all. Counters are written before the devices that take from them, deletions first of all.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ and pods that do not go together with them.
 Pure but for what it remembers: what was so when it was asked last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final

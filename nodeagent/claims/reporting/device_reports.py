@@ -2,8 +2,6 @@
 `status.devices` of ResourceClaims. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal

@@ -7,8 +7,6 @@ each other are refused before they are made (`containers`), and said of a pod th
 that was ready.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Final
 

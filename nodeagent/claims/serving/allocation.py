@@ -4,8 +4,6 @@ Pure. The scheduler wrote it, and the API server checked it; what the configurat
 written by tenants and administrators.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

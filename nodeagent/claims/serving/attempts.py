@@ -7,8 +7,6 @@ passes (a device of a pod that is ending, a busy GPU, an API server that is away
 being started) is waited for within the kubelet's call, and only then is the answer no.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -8,8 +8,6 @@ differs from what it should be, or is missing, is written anew; one that no reco
 deleted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

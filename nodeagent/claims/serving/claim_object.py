@@ -5,8 +5,6 @@ for `configuration` to check. Fields that are not known are passed over, since e
 Kubernetes adds some.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Any, Literal
 

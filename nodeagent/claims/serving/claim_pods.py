@@ -4,8 +4,6 @@ The claim's `reservedFor` is known before its devices are made; the kubelet list
 containers as soon as they are ready.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final

@@ -5,8 +5,6 @@ by tenants, classes by administrators: whom MPS runs as, what becomes of clients
 limits, and whether shares may add up to more than there is are in classes alone.
 """
 
-from __future__ import annotations
-
 from typing import Final, NoReturn
 
 from nodeagent.claims.model import Configuration

@@ -5,8 +5,6 @@ A program is a client of one MPS daemon and sees the devices of that daemon alon
 device, with or without MPS, one of the two would never be used, and no program would say so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -5,8 +5,6 @@ say all that a plan may (`configuration`), and clients get their place by the cl
 Claims that have shares of one GPU have one daemon together, each with a kind of client of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path

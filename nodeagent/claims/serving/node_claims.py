@@ -5,8 +5,6 @@ part, and what came of it is written down. What a crash leaves is found again by
 kubelet, which repeats each call until it succeeds, finishes it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack

@@ -5,8 +5,6 @@ cmd/gpu-kubelet-plugin/device_state.go): each kind is for devices of one kind, a
 others unless it names their request. As in the agent's own, classes alone say whom MPS runs as.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from nodeagent.claims.model import Configuration

@@ -4,8 +4,6 @@ Who may read pods may be denied it, and what a pod says is a tenant's: it can ha
 pod's own refused, and no more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec import Struct, field, json

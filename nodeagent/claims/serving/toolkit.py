@@ -1,7 +1,5 @@
 """What NVIDIA's toolkit has for every container, by the CDI document that it generates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final

@@ -6,8 +6,6 @@ API server is asked only about claims of which the kubelet lists no pod, so that
 are all in use asks it nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """The archive: made where nothing was, readable for its owner alone, with a list of its files."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """`nodeagent bundle`: one archive of the agent's answers, what commands print, and its files."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

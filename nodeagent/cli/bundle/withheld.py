@@ -1,7 +1,5 @@
 """Which settings a bundle shows; the values of all others are in none of its files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

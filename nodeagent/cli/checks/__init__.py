@@ -1,7 +1,5 @@
 """What `nodeagent check` looks at, one module a subject, and what it can find."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from nodeagent.errors import NodeagentError

@@ -3,8 +3,6 @@
 Nothing is changed: what is tried are dry runs of patches that hold nothing, or what must be denied.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Preflight: what MPS needs on this machine, and who else runs it here."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """A simulated CUDA program under the MPS of a simulated node: it comes, allocates and stays."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """`nodeagent simulate`: the boards there are, and what happens to a simulated node."""
 
-from __future__ import annotations
-
 import fnmatch
 from argparse import Namespace
 

@@ -1,7 +1,5 @@
 """Knobs of the stand-ins for MPS on a simulated node: what is to go wrong."""
 
-from __future__ import annotations
-
 import json
 import math
 from argparse import Namespace

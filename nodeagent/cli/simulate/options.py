@@ -1,7 +1,5 @@
 """The commands below `nodeagent simulate`: what each does in a line, and its options."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nodeagent.cli.declarations import (

@@ -4,8 +4,6 @@ Tokens are rotated and certificates replaced while the agent runs: credentials a
 before a request once a minute, and at once when the server does not accept them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -6,8 +6,6 @@ A kubeconfig's user has a token, a certificate, a password, or a program that is
 the first two. The library `kubernetes` knows providers of identities as well, and is 150 MB.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -4,8 +4,6 @@ The library's, aiohttp's and the server's ways to fail are translated here and g
 message names the server and the reason, never a token, a header or a foreign page.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from http import HTTPStatus

@@ -3,8 +3,6 @@
 For each there is a right in manifests/, and no right is there without one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil

@@ -5,8 +5,6 @@ discovery have, and is not known where the plugin makes several devices of one: 
 many.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

@@ -6,8 +6,6 @@ those that one MPS daemon is to serve with it. Of the pods on a GPU only those g
 the planner still finds the plan blocked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar

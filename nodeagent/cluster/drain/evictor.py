@@ -5,8 +5,6 @@ again after a while. Nothing is killed or deleted. While pods leave, the node st
 is wanted; once all that could be done is refused, it does not.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress

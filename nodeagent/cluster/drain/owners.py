@@ -4,8 +4,6 @@ Most of them destroy at their start what is not theirs. Each is recognised by it
 pods are not known, by the label that selects this node for them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass

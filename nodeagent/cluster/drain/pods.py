@@ -1,7 +1,5 @@
 """The pods on the agent's node, as far as a change of its GPUs depends on them. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

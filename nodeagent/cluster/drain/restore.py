@@ -4,8 +4,6 @@ Runs beside the reconciler's loop, but never while that works. The Node is not r
 view shows that nothing is left to do.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager

@@ -4,8 +4,6 @@ Resources are renamed and split at will (time slicing, MPS, other plugins), so o
 identifies a device, never the resource's name.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Final

@@ -9,8 +9,6 @@ A kubelet answers before it knows its pods, and lists none while it cannot reach
 each one's answer counts only once it has listed all pods that have processes on this node.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import stat

@@ -6,8 +6,6 @@ cgroup driver; containerd, CRI-O or Docker). The kubelet names its log folders a
 `/var/log/containers/NAME_NAMESPACE_CONTAINER-ID.log`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping

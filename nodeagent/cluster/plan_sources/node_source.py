@@ -4,8 +4,6 @@ These hold a plan, the name of a configuration in the plan file, or both. A text
 is; the document reader checks it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final, assert_never
 

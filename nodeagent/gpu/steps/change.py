@@ -1,7 +1,5 @@
 """What every change to a GPU has in common: its bounds, and finding the instance that is meant."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -7,8 +7,6 @@ user of the last one costs the others nothing; the driver refuses for users that
 creation that fails half-way is undone. The result is read back with the rest of the GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Changes a GPU's MIG mode, and the compute mode of GPUs and MIG devices, in the worker thread."""
 
-from __future__ import annotations
-
 from functools import reduce
 
 from nodeagent.errors import DriverError, DriverUnavailable, GpuLost

@@ -1,7 +1,5 @@
 """Whether the driver answers, for a GPU and for the node, what it asks for, and missing GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nodeagent.health import limits

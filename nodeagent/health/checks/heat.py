@@ -1,7 +1,5 @@
 """Heat, power and the clocks that suffer from them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nodeagent.health import limits

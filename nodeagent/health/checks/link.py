@@ -1,7 +1,5 @@
 """PCIe, NVLink and the fabric."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nodeagent.health import limits

@@ -1,7 +1,5 @@
 """ECC, remapped rows and banks, retired pages, repairs: the card's memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nodeagent.health import limits

@@ -1,7 +1,5 @@
 """What a GPU has unlike the node's other GPUs of its model, though it never changed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

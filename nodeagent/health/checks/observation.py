@@ -1,7 +1,5 @@
 """What one reading shows of one cause, before any damping."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from nodeagent.health.findings import Action, Severity

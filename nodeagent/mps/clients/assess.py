@@ -5,8 +5,6 @@ given, may have forged, and may have changed since without a trace. So nothing i
 not certain; the daemon's own limits hold for everybody, whatever they say.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

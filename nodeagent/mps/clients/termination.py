@@ -10,8 +10,6 @@ other clients. So the daemon is asked first, and only when it says that the clie
 or does not have it as a client, does the process get signals.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

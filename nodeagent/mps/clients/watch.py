@@ -8,8 +8,6 @@ it may be of any length and hold any bytes. So little is kept, and nothing is sh
 on a terminal.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

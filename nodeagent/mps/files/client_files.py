@@ -7,8 +7,6 @@ A container gets a slot of a daemon by CDI, not the GPU: that comes from NVIDIA'
 the device plugin or `--gpus`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -8,8 +8,6 @@ owner before it is read, and nested ones are moved up, so that no depth costs mo
 descriptors.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

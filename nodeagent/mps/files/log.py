@@ -11,8 +11,6 @@ lines count, matched from the beginning of their text: replies and commands cont
 chose. Wordings differ between versions and are matched loosely.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

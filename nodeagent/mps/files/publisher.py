@@ -5,8 +5,6 @@ Programs that run as root (systemd, container runtimes) obey these files, so not
 was not checked, and nothing is written where others could write.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

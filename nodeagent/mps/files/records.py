@@ -5,8 +5,6 @@ process is started and again when it runs, so that a crash in between leaves a r
 process, never a process without a record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated

@@ -14,8 +14,6 @@ control the daemon itself (ptrace, a descriptor taken out of it). The control pr
 what `quit` cannot remove there, the agent removes.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

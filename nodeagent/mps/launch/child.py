@@ -6,8 +6,6 @@ that starts one process and ends can have another one, with no program in betwee
 would have to be reported back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

@@ -3,8 +3,6 @@
 The process outlives the agent. `child` and `service` are the two ways to start one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -5,8 +5,6 @@ without knowing of it. Such a server is found by its name and its environment, w
 can choose; so it is ended only if it runs as the plan's user, who could end it anyway.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -5,8 +5,6 @@ scratch directories, each with one flag; those that do not know it end at once. 
 servers, none is at a place where a program would look for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

@@ -4,8 +4,6 @@ They share nothing with the agent: no control group, no sandbox, no pod. So they
 its upgrade and its pod.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

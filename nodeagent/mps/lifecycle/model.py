@@ -3,8 +3,6 @@
 Pure. `nodeagent.mps.lifecycle.machine` says what follows from what.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from nodeagent.mps.shares import DaemonSpec

@@ -9,8 +9,6 @@ The annotations say what C's caller passes, so the modules that declare function
 stands for, a reference as what it leads to. Returning is NVML_SUCCESS, `Refused` any other code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from ctypes import c_int, c_uint, c_ulonglong
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Makes the two executables in a folder that is then put on PATH."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -8,8 +8,6 @@ A knob stays as turned until it is cleared. Those that say "now" act once on eac
 runs when they are turned, and on none that starts later.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

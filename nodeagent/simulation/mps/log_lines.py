@@ -1,7 +1,5 @@
 """Lines of control.log and server.log."""
 
-from __future__ import annotations
-
 import os
 import time
 

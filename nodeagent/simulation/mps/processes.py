@@ -1,7 +1,5 @@
 """What a program is called in /proc."""
 
-from __future__ import annotations
-
 
 def become(name: str) -> None:
     """Be called in /proc what the real program is called, whatever runs the script."""

@@ -4,8 +4,6 @@
 documents and public issues.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -6,8 +6,6 @@ the call that began it: the call ends with an error before the kubelet gives up,
 finds the work done, or waits for it again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress

@@ -6,8 +6,6 @@ done in the opened directory, so no symlink can lead it elsewhere. A socket that
 the kubelet's folders are cleared, is made again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fnmatch
 import os

@@ -6,8 +6,6 @@ time alone may lead there (not observed yet, in progress, or waiting for a workl
 the cause is gone, and an old `success` found at the start counts for nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, assert_never

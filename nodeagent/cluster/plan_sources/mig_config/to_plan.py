@@ -6,8 +6,6 @@ all-<profile> for each profile with as many as fit, and all-balanced. What is in
 fit on the very card, so nothing depends on the count that a driver claims.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping

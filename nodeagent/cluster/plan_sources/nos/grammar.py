@@ -6,8 +6,6 @@ kept, because a key that only one side understands is worse than a strange one. 
 in an annotation's key: like the device plugin, nos writes `1g.10gb.me` for `1g.10gb+me`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

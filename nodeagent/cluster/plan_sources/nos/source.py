@@ -1,7 +1,5 @@
 """nos' protocol as a plan source: its partitioner requests, and gets the state reported."""
 
-from __future__ import annotations
-
 import structlog
 
 from nodeagent.cluster.client.node_view import NodeView, Wanted

@@ -4,8 +4,6 @@ nos' partitioner makes its picture of a node of nothing else, and it waits, with
 until every node has answered its newest plan.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 

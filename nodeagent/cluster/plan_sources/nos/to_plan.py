@@ -4,8 +4,6 @@ The text depends only on what is requested and on the cards, never on the order 
 of nos' plan: a new id that requests the same is the same plan, with the same digest.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
