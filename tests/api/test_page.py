@@ -15,17 +15,7 @@ from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.plan_report import plan_json
 from nodeagent.views.status_report import status_json
-from tests.api.page_states import (
-    BUSY,
-    FINDINGS,
-    IDLE,
-    LOST,
-    MANY,
-    SICK,
-    STATES,
-    WANTED,
-    WORKING,
-)
+from tests.api import page_states
 from tests.api.serving import api, preview
 from tests.views.example_node import OBSERVED
 
@@ -118,7 +108,9 @@ def test_the_whole_script_is_javascript() -> None:
 @needs_node
 def test_the_states_of_slices() -> None:
     states = "all.map((one) => boxesNow(one.gpus[0], goalOf()).map((box) => box.states))"
-    assert _computed(states, IDLE, BUSY, SICK, LOST) == [
+    assert _computed(
+        states, page_states.IDLE, page_states.BUSY, page_states.SICK, page_states.LOST
+    ) == [
         [["idle"], ["idle"], ["idle"]],
         [["idle"], ["idle"], ["used"]],
         [["sick", "idle"], ["sick", "idle"], ["sick", "used"]],
@@ -128,12 +120,12 @@ def test_the_states_of_slices() -> None:
 
 @needs_node
 def test_what_goes_and_what_is_new() -> None:
-    assert WORKING.plan is not None
+    assert page_states.WORKING.plan is not None
     planned = json.dumps(
-        plan_json(WORKING.plan, digest="", source="file", policy=Policy())["gpus"][0]
+        plan_json(page_states.WORKING.plan, digest="", source="file", policy=Policy())["gpus"][0]
     )
     now, then = _computed(
-        f"[boxesNow(all[0].gpus[0], goalOf({planned})), boxesAfter({planned})]", WORKING
+        f"[boxesNow(all[0].gpus[0], goalOf({planned})), boxesAfter({planned})]", page_states.WORKING
     )
     assert [(box["start"], box["states"][0]) for box in now] == [
         (0, "going"),
@@ -148,7 +140,7 @@ def test_what_goes_and_what_is_new() -> None:
 
 @needs_node
 def test_what_is_in_the_way_of_a_blocked_plan() -> None:
-    found = preview(WANTED.encode(), None, OBSERVED)[1]["gpus"][0]
+    found = preview(page_states.WANTED.encode(), None, OBSERVED)[1]["gpus"][0]
     goal = json.dumps({**found, **found["onceFree"]})
     now, then = _computed(f"[boxesBefore({goal}), boxesAfter({goal})]")
     assert [(box["start"], box["states"]) for box in now] == [
@@ -163,8 +155,8 @@ def test_what_is_in_the_way_of_a_blocked_plan() -> None:
 def test_what_one_remedy_mends_stands_together() -> None:
     """The headline's own first, and nothing that needs a hand is left out."""
     codes = "all.map((one) => handsNeeded(one).map((some) => some.map((hand) => hand.code)))"
-    twice = replace(SICK, problems=STATES["blocked"].problems)
-    assert _computed(codes, IDLE, MANY, FINDINGS, twice) == [
+    twice = replace(page_states.SICK, problems=page_states.STATES["blocked"].problems)
+    assert _computed(codes, page_states.IDLE, page_states.MANY, page_states.FINDINGS, twice) == [
         [[]],
         [["InUse"] * 6],
         [["XidReset"], ["MemoryUnrepairable"], ["InforomCorrupt"]],

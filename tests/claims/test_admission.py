@@ -18,14 +18,7 @@ from nodeagent.claims.model import (
 )
 from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned
 from nodeagent.claims.serving.admission import admit, joined, require_admission
-from nodeagent.plan.desired import (
-    Layout,
-    MigDisabled,
-    MigEnabled,
-    MpsEntry,
-    Replicas,
-    SharedBy,
-)
+from nodeagent.plan import desired
 from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.shares import Account, Share, TimeSlice, WantedMps
 from nodeagent.structs import replace
@@ -118,12 +111,12 @@ def test_the_same_user_with_other_groups_or_limits() -> None:
 H100, L40S = card("h100-80gb"), card("l40s")
 TRAINER = ClaimReference("team", "trainer")
 LAYOUT = Planned(
-    Layout((), "gpus[0].mig"),
+    desired.Layout((), "gpus[0].mig"),
     (FixedInstance("3g.40gb", 4), FixedInstance("1g.10gb", 0, "the plan divides it")),
     path="gpus[0]",
 )
-DISABLED = Planned(MigDisabled("gpus[0].mig"), path="gpus[0]")
-ENABLED = Planned(MigEnabled("gpus[0].mig"), path="gpus[0]")
+DISABLED = Planned(desired.MigDisabled("gpus[0].mig"), path="gpus[0]")
+ENABLED = Planned(desired.MigEnabled("gpus[0].mig"), path="gpus[0]")
 
 
 def allocated_result(device: str, **changes: object) -> Result:
@@ -191,7 +184,7 @@ def test_devices_that_are_not_offered_any_more(
     assert not admit(rules, allocated_result("gpu", admin_access=True), gpu, TRAINER)
 
 
-def with_plan(share: SharedBy | None = "memory", **changes: Any) -> GpuRules:
+def with_plan(share: desired.SharedBy | None = "memory", **changes: Any) -> GpuRules:
     """Of a GPU that the plan keeps outside MIG mode."""
     return GpuRules(planned=replace(DISABLED, share=share, **changes))
 
@@ -236,14 +229,14 @@ def test_a_share_of_a_gpu_of_the_plan() -> None:
         ("memory", TimeSlice.DEFAULT, "requests timeSlice on a share of GPU 0 (NVIDIA L40S), whic"),
         (
             "time",
-            MpsEntry("mps", Replicas(2, "")),
+            desired.MpsEntry("mps", desired.Replicas(2, "")),
             "requests mps on a share of GPU 0 (NVIDIA L40S)",
         ),
         ("time", TimeSlice.LONG, "timeSlice on a share of GPU 0 (NVIDIA L40S), which claims share"),
     ],
 )
 def test_a_configuration_that_a_share_cannot_have(
-    share: SharedBy, configuration: Configuration, message: str
+    share: desired.SharedBy, configuration: Configuration, message: str
 ) -> None:
     wanted = allocated_result("gpu", configuration=configuration)
     with pytest.raises(ClaimRefused) as refused:
@@ -253,7 +246,7 @@ def test_a_configuration_that_a_share_cannot_have(
 
 
 @pytest.mark.parametrize(("share", "clients"), [("memory", 0), ("time", 1)])
-def test_a_share_of_before_the_setting_was_changed(share: SharedBy, clients: int) -> None:
+def test_a_share_of_before_the_setting_was_changed(share: desired.SharedBy, clients: int) -> None:
     """By turns nothing would hold a claim to the limits that it was allocated."""
     wanted = allocated_result("gpu", consumed=Consumed(8 << 30, 0, clients))
     with pytest.raises(ClaimRefused, match="when claims shared it in another way, by MPS or by"):

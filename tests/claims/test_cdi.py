@@ -14,15 +14,7 @@ from referencing.jsonschema import DRAFT7
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, FileState, RecordPhase, Result
 from nodeagent.claims.records import UnreadableRecord
-from nodeagent.claims.serving.cdi import (
-    ContainerDevice,
-    claim_document,
-    claim_of,
-    device_id,
-    file_name,
-    merged,
-    stale,
-)
+from nodeagent.claims.serving import cdi
 from nodeagent.claims.serving.daemons import MpsEdits
 from nodeagent.claims.serving.toolkit import TOOLKIT_DIRS, NoToolkitEdits, ToolkitEdits
 from nodeagent.errors import NodeagentError
@@ -64,25 +56,25 @@ COMMON = convert(TOOLKIT["containerEdits"], Edits)
 
 
 def claimed(result: Result) -> ClaimedDevice:
-    return mig_device(result=result, cdi_id=device_id(UID, result))
+    return mig_device(result=result, cdi_id=cdi.device_id(UID, result))
 
 
-def mig(**changes: Any) -> ContainerDevice:
-    return ContainerDevice(claimed(mig_result(**changes)), (1,), (12, 13))
+def mig(**changes: Any) -> cdi.ContainerDevice:
+    return cdi.ContainerDevice(claimed(mig_result(**changes)), (1,), (12, 13))
 
 
-def shared(share: Share) -> ContainerDevice:
+def shared(share: Share) -> cdi.ContainerDevice:
     daemon = spec_of(wanted())
     client = MpsEdits(daemon, share.slots[0])
-    return ContainerDevice(claimed(mig_result(device="gpu")), (0,), mps=client)
+    return cdi.ContainerDevice(claimed(mig_result(device="gpu")), (0,), mps=client)
 
 
-def document(*devices: ContainerDevice, common: Edits = COMMON) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(claim_document(devices, common))
+def document(*devices: cdi.ContainerDevice, common: Edits = COMMON) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cdi.claim_document(devices, common))
     return found
 
 
-def device_edits(*devices: ContainerDevice) -> dict[str, Any]:
+def device_edits(*devices: cdi.ContainerDevice) -> dict[str, Any]:
     found: dict[str, Any] = document(*devices)["devices"][0]["containerEdits"]
     return found
 
@@ -105,7 +97,7 @@ def test_it_is_valid() -> None:
     names = [device["name"] for device in found["devices"]]
     assert names == [one.claimed.cdi_id.partition("=")[2] for one in devices]
     assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]", name) for name in names)
-    pools = {device_id(UID, mig_result(pool=f"node-1/gpu-{number}")) for number in range(2)}
+    pools = {cdi.device_id(UID, mig_result(pool=f"node-1/gpu-{number}")) for number in range(2)}
     assert len({*names, *pools}) == 5
 
 
@@ -139,7 +131,7 @@ def test_containers_that_share_a_claims_slots() -> None:
 
 def test_groups_of_the_toolkits() -> None:
     """They need a newer version, which then is the lowest that has them."""
-    found = document(mig(), common=merged(COMMON, Edits(additional_gids=(44, 44))))
+    found = document(mig(), common=cdi.merged(COMMON, Edits(additional_gids=(44, 44))))
     assert found["cdiVersion"] == "0.7.0"
     assert found["containerEdits"]["additionalGids"] == [44]
 
@@ -154,7 +146,7 @@ MADE = record(mig_device(instance=7, compute=0, uuid="MIG-7"))
 def test_written_read_back_repaired_and_deleted(tmp_path: Path) -> None:
     """Nothing is written where nothing differs; what another program changed is put right."""
     files = claim_files(tmp_path)
-    path = files.directory / file_name(UID)
+    path = files.directory / cdi.file_name(UID)
     assert files.names() == ()
     assert files.states([MADE], HERE) == {UID: FileState.MISSING}
     files.publish(MADE, HERE)
@@ -189,7 +181,7 @@ def unreadable(uid: str) -> UnreadableRecord:
 
 def test_stale_files(tmp_path: Path) -> None:
     """Those of the agent's own prefix alone, that no record stands for or that are half written."""
-    own = [file_name(uid) for uid in ("1", "2", "3", "4")]
+    own = [cdi.file_name(uid) for uid in ("1", "2", "3", "4")]
     others = ["nvidia.yaml", "nodeagent.io-mps.json", "nodeagent.io-claim_X.json"]
     unfinished = f".{own[0]}.new"
     files = claim_files(tmp_path)
@@ -202,10 +194,10 @@ def test_stale_files(tmp_path: Path) -> None:
         unreadable("3"),
     ]
     there = files.names()
-    assert stale(there, records) == [unfinished, own[3]]
-    assert stale(there, [unreadable("")]) == [unfinished]
-    assert [claim_of(name) for name in (unfinished, own[3], *others)] == ["1", "4", *[None] * 3]
-    files.withdraw(stale(there, records))
+    assert cdi.stale(there, records) == [unfinished, own[3]]
+    assert cdi.stale(there, [unreadable("")]) == [unfinished]
+    assert [cdi.claim_of(name) for name in (unfinished, own[3], *others)] == ["1", "4", *[None] * 3]
+    files.withdraw(cdi.stale(there, records))
     assert set(files.names()) == {*own[:3], *others}
 
 
@@ -246,7 +238,7 @@ def test_the_toolkits_edits(tmp_path: Path) -> None:
     assert edits.device_nodes[0].file_mode == 438
     assert toolkit.read() is edits
     first.mkdir(parents=True)
-    (first / file_name(UID)).write_text("{}")  # a claim's own is none of them
+    (first / cdi.file_name(UID)).write_text("{}")  # a claim's own is none of them
     assert toolkit.read() is edits
     (first / "a.json").write_text('{"kind": "example.com/nvidia.com/gpu"}')
     (first / "b.json").write_text(json.dumps(TOOLKIT | {"containerEdits": {}}))

@@ -5,51 +5,44 @@ import pytest
 from nodeagent.claims.offering.counters import CounterScheme, mismatch
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
 from nodeagent.structs import replace
-from tests.claims.boards import (
-    KINDS,
-    LEGAL_SETS,
-    MIG_BOARDS,
-    DeviceSet,
-    feasible_sets,
-    legal_sets,
-)
+from tests.claims import boards
 from tests.plan.cards import card, with_instances
 
 
-@pytest.mark.parametrize("board", MIG_BOARDS)
+@pytest.mark.parametrize("board", boards.MIG_BOARDS)
 def test_exact(board: str) -> None:
     """Feasible by counters, legal on the hardware and legal for the planner are the same sets, as
     many as are known of the board; the agent's own check agrees.
     """
-    assert len(legal_sets(board)) == LEGAL_SETS[board]
-    assert feasible_sets(card(board)) == legal_sets(board)
+    assert len(boards.legal_sets(board)) == boards.LEGAL_SETS[board]
+    assert boards.feasible_sets(card(board)) == boards.legal_sets(board)
     assert mismatch(card(board)) == ""
 
 
 def test_counters_by_board() -> None:
     """One counter for each memory slice, or step of them, and the engines that limit."""
-    for board in MIG_BOARDS:
-        slices = 8 if LEGAL_SETS[board] == 2319 else 4
+    for board in boards.MIG_BOARDS:
+        slices = 8 if boards.LEGAL_SETS[board] == 2319 else 4
         engines = {"me": 1, "decoders": 4} if board.startswith("rtx") else {"me": 1}
         expected = {f"memory-slice-{n}": 1 for n in range(slices)} | engines
         assert CounterScheme.of(card(board)).totals == expected
 
 
-@pytest.mark.parametrize("board", KINDS)
+@pytest.mark.parametrize("board", boards.KINDS)
 def test_missing_figures(board: str) -> None:
     """A driver that does not report engines loses no legal set."""
     gpu = card(board)
     bare = replace(gpu, profiles=tuple(replace(p, engines=Engines()) for p in gpu.profiles))
-    assert legal_sets(board) <= feasible_sets(bare)
-    if LEGAL_SETS[board] == 2319:
-        assert feasible_sets(bare) == legal_sets(board)
+    assert boards.legal_sets(board) <= boards.feasible_sets(bare)
+    if boards.LEGAL_SETS[board] == 2319:
+        assert boards.feasible_sets(bare) == boards.legal_sets(board)
 
 
 @pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.full)])
-@pytest.mark.parametrize("board", KINDS)
+@pytest.mark.parametrize("board", boards.KINDS)
 def test_exact_beside_fixed_devices(board: str, every: int) -> None:
     """Whatever is fixed, what is offered beside it can be there with it, and nothing is lost."""
-    for fixed in sorted(legal_sets(board), key=sorted)[::every]:
+    for fixed in sorted(boards.legal_sets(board), key=sorted)[::every]:
         assert mismatch(card(board), fixed) == ""
 
 
@@ -68,7 +61,7 @@ def test_says_what_differs() -> None:
 def test_fixed_devices_that_exclude_each_other() -> None:
     """They cannot be a layout, so nothing is concluded from them."""
     gpu = card("h100-80gb")
-    overlapping: DeviceSet = frozenset({"mig-3g-40gb-0", "mig-1g-10gb-2"})
+    overlapping: boards.DeviceSet = frozenset({"mig-3g-40gb-0", "mig-1g-10gb-2"})
     assert mismatch(gpu, overlapping) == "the planner does not allow mig-1g-10gb-2 + mig-3g-40gb-0"
     both = frozenset({"mig-1g-10gb-me-0", "mig-1g-10gb-me-2"})
     assert mismatch(gpu, both).startswith("the planner does not allow mig-1g-10gb-me-0")

@@ -9,22 +9,15 @@ from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import new_finding
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode, Placement
 from nodeagent.structs import replace
-from tests.claims.samples import (
-    GPU,
-    MIG_DEVICE,
-    POOL,
-    mig_device,
-    record,
-    whole_device,
-)
+from tests.claims import samples
 from tests.claims.snapshots import instance
 
-HERE = Gpu(3, GPU, "H100", mig=MigMode(current=True, pending=True), instances=(instance(),))
+HERE = Gpu(3, samples.GPU, "H100", mig=MigMode(current=True, pending=True), instances=(instance(),))
 NODE = ObservedNode((HERE,))
 NOW = 1_700_000_000.0
 
 
-def finding(cause: str, placement: Placement | None = None, gpu: str = GPU) -> Finding:
+def finding(cause: str, placement: Placement | None = None, gpu: str = samples.GPU) -> Finding:
     """Of a GPU, or of its instance 5, which lies there."""
     place = Location(gpu, 5 if placement else None, placement=placement)
     return new_finding(cause, place, "so it is", Moment(1.0, NOW))
@@ -37,9 +30,9 @@ def judged(
     unread: str = "",
 ) -> DeviceHealth:
     """The one device of the claim, which lies at memory slice 4."""
-    health = HealthState(findings=findings, gpus={GPU: GpuHistory(index=3)})
+    health = HealthState(findings=findings, gpus={samples.GPU: GpuHistory(index=3)})
     (found,) = device_health(
-        [claim or record(mig_device(instance=7))],
+        [claim or samples.record(samples.mig_device(instance=7))],
         node,
         health,
         node_name="gpu-node-0",
@@ -55,7 +48,7 @@ def test_a_device_is_healthy_while_nothing_is_wrong_with_its_part() -> None:
     other = finding("fallenOffBus", gpu="GPU-4712")
     degraded = finding("xidHardware")
     found = judged(sibling, other, degraded)
-    assert found == DeviceHealth(POOL, MIG_DEVICE, "healthy", 0.0)
+    assert found == DeviceHealth(samples.POOL, samples.MIG_DEVICE, "healthy", 0.0)
     assert found.at == NOW
 
 
@@ -80,7 +73,7 @@ def test_its_part_is_sick(one: Finding, message: str) -> None:
 
 def test_a_whole_gpu_is_as_well_as_its_sickest_part() -> None:
     """A claim that has all of it has the sick slices, too."""
-    whole = record(whole_device())
+    whole = samples.record(samples.whole_device())
     assert judged(finding("eccUncorrected", Placement(0, 1)), claim=whole).health == "unhealthy"
 
 
@@ -88,14 +81,14 @@ def test_a_device_that_is_gone() -> None:
     """Of a claim that is ready: its slice, or the GPU that is in MIG mode now. One that is not
     there yet is not in the list, from which the kubelet makes that it is not known.
     """
-    whole = whole_device()
+    whole = samples.whole_device()
     empty = ObservedNode((replace(HERE, instances=(instance(8),)),))
-    for device, node in ((mig_device(instance=7), empty), (whole, NODE)):
-        found = judged(claim=record(device), node=node)
+    for device, node in ((samples.mig_device(instance=7), empty), (whole, NODE)):
+        found = judged(claim=samples.record(device), node=node)
         assert found.health == "unhealthy"
         assert found.message.startswith(f"{device.result.device} of GPU 3 (H100) is gone; ")
         for phase in (RecordPhase.INTENT, RecordPhase.RELEASING):
-            claim = record(device, phase=phase)
+            claim = samples.record(device, phase=phase)
             assert device_health([claim], node, node_name="n", now=NOW) == ()
 
 
@@ -108,7 +101,7 @@ def test_a_device_that_is_gone() -> None:
             "GPU 3 (H100) is lost: gone",
         ),
         ({"access": Access.UNKNOWN, "access_reason": "slow"}, "unknown", "does not answer: slow"),
-        ({"uuid": "GPU-4712"}, "unknown", f"the driver does not list {GPU}"),
+        ({"uuid": "GPU-4712"}, "unknown", f"the driver does not list {samples.GPU}"),
     ],
     ids=["lost", "silent", "not listed"],
 )
@@ -116,7 +109,7 @@ def test_what_the_driver_does_not_answer_for(
     gpu: dict[str, object], health: str, message: str
 ) -> None:
     """Not knowing is not healthy."""
-    changed = Gpu(**{"index": 3, "uuid": GPU, "name": "H100", **gpu})  # type: ignore[arg-type]
+    changed = Gpu(**{"index": 3, "uuid": samples.GPU, "name": "H100", **gpu})  # type: ignore[arg-type]
     found = judged(node=ObservedNode((changed,)))
     assert found.health == health
     assert message in found.message

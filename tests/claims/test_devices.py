@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.claims.names import (
-    WHOLE_GPU,
-    DevicePlace,
-    locate,
-    mig_device_name,
-    places,
-    pool_name,
-)
+from nodeagent.claims import names
 from nodeagent.claims.offering.devices import GpuFacts, Version, pci_address, version, whole_gpu
 from nodeagent.claims.offering.gpu_facts import FactsReader, pcie_root
 from nodeagent.errors import UnknownDevice
@@ -45,26 +38,26 @@ def test_spelling() -> None:
         ("1g.24gb+gfx,me", 3, "mig-1g-24gb-gfx-me-3"),
     ]
     for profile, start, name in cases:
-        assert mig_device_name(profile, start) == name
+        assert names.mig_device_name(profile, start) == name
 
 
 @pytest.mark.parametrize("board", board_names())
 def test_unique_and_back(board: str) -> None:
     """Each placement of each profile has a name of its own, which leads back to it alone."""
     gpu = replace(card(board), uuid="GPU-1F0C9A8E-0000-1111-2222-333344445555")
-    pool = pool_name(NODE, gpu.uuid)
+    pool = names.pool_name(NODE, gpu.uuid)
     assert pool == "gpu-7.example.com/gpu-1f0c9a8e-0000-1111-2222-333344445555"
     every = [(p.name, place) for p in gpu.profiles for place in p.placements]
-    assert len(places(gpu)) == len(every)
+    assert len(names.places(gpu)) == len(every)
     for profile, placement in every:
-        name = mig_device_name(profile, placement.start)
+        name = names.mig_device_name(profile, placement.start)
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)
-        located = locate(pool, name, NODE, [card("t4"), gpu])
+        located = names.locate(pool, name, NODE, [card("t4"), gpu])
         assert located.gpu is gpu
-        assert isinstance(located.part, DevicePlace)
+        assert isinstance(located.part, names.DevicePlace)
         assert (located.part.profile.name, located.part.placement) == (profile, placement)
         assert located.part.name == name
-    whole = locate(pool, WHOLE_GPU, NODE, [gpu])
+    whole = names.locate(pool, names.WHOLE_GPU, NODE, [gpu])
     assert (whole.gpu, whole.part) == (gpu, None)
 
 
@@ -80,14 +73,14 @@ def test_unique_and_back(board: str) -> None:
 def test_refuses(pool: str, device: str, message: str) -> None:
     """What is not this node's is refused, and the reason says what would be."""
     with pytest.raises(UnknownDevice, match=message):
-        locate(pool, device, NODE, [card("h100-80gb")])
+        names.locate(pool, device, NODE, [card("h100-80gb")])
 
 
 def test_unknown_profiles() -> None:
     """While the driver does not list a card's profiles, that is the reason."""
     gpu = replace(card("h100-80gb"), profiles=(), unlisted="NVML code 3")
     with pytest.raises(UnknownDevice, match=r"MIG profiles .*: NVML code 3 .*a newer"):
-        locate(pool_name(NODE, gpu.uuid), "mig-1g-10gb-0", NODE, [gpu])
+        names.locate(names.pool_name(NODE, gpu.uuid), "mig-1g-10gb-0", NODE, [gpu])
 
 
 # --- attributes and capacity ----------------------------------------------------------------------

@@ -27,14 +27,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS
 from tests.claims.machine import NODE, Home, laid_out
-from tests.simulated_cluster.allocator import (
-    Allocated,
-    Pool,
-    Request,
-    complete_pools,
-    first_fit,
-    of_profile,
-)
+from tests.simulated_cluster import allocator
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -69,7 +62,7 @@ class Pods:
         self._running: dict[int, Pod] = {}
         self._forced: dict[int, Pod] = {}
         self._offer: PoolOffer | None = None
-        self._pools: Mapping[str, Pool] = {}
+        self._pools: Mapping[str, allocator.Pool] = {}
         self._places: Mapping[str, DevicePlace] = {}
         self._published: Mapping[str, OfferedDevice] = {}
         self.allocated = self.waited = self.refused = self.restarts = 0
@@ -110,7 +103,9 @@ class Pods:
         assert self._offer in (None, offer)
         self._offer, self._places = offer, places(gpu)
         self._published = {device.name: device for device in offer.devices}
-        self._pools = complete_pools(resource_slices(offer, NodeReference(NODE, "uid"), 1))
+        self._pools = allocator.complete_pools(
+            resource_slices(offer, NodeReference(NODE, "uid"), 1)
+        )
 
     async def _round(self, claims: NodeClaims) -> None:
         """A few pods come and go side by side."""
@@ -142,9 +137,9 @@ class Pods:
         sizes = {place.profile.name: place.placement.size for place in self._places.values()}
         [profile] = self._rng.choices(profiles, [1 / sizes[profile] for profile in profiles])
         whole = WHOLE_GPU in self._published and self._rng.random() < 0.05
-        wanted = (lambda d: d["name"] == WHOLE_GPU) if whole else of_profile(profile)
-        taken = [Allocated(pod.pool, pod.device) for pod in self._running.values()]
-        found = first_fit(self._pools, taken, Request(wanted))
+        wanted = (lambda d: d["name"] == WHOLE_GPU) if whole else allocator.of_profile(profile)
+        taken = [allocator.Allocated(pod.pool, pod.device) for pod in self._running.values()]
+        found = allocator.first_fit(self._pools, taken, allocator.Request(wanted))
         if not found:
             self.waited += 1
             return None

@@ -33,15 +33,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.boards import legal_sets
 from tests.claims.machine import NODE, Hardware, Home, laid_out, no_daemons
 from tests.claims.test_random_pods import AtOnce
-from tests.simulated_cluster.allocator import (
-    Allocated,
-    Amounts,
-    Request,
-    complete_pools,
-    first_fit,
-    of_profile,
-    of_type,
-)
+from tests.simulated_cluster import allocator
 
 MIB = 1 << 20
 BOARDS = ("t4", "l40s", "a100-80gb", "h100-80gb", "b200")
@@ -72,8 +64,8 @@ class Pod:
     """With its claim, the device of that and what it asked for: none, all of it."""
 
     claim: tuple[str, str, str]
-    device: Allocated
-    asked: Amounts
+    device: allocator.Allocated
+    asked: allocator.Amounts
     uuid: str  # of the device
 
 
@@ -133,9 +125,11 @@ class Day:
         kind = self._rng.choices([*kinds], [n if profiles else n % 8 for n in kinds.values()])[0]
         profile = self._rng.choice(profiles) if "part" in kind else ""
         asked = self._amounts(_memory(gpu, profile)) if "share" in kind else {}
-        wanted = of_profile(profile) if profile else of_type("gpu")
+        wanted = allocator.of_profile(profile) if profile else allocator.of_type("gpu")
         taken = (pod.device for pod in self._pods)
-        found = first_fit(complete_pools(slices), taken, Request(wanted, asked))
+        found = allocator.first_fit(
+            allocator.complete_pools(slices), taken, allocator.Request(wanted, asked)
+        )
         self.seen.add((kind, bool(found)))
         assert bool(found) is self._fits(gpu, share, asked, profile), (asked, profile, self._pods)
         if found:
@@ -151,7 +145,7 @@ class Day:
     def _names(self) -> set[str]:
         return {device.name for device in self._offer.devices} if self._offer else set()
 
-    def _amounts(self, memory: int) -> Amounts:
+    def _amounts(self, memory: int) -> allocator.Amounts:
         """Of memory any, of the others often none."""
         asked = {MEMORY: self._rng.randint(1, self._rng.choice([memory // 16, memory]))}
         for name, most in ((THREADS, 60), (CLIENTS, self._rng.choice([5, 40]))):
@@ -159,7 +153,7 @@ class Day:
                 asked[name] = self._rng.randint(1, most)
         return asked
 
-    def _fits(self, gpu: Gpu, share: SharedBy, asked: Amounts, profile: str) -> bool:
+    def _fits(self, gpu: Gpu, share: SharedBy, asked: allocator.Amounts, profile: str) -> bool:
         """Whether it is to be had, by what pods have."""
         there = {pod.device.device for pod in self._pods}
         devices = {n for n, p in places(gpu).items() if p.profile.name == profile} or {WHOLE_GPU}
@@ -171,7 +165,7 @@ class Day:
             if not asked or self._has_room(gpu, share, asked, name)
         )
 
-    def _has_room(self, gpu: Gpu, share: SharedBy, asked: Amounts, device: str) -> bool:
+    def _has_room(self, gpu: Gpu, share: SharedBy, asked: allocator.Amounts, device: str) -> bool:
         """Whether it is to be had of the device beside the shares of it; 60 clients have a GPU."""
         place = places(gpu).get(device)
         memory = place.profile.memory if place else gpu.memory
@@ -184,7 +178,7 @@ class Day:
             sum(one[name] for one in shares) + takes[name] <= most for name, most in room.items()
         )
 
-    def _takes(self, memory: int, share: SharedBy, asked: Amounts) -> Amounts:
+    def _takes(self, memory: int, share: SharedBy, asked: allocator.Amounts) -> allocator.Amounts:
         """Whole steps of the memory, no threads and one client unless they are asked for."""
         step = memory // share // MIB * MIB if isinstance(share, int) else 256 * MIB
         return {THREADS: 0, CLIENTS: 1, **asked, MEMORY: -(-asked[MEMORY] // step) * step}

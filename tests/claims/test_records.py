@@ -7,18 +7,10 @@ from typing import Any
 
 import pytest
 
+from nodeagent.claims import records
 from nodeagent.claims.model import (
     ClaimedDevice,
     Result,
-)
-from nodeagent.claims.records import (
-    LeftRecords,
-    RecordNotKept,
-    UnreadableRecord,
-    driver_in_force,
-    read_records,
-    remove_record,
-    write_record,
 )
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, write_state
@@ -40,9 +32,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "lib" / "claims"
 
 
-def unreadable(folder: Path) -> UnreadableRecord:
-    [found] = read_records(folder)
-    assert isinstance(found, UnreadableRecord)
+def unreadable(folder: Path) -> records.UnreadableRecord:
+    [found] = records.read_records(folder)
+    assert isinstance(found, records.UnreadableRecord)
     return found
 
 
@@ -61,13 +53,13 @@ def test_written_and_read_in_all_releases(tmp_path: Path) -> None:
     )
     gpu = Result("two", "node-1/gpu-4712", "gpu", configuration=TimeSlice.LONG)
     whole = ClaimedDevice(gpu, "GPU-4712", f"nodeagent.io/claim={UID}-2")
-    assert read_records(tmp_path) == (record(made, whole),)
+    assert records.read_records(tmp_path) == (record(made, whole),)
     shared = MpsEntry("\u00e9", Replicas(2, ""), enforce="terminate", oversubscribe=True)
     daemon = WantedMps(Sharing((Share("a", 1, 2, 0.1),), "report"), Account(1, 2, (3,), True))
     more = replace(made, result=mig_result(share_id="1", configuration=shared), mps=daemon)
     kept = record(more, replace(whole, result=mig_result(admin_access=True)), since=5.0)
-    write_record(tmp_path, kept)
-    assert read_records(tmp_path) == (kept,)
+    records.write_record(tmp_path, kept)
+    assert records.read_records(tmp_path) == (kept,)
 
 
 # --- what cannot be used --------------------------------------------------------------------------
@@ -97,19 +89,19 @@ def test_of_a_newer_release(folder: Path, content: str, gpus: frozenset[str] | N
 
 def test_the_record_of_another_claim(folder: Path) -> None:
     """As after `cp`: two records of one claim would be two owners of what it has."""
-    write_record(folder, record())
+    records.write_record(folder, record())
     (folder / f"{UID}.json").rename(folder / "77.json")
     assert unreadable(folder).reason == f"it is the record of {UID}"
 
 
 def test_files_with_other_names(folder: Path) -> None:
     """Are passed over, and what lies beside them is read."""
-    write_record(folder, record())
+    records.write_record(folder, record())
     for name in ("README", "x.json", f"{UID}.json.unusable", f"{UID}.yaml", "-1.json"):
         (folder / name).write_text("?")
     (folder / "0.json").mkdir()
-    broken, kept = read_records(folder)
-    assert isinstance(broken, UnreadableRecord)
+    broken, kept = records.read_records(folder)
+    assert isinstance(broken, records.UnreadableRecord)
     assert (broken.uid, broken.reason) == ("0", "it is a directory and not a regular file")
     assert kept == record()
 
@@ -117,8 +109,8 @@ def test_files_with_other_names(folder: Path) -> None:
 def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     """Then any GPU may be a claim's."""
     (tmp_path / "claims").write_text("no folder")
-    [found] = read_records(tmp_path / "claims")
-    assert isinstance(found, UnreadableRecord)
+    [found] = records.read_records(tmp_path / "claims")
+    assert isinstance(found, records.UnreadableRecord)
     assert (found.uid, found.gpus) == ("", None)
 
 
@@ -127,15 +119,15 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_read_only_file_system() -> None:
     """The error names the file; /proc takes no files of anybody's."""
-    with pytest.raises(RecordNotKept, match=rf"\(/proc/claims/{UID}.json\)"):
-        write_record(Path("/proc/claims"), record())
+    with pytest.raises(records.RecordNotKept, match=rf"\(/proc/claims/{UID}.json\)"):
+        records.write_record(Path("/proc/claims"), record())
 
 
 def test_a_record_that_cannot_be_removed(folder: Path) -> None:
     """A directory in its place, say."""
     (folder / f"{UID}.json").mkdir(parents=True)
-    with pytest.raises(RecordNotKept, match="cannot be removed"):
-        remove_record(folder, UID)
+    with pytest.raises(records.RecordNotKept, match="cannot be removed"):
+        records.remove_record(folder, UID)
 
 
 @pytest.mark.parametrize("uid", ["", "-", "..", "a/b", "A", "a" * 65, "a\n", "0\0"])
@@ -144,7 +136,7 @@ def test_uids_that_are_no_file_names(folder: Path, uid: str) -> None:
     with pytest.raises(ValueError, match="is not a uid of a claim"):
         record(uid=uid)
     with pytest.raises(ValueError, match="is not a uid of a claim"):
-        remove_record(folder, uid)
+        records.remove_record(folder, uid)
 
 
 # --- the same claim again -------------------------------------------------------------------------
@@ -181,7 +173,7 @@ async def prepared(node: SimulatedNode, home: Home, *, boot: str) -> None:
 async def test_an_agent_that_serves_no_claims(node: SimulatedNode, home: Home) -> None:
     """A plan that needs the place waits and names the claim; one that fits beside it is done."""
     await prepared(node, home, boot=boot_id())
-    kept = LeftRecords.read(home.records_dir)
+    kept = records.LeftRecords.read(home.records_dir)
     [problem] = kept.problems
     assert (problem.code, problem.message) == (
         Code.IN_USE,
@@ -206,7 +198,7 @@ async def test_records_of_another_start_and_unreadable_ones(
     await prepared(node, home, boot="first")
     if content:
         (home.records_dir / f"{UIDS[0]}.json").write_text(content)
-    left = LeftRecords.read(home.records_dir)
+    left = records.LeftRecords.read(home.records_dir)
     assert [problem.code for problem in left.problems] == [Code.STATE_FILE] * bool(content)
     rig = Rig(home.folder, beside=left.beside)
     async with running(rig):
@@ -283,16 +275,16 @@ def test_the_name_that_claims_are_held_by(folder: Path) -> None:
     release, which has no name, is of the agent's own.
     """
     own, nvidias = "gpu.nodeagent.io", "gpu.nvidia.com"
-    assert driver_in_force(nvidias, ()) == (nvidias, None)
-    write_record(folder, record())
+    assert records.driver_in_force(nvidias, ()) == (nvidias, None)
+    records.write_record(folder, record())
     path = folder / f"{UID}.json"
     assert '"driver": "gpu.nodeagent.io"' in path.read_text()
-    name, problem = driver_in_force(nvidias, read_records(folder))
+    name, problem = records.driver_in_force(nvidias, records.read_records(folder))
     assert name == own
     assert problem is not None
     assert "gpu.nvidia.com (dra.driver), for claim team/trainer" in problem.message
     assert "`kubectl drain` the node" in problem.remedy
     assert "dra.driver: gpu.nodeagent.io" in problem.remedy
-    write_record(folder, record(mig_device(result=mig_result(driver=nvidias))))
-    assert driver_in_force(nvidias, read_records(folder)) == (nvidias, None)
-    assert driver_in_force(own, read_records(folder))[0] == nvidias
+    records.write_record(folder, record(mig_device(result=mig_result(driver=nvidias))))
+    assert records.driver_in_force(nvidias, records.read_records(folder)) == (nvidias, None)
+    assert records.driver_in_force(own, records.read_records(folder))[0] == nvidias

@@ -21,16 +21,7 @@ from nodeagent.cluster.claim_publishers import (
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.reconcile.event_log import EventLog
-from tests.claims.samples import (
-    DRIVER,
-    MIG_DEVICE,
-    POOL,
-    mig_device,
-    mig_result,
-    record,
-    reserved,
-    result_json,
-)
+from tests.claims import samples
 from tests.cluster.client.rig import running, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Freeze
@@ -39,8 +30,10 @@ from tests.simulated_cluster.store import Key
 TEAM, NAME = "team", "trainer"
 KEY = Key("resourceclaims", TEAM, NAME)
 OTHER = {"driver": "net.example.com", "pool": "p", "device": "nic", "conditions": []}
-WELL = DeviceHealth(POOL, MIG_DEVICE, "healthy", 1.0)
-SICK = DeviceHealth(POOL, MIG_DEVICE, "unhealthy", 1.0, "GPU 0 fell off the bus. Reboot.")
+WELL = DeviceHealth(samples.POOL, samples.MIG_DEVICE, "healthy", 1.0)
+SICK = DeviceHealth(
+    samples.POOL, samples.MIG_DEVICE, "unhealthy", 1.0, "GPU 0 fell off the bus. Reboot."
+)
 
 
 @pytest.fixture
@@ -48,7 +41,7 @@ async def server() -> AsyncIterator[ApiServer]:
     """With a claim that has a device, of another driver too, and two pods."""
     async with ApiServer() as server:
         status = {
-            "allocation": {"devices": {"results": [result_json()]}},
+            "allocation": {"devices": {"results": [samples.result_json()]}},
             "reservedFor": [
                 {"resource": "pods", "name": f"pod-{number}", "uid": f"uid-{number}"}
                 for number in range(2)
@@ -62,7 +55,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 def create_claim(server: ApiServer, name: str) -> str:
     """A claim of that name with the same device; its uid."""
-    status = {"allocation": {"devices": {"results": [result_json()]}}}
+    status = {"allocation": {"devices": {"results": [samples.result_json()]}}}
     body = {"metadata": {"name": name}, "status": status}
     made = server.store.create("resourceclaims", TEAM, body)
     return str(made["metadata"]["uid"])
@@ -73,7 +66,7 @@ def uid(server: ApiServer) -> str:
 
 
 def status(server: ApiServer, health: DeviceHealth = WELL) -> ClaimStatus:
-    one = record(mig_device(uuid="MIG-1"))
+    one = samples.record(samples.mig_device(uuid="MIG-1"))
     return ClaimStatus(
         TEAM, NAME, uid(server), device_statuses(one, {(health.pool, health.device): health})
     )
@@ -82,7 +75,7 @@ def status(server: ApiServer, health: DeviceHealth = WELL) -> ClaimStatus:
 def shown(server: ApiServer) -> dict[str, Any]:
     """The own device's entry in the claim's status; empty where there is none."""
     devices = server.store.get(KEY)["status"].get("devices", [])
-    return next((one for one in devices if one["driver"] == DRIVER), {})
+    return next((one for one in devices if one["driver"] == samples.DRIVER), {})
 
 
 def ready(server: ApiServer) -> tuple[str, str, str]:
@@ -127,10 +120,12 @@ async def test_a_claims_status_has_its_devices(server: ApiServer, access: Cluste
 async def test_under_nvidias_name(server: ApiServer, access: ClusterAccess) -> None:
     """A device has the name in its status by which it was allocated, and is known by it again."""
     named = {"driver": "gpu.nvidia.com"}
-    results = {"allocation": {"devices": {"results": [result_json(**named)]}}}
+    results = {"allocation": {"devices": {"results": [samples.result_json(**named)]}}}
     server.store.change(KEY, lambda claim: {**claim, "status": results})
-    one = record(mig_device(result=mig_result(**named)))
-    wanted = replace(status(server), devices=device_statuses(one, {(POOL, MIG_DEVICE): WELL}))
+    one = samples.record(samples.mig_device(result=samples.mig_result(**named)))
+    wanted = replace(
+        status(server), devices=device_statuses(one, {(samples.POOL, samples.MIG_DEVICE): WELL})
+    )
     for _ in range(2):
         publisher, reads = ClaimStatusPublisher(access), len(server.requests)
         async with running(publisher.run()):
@@ -145,7 +140,7 @@ async def test_under_nvidias_name(server: ApiServer, access: ClusterAccess) -> N
 async def test_a_device_made_again_is_not_prepared(
     server: ApiServer, access: ClusterAccess
 ) -> None:
-    one = record(mig_device(uuid="MIG-1"), uid=uid(server))
+    one = samples.record(samples.mig_device(uuid="MIG-1"), uid=uid(server))
     reports = ClaimReports(access, "node-1", lambda _: None, EventLog())
 
     async def said(phase: RecordPhase, *expected: str) -> None:
@@ -302,12 +297,12 @@ async def test_events_of_a_claim_and_its_pods(server: ApiServer, access: Cluster
 
 
 async def test_a_claim_just_read_is_not_asked_for(server: ApiServer, access: ClusterAccess) -> None:
-    known = {NAME: reserved(uid(server), "pod-7")}
+    known = {NAME: samples.reserved(uid(server), "pod-7")}
     publisher = ClaimEventPublisher(access, "gpu-0", recent=lambda key: known.get(key[1]))
     async with running(publisher.run()):
         publisher.publish(news(server))
         await until(lambda: len(server.events) == 2)
-        known[NAME] = reserved("uid-of-another", "pod-8")
+        known[NAME] = samples.reserved("uid-of-another", "pod-8")
         publisher.publish(news(server, "ClaimReleased"))
         await until(lambda: len(server.events) == 3)
     assert {(e["involvedObject"]["name"], e["reason"]) for e in server.events} == {
@@ -320,7 +315,7 @@ async def test_a_claim_just_read_is_not_asked_for(server: ApiServer, access: Clu
 
 async def test_a_pod_that_has_just_come_is_told(server: ApiServer, access: ClusterAccess) -> None:
     """What was read a moment ago has not this pod, whose fault it is."""
-    read = reserved(uid(server), "pod-7")
+    read = samples.reserved(uid(server), "pod-7")
     publisher = ClaimEventPublisher(access, "gpu-0", recent=lambda _: read)
     async with running(publisher.run()):
         publisher.publish(news(server, "ClaimMismatch"))

@@ -5,14 +5,7 @@ import pytest
 
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import (
-    DeviceSelector,
-    InstanceEntry,
-    MigDisabled,
-    MigLayout,
-    PciFilter,
-    PlanEntry,
-)
+from nodeagent.plan import desired
 from nodeagent.plan.problems import Code, Problem
 
 CASES = json.loads((Path(__file__).parents[1] / "data/mig_parted/files.json").read_text())
@@ -64,7 +57,7 @@ def test_upstream_cases() -> None:
     assert not any(ours[name] for name in REFUSED_ON_PURPOSE)
 
 
-def entries(entry: str) -> tuple[PlanEntry, ...]:
+def entries(entry: str) -> tuple[desired.PlanEntry, ...]:
     return read_document(file_of(entry)).entries
 
 
@@ -90,28 +83,28 @@ mig-configs:
 """
     path = 'mig-configs["all-1g.10gb"]'
     assert read_document(text, configuration="all-1g.10gb").entries == (
-        PlanEntry(
+        desired.PlanEntry(
             path=f"{path}[0]",
             devices=(
-                DeviceSelector("0", f"{path}[0].devices[0]", 0),
-                DeviceSelector("2", f"{path}[0].devices[1]", 2),
+                desired.DeviceSelector("0", f"{path}[0].devices[0]", 0),
+                desired.DeviceSelector("2", f"{path}[0].devices[1]", 2),
             ),
             devices_path=f"{path}[0].devices",
-            pci_filters=(PciFilter(0x20B010DE), PciFilter(0x233010DE, 0x134F10DE)),
-            mig=MigLayout(
+            pci_filters=(desired.PciFilter(0x20B010DE), desired.PciFilter(0x233010DE, 0x134F10DE)),
+            mig=desired.MigLayout(
                 (
-                    InstanceEntry("1g.10gb", 4, f'{path}[0].mig-devices["1g.10gb"]'),
-                    InstanceEntry("3g.40gb", 1, f'{path}[0].mig-devices["3g.40gb"]'),
+                    desired.InstanceEntry("1g.10gb", 4, f'{path}[0].mig-devices["1g.10gb"]'),
+                    desired.InstanceEntry("3g.40gb", 1, f'{path}[0].mig-devices["3g.40gb"]'),
                 ),
                 f"{path}[0].mig-devices",
             ),
         ),
-        PlanEntry(
+        desired.PlanEntry(
             path=f"{path}[1]",
             devices=None,
             devices_path=f"{path}[1].devices",
-            pci_filters=(PciFilter(0x20B710DE),),
-            mig=MigDisabled(f"{path}[1].mig-enabled"),
+            pci_filters=(desired.PciFilter(0x20B710DE),),
+            mig=desired.MigDisabled(f"{path}[1].mig-enabled"),
         ),
     )
 
@@ -133,11 +126,11 @@ def test_devices() -> None:
 def test_counts() -> None:
     """Counts of 0 and null ask for nothing; an empty map is MIG without instances."""
     [entry] = entries('{devices: all, mig-enabled: true, mig-devices: {"1g.5gb": 2, "2g.10gb": 0}}')
-    assert isinstance(entry.mig, MigLayout)
+    assert isinstance(entry.mig, desired.MigLayout)
     assert [(i.profile, i.count) for i in entry.mig.instances] == [("1g.5gb", 2)]
-    assert entries("{devices: all, mig-enabled: true, mig-devices: {}}")[0].mig == MigLayout(
-        (), "mig-configs.a[0].mig-devices"
-    )
+    assert entries("{devices: all, mig-enabled: true, mig-devices: {}}")[
+        0
+    ].mig == desired.MigLayout((), "mig-configs.a[0].mig-devices")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +192,7 @@ mig-configs:
   off: [{devices: all, mig-enabled: false}]
   all-1g.10gb: [{devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}]
 """.replace("off:", '"off":')
-    assert isinstance(read_document(text, configuration="off").entries[0].mig, MigDisabled)
+    assert isinstance(read_document(text, configuration="off").entries[0].mig, desired.MigDisabled)
     [problem] = faults(text)
     assert problem.code is Code.UNKNOWN_CONFIGURATION
     assert problem.remedy == "name one of off, all-1g.10gb"

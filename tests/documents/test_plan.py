@@ -6,22 +6,12 @@ import pytest
 from nodeagent.documents.reading import read_document
 from nodeagent.documents.terms import MAX_INSTANCES, canonical_device, read_pci_filter
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import (
-    DeviceSelector,
-    InstanceEntry,
-    MigDisabled,
-    MigEnabled,
-    MigEntry,
-    MigLayout,
-    PciFilter,
-    PlanEntry,
-    WhenInUse,
-)
+from nodeagent.plan import desired
 from nodeagent.plan.problems import Code, Problem
 from tests.documents.test_schema import VALIDATOR
 
 
-def entry(**keys: object) -> PlanEntry:
+def entry(**keys: object) -> desired.PlanEntry:
     [only] = read_document(json.dumps({"version": "v1", "gpus": [keys]})).entries
     return only
 
@@ -42,18 +32,20 @@ def fault_of(by_schema: bool = True, /, **keys: object) -> Problem:
 
 def test_short_form() -> None:
     """A map of profile to count, with the places of everything that can be wrong later."""
-    assert entry(devices=[0, 1], model="*H100*", mig={"3g.40gb": 1, "1g.10gb": 4}) == PlanEntry(
+    assert entry(
+        devices=[0, 1], model="*H100*", mig={"3g.40gb": 1, "1g.10gb": 4}
+    ) == desired.PlanEntry(
         path="gpus[0]",
         devices=(
-            DeviceSelector("0", "gpus[0].devices[0]", 0),
-            DeviceSelector("1", "gpus[0].devices[1]", 1),
+            desired.DeviceSelector("0", "gpus[0].devices[0]", 0),
+            desired.DeviceSelector("1", "gpus[0].devices[1]", 1),
         ),
         devices_path="gpus[0].devices",
         model="*H100*",
-        mig=MigLayout(
+        mig=desired.MigLayout(
             (
-                InstanceEntry("3g.40gb", 1, 'gpus[0].mig["3g.40gb"]'),
-                InstanceEntry("1g.10gb", 4, 'gpus[0].mig["1g.10gb"]'),
+                desired.InstanceEntry("3g.40gb", 1, 'gpus[0].mig["3g.40gb"]'),
+                desired.InstanceEntry("1g.10gb", 4, 'gpus[0].mig["1g.10gb"]'),
             ),
             "gpus[0].mig",
         ),
@@ -63,10 +55,10 @@ def test_short_form() -> None:
 def test_long_form() -> None:
     """A list of instances, with placement; profiles stay as they are written."""
     long = [{"profile": "3g.40gb", "start": 4}, {"profile": "1c.3g.39gb", "count": 3}]
-    assert entry(devices="all", mig=long).mig == MigLayout(
+    assert entry(devices="all", mig=long).mig == desired.MigLayout(
         (
-            InstanceEntry("3g.40gb", 1, "gpus[0].mig[0]", start=4),
-            InstanceEntry("1c.3g.39gb", 3, "gpus[0].mig[1]"),
+            desired.InstanceEntry("3g.40gb", 1, "gpus[0].mig[0]", start=4),
+            desired.InstanceEntry("1c.3g.39gb", 3, "gpus[0].mig[1]"),
         ),
         "gpus[0].mig",
     )
@@ -75,13 +67,13 @@ def test_long_form() -> None:
 @pytest.mark.parametrize(
     ("written", "meaning"),
     [
-        ("disabled", MigDisabled("gpus[0].mig")),
-        ("enabled", MigEnabled("gpus[0].mig")),
-        ({}, MigLayout((), "gpus[0].mig")),
-        ([], MigLayout((), "gpus[0].mig")),
+        ("disabled", desired.MigDisabled("gpus[0].mig")),
+        ("enabled", desired.MigEnabled("gpus[0].mig")),
+        ({}, desired.MigLayout((), "gpus[0].mig")),
+        ([], desired.MigLayout((), "gpus[0].mig")),
     ],
 )
-def test_modes(written: object, meaning: MigEntry) -> None:
+def test_modes(written: object, meaning: desired.MigEntry) -> None:
     """Off, on, and on without instances are three different wishes."""
     assert entry(devices="all", mig=written).mig == meaning
 
@@ -89,8 +81,8 @@ def test_modes(written: object, meaning: MigEntry) -> None:
 def test_all_and_the_rest() -> None:
     plain = entry(devices="all", timeSlice="long")
     assert (plain.devices, plain.time_slice, plain.mig) == (None, "long", None)
-    assert plain.when_in_use is WhenInUse.WAIT
-    assert entry(devices="all", mig={}, whenInUse="evict").when_in_use is WhenInUse.EVICT
+    assert plain.when_in_use is desired.WhenInUse.WAIT
+    assert entry(devices="all", mig={}, whenInUse="evict").when_in_use is desired.WhenInUse.EVICT
     assert plain.dra
     assert not entry(devices="all", mig={}, dra=False).dra
     assert plain.share is None
@@ -324,8 +316,8 @@ def test_no_device() -> None:
 
 def test_filters() -> None:
     """A filter is 32 bits, device high, and may name the sub-system."""
-    assert read_pci_filter("0x233010DE") == PciFilter(0x233010DE)
-    assert read_pci_filter("0X20b010de:0x134F10DE") == PciFilter(0x20B010DE, 0x134F10DE)
+    assert read_pci_filter("0x233010DE") == desired.PciFilter(0x233010DE)
+    assert read_pci_filter("0X20b010de:0x134F10DE") == desired.PciFilter(0x20B010DE, 0x134F10DE)
 
 
 def test_no_filter() -> None:

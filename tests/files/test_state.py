@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.errors import NodeagentError
-from nodeagent.files.state import (
-    StateFile,
-    StateFormat,
-    StateUnusable,
-    read_state,
-    replace_file,
-    set_aside,
-    write_state,
-)
+from nodeagent.files import state
 
 Value = dict[str, int]
 
@@ -26,7 +18,7 @@ def decoded(content: bytes) -> Value:
     return value
 
 
-FORM: StateFormat[Value] = StateFormat(
+FORM: state.StateFormat[Value] = state.StateFormat(
     "example", 2, 5000, lambda value: f"{json.dumps(value)}\n".encode(), decoded
 )
 VALUE = {"one": 1, "two": 22}
@@ -44,7 +36,7 @@ def test_the_new_content_for_the_owner_alone(path: Path) -> None:
     path.write_bytes(b"old")
     path.chmod(0o644)
     path.with_name(".kept.new").write_bytes(b"left by a crash")
-    replace_file(path, b"new")
+    state.replace_file(path, b"new")
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
@@ -53,12 +45,12 @@ def test_the_new_content_for_the_owner_alone(path: Path) -> None:
 def test_what_cannot_be_replaced_leaves_nothing(path: Path) -> None:
     path.mkdir()
     with pytest.raises(OSError, match="kept"):
-        replace_file(path, b"new")
+        state.replace_file(path, b"new")
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_people_can_read_it(path: Path) -> None:
-    write_state(path, FORM, VALUE)
+    state.write_state(path, FORM, VALUE)
     header, content = path.read_text().split("\n", 1)
     assert header.startswith("# nodeagent example 2 sha256:")
     assert json.loads(content) == VALUE
@@ -67,7 +59,7 @@ def test_people_can_read_it(path: Path) -> None:
 def test_what_would_not_be_read_is_not_written(path: Path) -> None:
     """Else it would be lost at the next start."""
     with pytest.raises(OSError, match="more than the 5000"):
-        write_state(path, FORM, {"x" * 5000: 1})
+        state.write_state(path, FORM, {"x" * 5000: 1})
     assert not path.exists()
 
 
@@ -75,13 +67,13 @@ def test_what_would_not_be_read_is_not_written(path: Path) -> None:
 
 
 def test_read_back(path: Path) -> None:
-    assert read_state(path, FORM) is None
-    write_state(path, FORM, VALUE)
-    assert read_state(path, FORM) == VALUE
+    assert state.read_state(path, FORM) is None
+    state.write_state(path, FORM, VALUE)
+    assert state.read_state(path, FORM) == VALUE
 
 
 def test_every_cut_and_every_flipped_bit_is_noticed(path: Path) -> None:
-    write_state(path, FORM, VALUE)
+    state.write_state(path, FORM, VALUE)
     whole = path.read_bytes()
     damaged = [whole[:length] for length in range(len(whole))]
     for at in range(len(whole)):
@@ -91,8 +83,8 @@ def test_every_cut_and_every_flipped_bit_is_noticed(path: Path) -> None:
             damaged.append(bytes(flipped))
     for content in damaged:
         path.write_bytes(content)
-        with pytest.raises(StateUnusable):
-            read_state(path, FORM)
+        with pytest.raises(state.StateUnusable):
+            state.read_state(path, FORM)
 
 
 def a_socket(path: Path) -> None:
@@ -101,25 +93,25 @@ def a_socket(path: Path) -> None:
 
 
 def a_link(path: Path) -> None:
-    write_state(path.with_name("elsewhere"), FORM, VALUE)
+    state.write_state(path.with_name("elsewhere"), FORM, VALUE)
     path.symlink_to(path.with_name("elsewhere"))
 
 
 def of_another_kind(path: Path) -> None:
-    write_state(path, StateFormat("other", 1, 5000, FORM.encode, decoded), VALUE)
+    state.write_state(path, state.StateFormat("other", 1, 5000, FORM.encode, decoded), VALUE)
 
 
 def newer(path: Path) -> None:
-    write_state(path, StateFormat("example", 3, 5000, FORM.encode, decoded), VALUE)
+    state.write_state(path, state.StateFormat("example", 3, 5000, FORM.encode, decoded), VALUE)
 
 
 def older(path: Path) -> None:
-    write_state(path, StateFormat("example", 1, 5000, FORM.encode, decoded), VALUE)
+    state.write_state(path, state.StateFormat("example", 1, 5000, FORM.encode, decoded), VALUE)
 
 
 def holding(content: bytes) -> Callable[[Path], None]:
-    form: StateFormat[bytes] = StateFormat("example", 2, 5000, bytes, bytes)
-    return lambda path: write_state(path, form, content)
+    form: state.StateFormat[bytes] = state.StateFormat("example", 2, 5000, bytes, bytes)
+    return lambda path: state.write_state(path, form, content)
 
 
 PLACES: dict[str, Callable[[Path], object]] = {
@@ -141,8 +133,8 @@ PLACES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("reason", PLACES)
 def test_what_may_lie_there(path: Path, reason: str) -> None:
     PLACES[reason](path)
-    with pytest.raises(StateUnusable, match=reason):
-        read_state(path, FORM)
+    with pytest.raises(state.StateUnusable, match=reason):
+        state.read_state(path, FORM)
     kept = a_state_file(path)
     assert kept.load() is None
     kept.save(VALUE)
@@ -153,28 +145,28 @@ def test_what_may_lie_there(path: Path, reason: str) -> None:
 def test_the_content_of_a_newer_version(path: Path) -> None:
     """Is whole, so that a reader can take from it what every version has."""
     newer(path)
-    with pytest.raises(StateUnusable) as caught:
-        read_state(path, FORM)
+    with pytest.raises(state.StateUnusable) as caught:
+        state.read_state(path, FORM)
     assert caught.value.newer == b'{"one": 1, "two": 22}\n'
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(StateUnusable) as caught:
-        read_state(path, FORM)
+    with pytest.raises(state.StateUnusable) as caught:
+        state.read_state(path, FORM)
     assert caught.value.newer is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_another_users_file(path: Path) -> None:
-    write_state(path, FORM, VALUE)
+    state.write_state(path, FORM, VALUE)
     os.chown(path, 4001, 4001)
-    with pytest.raises(StateUnusable, match="belongs to uid 4001"):
-        read_state(path, FORM)
+    with pytest.raises(state.StateUnusable, match="belongs to uid 4001"):
+        state.read_state(path, FORM)
 
 
 # --- setting aside --------------------------------------------------------------------------------
 
 
-def a_state_file(path: Path) -> StateFile[Value]:
-    return StateFile(
+def a_state_file(path: Path) -> state.StateFile[Value]:
+    return state.StateFile(
         path, FORM, what="the example", lost="it begins anew", remedy=f"look at it: less {path}"
     )
 
@@ -202,7 +194,7 @@ def test_a_problem_in_the_next_life_too(path: Path, *, again: bool) -> None:
         path.write_text(text)
         a_state_file(path).load()
     if again:
-        write_state(path, FORM, VALUE)
+        state.write_state(path, FORM, VALUE)
     kept = a_state_file(path)
     assert kept.load() == (VALUE if again else None)
     assert kept.problem is not None
@@ -225,7 +217,7 @@ def test_deleted_under_the_agent_it_is_written_again(path: Path, *, saved: bool)
     """With its directory, by a cleanup job: the next life is to know what this one does."""
     folder = path.parent / "lib"
     folder.mkdir()
-    write_state(folder / "kept", FORM, VALUE)
+    state.write_state(folder / "kept", FORM, VALUE)
     kept = a_state_file(folder / "kept")
     assert kept.load() == VALUE
     value = {**VALUE, "three": 333}
@@ -256,14 +248,14 @@ def test_reading_alone_changes_nothing(path: Path) -> None:
 def test_the_newest_is_kept(path: Path) -> None:
     for number in range(3):
         path.write_text(str(number))
-        assert set_aside(path).read_text() == str(number)
+        assert state.set_aside(path).read_text() == str(number)
     assert [entry.read_text() for entry in path.parent.iterdir()] == ["2"]
 
 
 def test_a_directory_never_gives_way(path: Path) -> None:
     """Its content may be wanted; then nothing is written, and the error gives the reason."""
     path.mkdir()
-    set_aside(path)
+    state.set_aside(path)
     path.write_text("?")
     kept = a_state_file(path)
     assert kept.load() is None
@@ -285,7 +277,7 @@ def test_what_cannot_be_written_is_a_problem_until_it_can(path: Path) -> None:
 
 def test_nothing_is_kept_where_there_is_no_place() -> None:
     """A simulated node without a folder of its own keeps nothing, and that is no error."""
-    kept = StateFile(None, FORM, what="", lost="", remedy="")
+    kept = state.StateFile(None, FORM, what="", lost="", remedy="")
     kept.save(VALUE)
     assert kept.load() is None
     assert kept.problem is None

@@ -6,14 +6,8 @@ from typing import Any
 
 from nodeagent.claims.model import ClaimRefused
 from nodeagent.claims.names import DRIVER
+from nodeagent.claims.offering import resource_slices
 from nodeagent.claims.offering.pool_offer import PoolOffer
-from nodeagent.claims.offering.resource_slices import (
-    NodeReference,
-    UnreadableSlice,
-    compare,
-    read_offer,
-    slice_diff,
-)
 from nodeagent.claims.reporting.device_reports import shown_statuses
 from nodeagent.claims.serving.allocation import read_allocation, read_state
 from nodeagent.claims.serving.claim_object import read_claim
@@ -22,13 +16,7 @@ from nodeagent.cluster.client.node_view import is_newer, read_node
 from nodeagent.cluster.drain.owners import claims, other_allocator
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.plan_sources.node_source import offer
-from nodeagent.cluster.plan_sources.nos.grammar import (
-    is_divided,
-    read_spec,
-    read_status,
-    requested_profiles,
-    status_keys,
-)
+from nodeagent.cluster.plan_sources.nos import grammar
 from nodeagent.cluster.reflector import read_event
 from nodeagent.cluster.slice_publisher import read_slice
 from nodeagent.reconcile.plan_update import NoPlan
@@ -168,21 +156,21 @@ _STATUS = {
     "message": "no",
     "details": {"causes": [{"reason": "DisruptionBudget", "message": "needs 2"}]},
 }
-_NODE_REFERENCE = NodeReference("gpu-0", UID)
+_NODE_REFERENCE = resource_slices.NodeReference("gpu-0", UID)
 
 
 def _node(text: bytes, _: Path) -> None:
     """And all that is made of its annotations and labels."""
     view = read_node(text)
-    is_divided(view.labels), claims(view, ()), other_allocator((), view.allocatable)
+    grammar.is_divided(view.labels), claims(view, ()), other_allocator((), view.allocatable)
     _annotations(view.annotations)
     is_newer(view.resource_version, "4711")
 
 
 def _annotations(annotations: Any) -> None:
-    read_spec(annotations)
-    list(requested_profiles(annotations))
-    list(map(read_status, status_keys(annotations)))
+    grammar.read_spec(annotations)
+    list(grammar.requested_profiles(annotations))
+    list(map(grammar.read_status, grammar.status_keys(annotations)))
     offer(annotations, NoPlan("there is none"))
 
 
@@ -209,9 +197,9 @@ def _claim(text: bytes, _: Path) -> None:
 
 def _slice(text: bytes, _: Path) -> None:
     one = read_slice(text).body
-    compare(_SLICE, one)
-    slice_diff(PoolOffer("node/gpu", {}, ()), [one, _SLICE], _NODE_REFERENCE)
-    read_offer([one, _SLICE])
+    resource_slices.compare(_SLICE, one)
+    resource_slices.slice_diff(PoolOffer("node/gpu", {}, ()), [one, _SLICE], _NODE_REFERENCE)
+    resource_slices.read_offer([one, _SLICE])
 
 
 def _watch(text: bytes, _: Path) -> None:
@@ -284,7 +272,10 @@ def parsers() -> tuple[Parser, ...]:
             ),
         ),
         Parser(
-            "ResourceSlice", _slice, (*_REFUSALS, UnreadableSlice), (json.dumps(_SLICE).encode(),)
+            "ResourceSlice",
+            _slice,
+            (*_REFUSALS, resource_slices.UnreadableSlice),
+            (json.dumps(_SLICE).encode(),),
         ),
         Parser(
             "watch event",

@@ -21,18 +21,8 @@ from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.structs import replace
+from tests.gpu import steps_of
 from tests.gpu.conftest import driving
-from tests.gpu.steps_of import (
-    add_compute,
-    compute_mode,
-    create,
-    destroy,
-    destroy_compute,
-    disable,
-    enable,
-    laid_out,
-    layout,
-)
 
 pytestmark = pytest.mark.timeout(600, method="thread")  # a real step may take seconds
 
@@ -61,7 +51,7 @@ def opened() -> CapabilityUsers:
 async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
     if request.param == "simulator":
         async with driving(SIMULATED) as (driver, node):
-            await laid_out(driver, 0, at0="1g.10gb", at2="1g.20gb", at4="3g.40gb")
+            await steps_of.laid_out(driver, 0, at0="1g.10gb", at2="1g.20gb", at4="3g.40gb")
             node.occupy(3)
             yield Subject(driver, ())
     else:
@@ -74,7 +64,7 @@ async def board(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Driver, G
     """An idle board that changes MIG mode at once, MIG on and empty; restored afterwards."""
     if request.param == "simulator":
         async with driving("h100-80gb:1") as (driver, _):
-            await laid_out(driver, 0, at0="1g.10gb", at2="2g.20gb")
+            await steps_of.laid_out(driver, 0, at0="1g.10gb", at2="2g.20gb")
             async for gpu in _borrowed(driver, (await driver.observe()).gpus[0]):
                 yield driver, gpu
     else:
@@ -109,7 +99,7 @@ async def undivided(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Drive
 async def _with_its_mode(driver: Driver, before: Gpu) -> AsyncIterator[Gpu]:
     assert before.compute_mode is not None
     yield before
-    await driver.apply(compute_mode(before, before.compute_mode))
+    await driver.apply(steps_of.compute_mode(before, before.compute_mode))
     assert (await driver.observe_gpu(before.uuid)).compute_mode is before.compute_mode
 
 
@@ -117,14 +107,16 @@ async def _borrowed(driver: Driver, before: Gpu) -> AsyncIterator[Gpu]:
     """The GPU emptied for a test, and as it was before when the test is over."""
     assert before.mig is not None
     if not before.mig.current:
-        await driver.apply(enable(before))
+        await driver.apply(steps_of.enable(before))
     yield await _emptied(driver, before.uuid)
     after = await _emptied(driver, before.uuid)
     for instance in before.instances:
         slices = tuple(sorted((c.slices for c in instance.compute), reverse=True))
-        await driver.apply(create(after, instance.profile, instance.placement.start, slices))
+        await driver.apply(
+            steps_of.create(after, instance.profile, instance.placement.start, slices)
+        )
     if not before.mig.current:
-        await driver.apply(disable(before))
+        await driver.apply(steps_of.disable(before))
     restored = await driver.observe_gpu(before.uuid)
     assert restored.mig == before.mig
     assert _sizes(restored) == _sizes(before)
@@ -133,12 +125,12 @@ async def _borrowed(driver: Driver, before: Gpu) -> AsyncIterator[Gpu]:
 async def _emptied(driver: Driver, uuid: str) -> Gpu:
     gpu = await driver.observe_gpu(uuid)
     for instance in gpu.instances:
-        await driver.apply(destroy(gpu, instance))
+        await driver.apply(steps_of.destroy(gpu, instance))
     return await driver.observe_gpu(uuid)
 
 
 def _sizes(gpu: Gpu) -> dict[Placement, list[str]]:
-    return {place: sorted(names) for place, names in layout(gpu).items()}
+    return {place: sorted(names) for place, names in steps_of.layout(gpu).items()}
 
 
 # --- looking --------------------------------------------------------------------------------------
@@ -235,7 +227,7 @@ async def test_looking_twice_shows_the_same(subject: Subject) -> None:
 
 def _fixed(gpu: Gpu) -> object:
     devices = {device.uuid for instance in gpu.instances for device in instance.compute}
-    return replace(gpu, instances=(), usage=gpu.usage.__class__()), layout(gpu), devices
+    return replace(gpu, instances=(), usage=gpu.usage.__class__()), steps_of.layout(gpu), devices
 
 
 async def test_a_gpu_that_does_not_exist_is_reported_as_such(subject: Subject) -> None:
@@ -251,34 +243,34 @@ async def test_every_profile_can_be_created_at_every_place(board: tuple[Driver, 
     assert gpu.instances == ()
     for profile in gpu.profiles:
         for place in profile.placements:
-            await driver.apply(create(gpu, profile.name, place.start))
+            await driver.apply(steps_of.create(gpu, profile.name, place.start))
             seen = await driver.observe_gpu(gpu.uuid)
-            assert layout(seen) == {place: (profile.name,)}
-            await driver.apply(destroy(seen, seen.instances[0]))
-            assert layout(await driver.observe_gpu(gpu.uuid)) == {}
+            assert steps_of.layout(seen) == {place: (profile.name,)}
+            await driver.apply(steps_of.destroy(seen, seen.instances[0]))
+            assert steps_of.layout(await driver.observe_gpu(gpu.uuid)) == {}
 
 
 async def test_a_taken_place_is_refused_and_nothing_changes(board: tuple[Driver, Gpu]) -> None:
     driver, gpu = board
     largest = max(gpu.profiles, key=lambda profile: profile.slices)
-    await driver.apply(create(gpu, largest.name, largest.placements[0].start))
+    await driver.apply(steps_of.create(gpu, largest.name, largest.placements[0].start))
     before = await driver.observe_gpu(gpu.uuid)
     with pytest.raises(DriverError, match="no free room"):
-        await driver.apply(create(gpu, largest.name, largest.placements[0].start))
+        await driver.apply(steps_of.create(gpu, largest.name, largest.placements[0].start))
     assert _fixed(await driver.observe_gpu(gpu.uuid)) == _fixed(before)
 
 
 async def test_an_instance_can_be_divided_and_divided_anew(board: tuple[Driver, Gpu]) -> None:
     driver, gpu = board
     profile = next(profile for profile in gpu.profiles if profile.slices > 1)
-    await driver.apply(create(gpu, profile.name, profile.placements[0].start, (1, 1)))
+    await driver.apply(steps_of.create(gpu, profile.name, profile.placements[0].start, (1, 1)))
     seen = await driver.observe_gpu(gpu.uuid)
     first, second = seen.instances[0].compute
     assert (first.slices, second.slices) == (1, 1)
-    await driver.apply(destroy_compute(seen, seen.instances[0], second))
+    await driver.apply(steps_of.destroy_compute(seen, seen.instances[0], second))
     seen = await driver.observe_gpu(gpu.uuid)
     assert [device.uuid for device in seen.instances[0].compute] == [first.uuid]
-    await driver.apply(add_compute(seen, seen.instances[0], 1))
+    await driver.apply(steps_of.add_compute(seen, seen.instances[0], 1))
     seen = await driver.observe_gpu(gpu.uuid)
     assert first.uuid in {device.uuid for device in seen.instances[0].compute}
     assert [device.slices for device in seen.instances[0].compute] == [1, 1]
@@ -289,21 +281,21 @@ async def test_a_half_made_instance_is_seen_and_can_go(board: tuple[Driver, Gpu]
     driver, gpu = board
     profile = gpu.profiles[0]
     place = profile.placements[0]
-    await driver.apply(create(gpu, profile.name, place.start, ()))
+    await driver.apply(steps_of.create(gpu, profile.name, place.start, ()))
     seen = await driver.observe_gpu(gpu.uuid)
-    assert layout(seen) == {place: ()}
-    await driver.apply(destroy(seen, seen.instances[0]))
-    assert layout(await driver.observe_gpu(gpu.uuid)) == {}
+    assert steps_of.layout(seen) == {place: ()}
+    await driver.apply(steps_of.destroy(seen, seen.instances[0]))
+    assert steps_of.layout(await driver.observe_gpu(gpu.uuid)) == {}
 
 
 async def test_a_step_for_a_gone_instance_changes_nothing(board: tuple[Driver, Gpu]) -> None:
     driver, gpu = board
     small, other = gpu.profiles[0], gpu.profiles[1]
-    await driver.apply(create(gpu, small.name, small.placements[0].start))
+    await driver.apply(steps_of.create(gpu, small.name, small.placements[0].start))
     seen = await driver.observe_gpu(gpu.uuid)
-    step = destroy(seen, seen.instances[0])
+    step = steps_of.destroy(seen, seen.instances[0])
     await driver.apply(step)
-    await driver.apply(create(gpu, other.name, other.placements[0].start))
+    await driver.apply(steps_of.create(gpu, other.name, other.placements[0].start))
     before = await driver.observe_gpu(gpu.uuid)
     with pytest.raises(DriverError, match="any more"):
         await driver.apply(step)
@@ -314,10 +306,10 @@ async def test_mig_mode_can_go_off_and_on(board: tuple[Driver, Gpu]) -> None:
     driver, gpu = board
     if gpu.mode_change_needs_reset:
         pytest.skip(f"{gpu.name} changes MIG mode only with a reset")
-    await driver.apply(disable(gpu))
+    await driver.apply(steps_of.disable(gpu))
     off = await driver.observe_gpu(gpu.uuid)
     assert off.mig == MigMode(current=False, pending=False)
-    await driver.apply(enable(gpu))
+    await driver.apply(steps_of.enable(gpu))
     on = await driver.observe_gpu(gpu.uuid)
     assert on.mig == MigMode(current=True, pending=True)
     assert [profile.name for profile in on.profiles] == [profile.name for profile in gpu.profiles]
@@ -326,10 +318,10 @@ async def test_mig_mode_can_go_off_and_on(board: tuple[Driver, Gpu]) -> None:
 async def test_compute_mode_can_be_set_and_set_back(undivided: tuple[Driver, Gpu]) -> None:
     driver, gpu = undivided
     for mode in (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.PROHIBITED, ComputeMode.DEFAULT):
-        await driver.apply(compute_mode(gpu, mode))
+        await driver.apply(steps_of.compute_mode(gpu, mode))
         assert (await driver.observe_gpu(gpu.uuid)).compute_mode is mode
     with pytest.raises(DriverError, match="does not take that compute mode"):
-        await driver.apply(compute_mode(gpu, ComputeMode.EXCLUSIVE_THREAD))
+        await driver.apply(steps_of.compute_mode(gpu, ComputeMode.EXCLUSIVE_THREAD))
     assert (await driver.observe_gpu(gpu.uuid)).compute_mode is ComputeMode.DEFAULT
 
 
@@ -337,16 +329,16 @@ async def test_a_compute_mode_goes_with_its_mig_device(board: tuple[Driver, Gpu]
     driver, gpu = board
     profile = next(profile for profile in gpu.profiles if profile.slices > 1)
     start = profile.placements[0].start
-    await driver.apply(create(gpu, profile.name, start, (1, 1)))
+    await driver.apply(steps_of.create(gpu, profile.name, start, (1, 1)))
     seen = await driver.observe_gpu(gpu.uuid)
     first = seen.instances[0].compute[0]
-    await driver.apply(compute_mode(seen, ComputeMode.EXCLUSIVE_PROCESS, first))
+    await driver.apply(steps_of.compute_mode(seen, ComputeMode.EXCLUSIVE_PROCESS, first))
     seen = await driver.observe_gpu(gpu.uuid)
     modes = [device.compute_mode for device in seen.instances[0].compute]
     assert modes == [ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT]
     with pytest.raises(NodeagentError):
-        await driver.apply(compute_mode(seen, ComputeMode.EXCLUSIVE_PROCESS))
-    await driver.apply(destroy(seen, seen.instances[0]))
-    await driver.apply(create(gpu, profile.name, start))
+        await driver.apply(steps_of.compute_mode(seen, ComputeMode.EXCLUSIVE_PROCESS))
+    await driver.apply(steps_of.destroy(seen, seen.instances[0]))
+    await driver.apply(steps_of.create(gpu, profile.name, start))
     seen = await driver.observe_gpu(gpu.uuid)
     assert seen.instances[0].compute[0].compute_mode is ComputeMode.DEFAULT

@@ -21,15 +21,7 @@ from nodeagent.cluster.drain.pods import Pod, PodSelector
 from nodeagent.documents.reading import read_document
 from nodeagent.settings import Settings, load_settings
 from tests.api.serving import api
-from tests.manifests.rendering import (
-    MANIFESTS,
-    Document,
-    overlay,
-    pod_of,
-    why_not,
-    with_components,
-    written,
-)
+from tests.manifests import rendering
 from tests.simulated_cluster import volumes
 from tests.simulated_cluster.agent import (
     NAME,
@@ -43,11 +35,11 @@ from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.volumes import empty_dir, without_powers
 
 WITH_GPUS = ("dra", "gpu-operator", "nos", "plain")
-rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
-POD, CONTAINER = pod_of(written("base/daemonset.yaml"))
+rendered = pytest.mark.skipif(bool(rendering.why_not()), reason=rendering.why_not())
+POD, CONTAINER = rendering.pod_of(rendering.written("base/daemonset.yaml"))
 
 
-def _environment(container: Document) -> dict[str, str]:
+def _environment(container: rendering.Document) -> dict[str, str]:
     given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
     return {**given, "NODE_NAME": "gpu-0"}
 
@@ -55,7 +47,7 @@ def _environment(container: Document) -> dict[str, str]:
 def _settings(name: str) -> Settings:
     """What is in force in a pod of this overlay."""
     return load_settings(
-        MANIFESTS / "overlays" / name / "settings.yaml", _environment(CONTAINER), {}
+        rendering.MANIFESTS / "overlays" / name / "settings.yaml", _environment(CONTAINER), {}
     )
 
 
@@ -135,7 +127,7 @@ def test_a_stuck_agent_is_not_waited_for() -> None:
 def test_the_mode_of_claims_is_a_setting_of_the_file(tmp_path: Path) -> None:
     """The component leaves it to the settings, since a variable of the pod would win over them."""
     assert _settings("dra").dra.mode == "dynamic"
-    _, container = pod_of(with_components(tmp_path, "gpu-operator", ("dra",)))
+    _, container = rendering.pod_of(rendering.with_components(tmp_path, "gpu-operator", ("dra",)))
     for mode in ("static", "dynamic"):
         file = tmp_path / "settings.yaml"
         file.write_text(f"dra: {{mode: {mode}}}", encoding="utf-8")
@@ -145,7 +137,7 @@ def test_the_mode_of_claims_is_a_setting_of_the_file(tmp_path: Path) -> None:
 @rendered
 def test_the_simulated_overlay_fits_the_program() -> None:
     """Its command simulates, and its settings keep to what the pod may write."""
-    _, container = pod_of(overlay("simulated"))
+    _, container = rendering.pod_of(rendering.overlay("simulated"))
     options = parse(container["args"])
     assert (options.command, options.simulate) == ("run", "h100-80gb:2")
     settings = load_settings(None, _environment(container), {})
@@ -162,8 +154,8 @@ def test_a_component_names_the_source_and_its_file() -> None:
     """
     cases: list[tuple[str, str]] = [("source-file", "file"), ("source-mig-config", "mig-config")]
     for component, source in cases:
-        (kustomization,) = written(f"components/{component}/kustomization.yaml")
-        pod, container = pod_of([yaml.safe_load(kustomization["patches"][0]["patch"])])
+        (kustomization,) = rendering.written(f"components/{component}/kustomization.yaml")
+        pod, container = rendering.pod_of([yaml.safe_load(kustomization["patches"][0]["patch"])])
         settings = load_settings(None, _environment(container), {})
         assert settings.plan.source == source
         (mount,) = container["volumeMounts"]
@@ -173,7 +165,7 @@ def test_a_component_names_the_source_and_its_file() -> None:
         )
         (file,) = kustomization["configMapGenerator"][0]["files"]
         assert file == settings.plan.file.name
-        read_document((MANIFESTS / "components" / component / file).read_bytes())
+        read_document((rendering.MANIFESTS / "components" / component / file).read_bytes())
 
 
 # --- probes -------------------------------------------------------------------------------------
@@ -212,7 +204,7 @@ def test_the_probes_ask_where_the_api_listens() -> None:
 
 def _find_driver(root: Path, library: Path) -> list[str]:
     """The command of the init container, for other folders than the pod's."""
-    (patch,) = written("components/driver-from-operator/driver-root.yaml")
+    (patch,) = rendering.written("components/driver-from-operator/driver-root.yaml")
     (container,) = patch["spec"]["template"]["spec"]["initContainers"]
     *start, script = container["command"]
     script = script.replace("/driver-root", str(root)).replace("/driver-library", str(library))
@@ -250,7 +242,7 @@ def test_the_driver_is_waited_for(tmp_path: Path) -> None:
 
 # --- the overlay without a GPU, with what a real kubelet gives its pod --------------------------
 
-SIMULATED_POD, SIMULATED = pod_of(written("overlays/simulated/daemonset.yaml"))
+SIMULATED_POD, SIMULATED = rendering.pod_of(rendering.written("overlays/simulated/daemonset.yaml"))
 BASE_MOUNTS = {"run": "/run/nodeagent", "state": "/var/lib/nodeagent"}  # where the base has them
 
 

@@ -15,27 +15,15 @@ import pytest
 import yaml
 
 from nodeagent import __version__
-from tests.manifests.rendering import (
-    MANIFESTS,
-    OVERLAYS,
-    Document,
-    one,
-    overlay,
-    pod_of,
-    render,
-    why_not,
-    with_components,
-    with_service_monitor,
-    written,
-)
+from tests.manifests import rendering
 from tests.manifests.test_rendering import rights_follow_policies
 from tests.simulated_cluster import real_api_server
 from tools.make_dist import write_chart
 
 helm = pytest.importorskip("helm_python", reason="Helm's library is there for Linux of x86-64")
-rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
+rendered = pytest.mark.skipif(bool(rendering.why_not()), reason=rendering.why_not())
 
-CHART = MANIFESTS / "helm/nodeagent"
+CHART = rendering.MANIFESTS / "helm/nodeagent"
 CLAIMS = {"dra": {"mode": "dynamic"}}
 IN_POD = {"mps": {"launch": "child"}, "settings": {"mps": {"launch": "hostSystemd"}}}
 WITH_RIGHT = {"clients": "deletePods", "settings": {"kubernetes": {"clients": "pauseLabels"}}}
@@ -61,7 +49,7 @@ def _chart() -> Any:
 
 def _of(name: str) -> dict[str, Any]:
     """The values of an overlay."""
-    (values,) = written(f"helm/nodeagent/values/{name}.yaml")
+    (values,) = rendering.written(f"helm/nodeagent/values/{name}.yaml")
     return values
 
 
@@ -75,18 +63,18 @@ def _rendered(
     return manifests
 
 
-def _objects(values: dict[str, Any], namespace: str = "default") -> tuple[Document, ...]:
+def _objects(values: dict[str, Any], namespace: str = "default") -> tuple[rendering.Document, ...]:
     """What the chart makes of the values; the items of a List by themselves."""
     text = _rendered(values, namespace)["nodeagent/templates/objects.yaml"]
     found = (document for document in yaml.safe_load_all(text) if document)
     return tuple(chain.from_iterable(d["items"] if d["kind"] == "List" else (d,) for d in found))
 
 
-def _same(documents: Iterable[Document]) -> dict[tuple[str, ...], Document]:
+def _same(documents: Iterable[rendering.Document]) -> dict[tuple[str, ...], rendering.Document]:
     """Documents by name, without what is Helm's alone: whose they are, the settings' checksum, and
     the settings' text but for what it says.
     """
-    found: dict[tuple[str, ...], Document] = {}
+    found: dict[tuple[str, ...], rendering.Document] = {}
     for document in documents:
         text = re.sub(r'(managed-by": )"(kustomize|Helm)"', r'\1""', json.dumps(document))
         copy = json.loads(text)
@@ -103,9 +91,9 @@ def _same(documents: Iterable[Document]) -> dict[tuple[str, ...], Document]:
 
 
 @rendered
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", rendering.OVERLAYS)
 def test_the_chart_makes_the_objects_of_an_overlay(name: str) -> None:
-    assert _same(_objects(_of(name))) == _same(overlay(name))
+    assert _same(_objects(_of(name))) == _same(rendering.overlay(name))
 
 
 @rendered
@@ -114,7 +102,7 @@ def test_the_chart_makes_the_objects_with_components(
     name: str, components: tuple[str, ...], values: dict[str, Any], tmp_path: Path
 ) -> None:
     """As an overlay of one's own with these components, the settings being the overlay's."""
-    kustomized = with_components(tmp_path, name, components)
+    kustomized = rendering.with_components(tmp_path, name, components)
     assert _same(_objects(_merged(_of(name), values))) == _same(kustomized)
 
 
@@ -127,17 +115,20 @@ def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 def test_the_chart_makes_the_objects_of_monitoring(tmp_path: Path) -> None:
     asked = {"prometheusOperator": True}
     values = {"clients": "pauseLabels", "monitoring": asked}
-    expected = (*overlay("gpu-operator"), *render(MANIFESTS / "monitoring"))
+    expected = (
+        *rendering.overlay("gpu-operator"),
+        *rendering.render(rendering.MANIFESTS / "monitoring"),
+    )
     assert _same(_objects(values)) == _same(expected)
     values["monitoring"] = asked | {"serviceMonitor": True}
-    expected = (*overlay("gpu-operator"), *with_service_monitor(tmp_path))
+    expected = (*rendering.overlay("gpu-operator"), *rendering.with_service_monitor(tmp_path))
     assert _same(_objects(values)) == _same(expected)
 
 
 def test_every_overlay_and_component_has_its_values() -> None:
     """But `dra`, which is in the overlay `dra`."""
-    assert {path.stem for path in (CHART / "values").iterdir()} == set(OVERLAYS)
-    components = {path.name for path in (MANIFESTS / "components").iterdir()}
+    assert {path.stem for path in (CHART / "values").iterdir()} == set(rendering.OVERLAYS)
+    components = {path.name for path in (rendering.MANIFESTS / "components").iterdir()}
     assert set(chain.from_iterable(row[1] for row in OF_COMPONENTS)) == components - {"dra"}
 
 
@@ -156,7 +147,7 @@ def test_values_of_a_users_own() -> None:
         "settings": {"drift": "report", "dra": {"mps_user": "any"}},
     }
     documents = _objects(values)
-    pod, container = pod_of(documents)
+    pod, container = rendering.pod_of(documents)
     for each in (container, *pod["initContainers"]):
         assert each["image"] == f"own/nodeagent@{digest}"
         assert each["imagePullPolicy"] == "Always"
@@ -165,9 +156,9 @@ def test_values_of_a_users_own() -> None:
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert pod["tolerations"] == [{"operator": "Exists"}]
     assert pod["nodeSelector"] == {"pool": "gpu"}
-    template = one(documents, "DaemonSet")["spec"]["template"]
+    template = rendering.one(documents, "DaemonSet")["spec"]["template"]
     assert template["metadata"]["annotations"]["team"] == "ml"
-    assert yaml.safe_load(one(documents, "ConfigMap")["data"]["settings.yaml"]) == {
+    assert yaml.safe_load(rendering.one(documents, "ConfigMap")["data"]["settings.yaml"]) == {
         "dra": {"mode": "dynamic", "share": 4, "share_mig": "time", "mps_user": "any"},
         "drift": "report",
         "mps": {"launch": "hostSystemd"},
@@ -178,7 +169,9 @@ def test_values_of_a_users_own() -> None:
 @pytest.mark.parametrize("plan", ["version: v1\ngpus: []\n", {"version": "v1", "gpus": []}])
 def test_the_plan_of_a_users_own(source: str, file: str, plan: Any) -> None:
     """It takes the place of the example, as text or as a document."""
-    data = one(_objects({"source": source, "plan": plan}), "ConfigMap", "nodeagent-plan")["data"]
+    data = rendering.one(_objects({"source": source, "plan": plan}), "ConfigMap", "nodeagent-plan")[
+        "data"
+    ]
     assert set(data) == {file}
     assert yaml.safe_load(data[file]) == {"version": "v1", "gpus": []}
 
@@ -208,7 +201,7 @@ def test_an_off_without_quotes_is_off(mode: Any) -> None:
     assert _objects({"dra": {"mode": mode, "share": mode}}) == _objects({})
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", rendering.OVERLAYS)
 def test_helm_lint(name: str) -> None:
     """Nothing above a recommendation."""
     report = helm.lint(CHART, _of(name), strict=True)
@@ -225,7 +218,7 @@ def test_the_notes_speak_of_what_was_installed() -> None:
     """The answers of a source's user, claims where they are served, the label that lacks."""
     notes = {
         name: _rendered(_of(name), "nodeagent")["nodeagent/templates/NOTES.txt"]
-        for name in OVERLAYS
+        for name in rendering.OVERLAYS
     }
     assert [n for n, text in notes.items() if "get deviceclasses" in text] == ["dra"]
     assert [n for n, text in notes.items() if "gpu-partitioning=mig." in text] == ["nos"]
@@ -270,12 +263,12 @@ def test_helm_installs_a_policy_before_the_rights_that_it_limits(
         config.upgrade(_chart(), "nodeagent", CLAIMS | {"evictions": True})
         documents = _in_order(server)
         rights_follow_policies(documents)
-        one(documents, "ClusterRoleBinding", "nodeagent-evictions")
+        rendering.one(documents, "ClusterRoleBinding", "nodeagent-evictions")
         config.uninstall("nodeagent")
         assert _in_order(server) == []
 
 
-def _in_order(server: real_api_server.RealApiServer) -> list[Document]:
+def _in_order(server: real_api_server.RealApiServer) -> list[rendering.Document]:
     """The cluster's policies and rights of the chart in the order in which they were made."""
     access = (f"--server={server.url}", f"--token={server.token}", "--insecure-skip-tls-verify")
     policies = "validatingadmissionpolicies,validatingadmissionpolicybindings"

@@ -11,16 +11,7 @@ from nodeagent.cluster.drain.changes import CLIENTS
 from tests.machine_load import stretched
 from tests.manifests.admission import AGENT, Asked, policy
 from tests.manifests.node_changes import ALLOWED, DENIED, NODE, PAUSED, Change, annotated
-from tests.simulated_cluster import store
-from tests.simulated_cluster.agent import (
-    NAME,
-    PLAN,
-    AgentProcess,
-    command,
-    in_sync,
-    kubeconfig,
-    until_status,
-)
+from tests.simulated_cluster import agent, store
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.patching import merged
 
@@ -208,17 +199,17 @@ def _is_asked_for(change: store.Change) -> bool:
 
 
 def _plan(node: dict[str, Any] | None) -> Any:
-    return (node or {}).get("metadata", {}).get("annotations", {}).get(PLAN)
+    return (node or {}).get("metadata", {}).get("annotations", {}).get(agent.PLAN)
 
 
 def _denials(change: store.Change) -> list[str]:
     """What the policies say to a change that the agent made."""
     if change.plural == "events":
         operation = "UPDATE" if change.before else "CREATE"
-        asked = Asked(operation, "events", change.after, change.before, node=NAME)
+        asked = Asked(operation, "events", change.after, change.before, node=agent.NAME)
         return policy("nodeagent-own-events").denials(asked)
     assert change.plural == "nodes"
-    asked = Asked("UPDATE", "nodes", change.after, change.before, node=NAME)
+    asked = Asked("UPDATE", "nodes", change.after, change.before, node=agent.NAME)
     return policy("nodeagent-own-node").denials(asked)
 
 
@@ -235,12 +226,14 @@ async def test_the_agent_writes_only_what_the_policies_let_through(tmp_path: Pat
         return wanted in str([change.after for change in made])
 
     async with ApiServer() as api:
-        api.add_node(NAME, labels={DEPLOY: "true"})
+        api.add_node(agent.NAME, labels={DEPLOY: "true"})
         api.store.watching.add(changes)
-        (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
-        async with AgentProcess(command("h100-80gb:1", tmp_path), tmp_path, settings=SETTINGS):
-            api.annotate(NAME, **{PLAN: TEXT})
-            await until_status(api, in_sync(TEXT))
+        (tmp_path / "kubeconfig").write_text(agent.kubeconfig(api.url))
+        async with agent.AgentProcess(
+            agent.command("h100-80gb:1", tmp_path), tmp_path, settings=SETTINGS
+        ):
+            api.annotate(agent.NAME, **{agent.PLAN: TEXT})
+            await agent.until_status(api, agent.in_sync(TEXT))
             async with asyncio.timeout(stretched(30)):
                 while not (seen("GPUPartitionsReady") and seen("'Event'") and _is_quiet(api)):
                     await asyncio.sleep(0.1)
@@ -252,5 +245,5 @@ async def test_the_agent_writes_only_what_the_policies_let_through(tmp_path: Pat
 
 def _is_quiet(api: ApiServer) -> bool:
     """Whether what was changed for the time is as it was."""
-    node = api.node(NAME)
+    node = api.node(agent.NAME)
     return node["metadata"]["labels"][DEPLOY] == "true" and not node["spec"].get("unschedulable")

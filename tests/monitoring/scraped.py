@@ -18,16 +18,8 @@ from nodeagent.metrics.dcgm import families
 from nodeagent.metrics.exposition import block, render
 from nodeagent.metrics.node_metrics import health_samples, node_samples
 from nodeagent.metrics.selection import default_selection
+from nodeagent.plan import plan
 from nodeagent.plan.observed import Gpu, ObservedNode
-from nodeagent.plan.plan import (
-    GpuOutcome,
-    GpuPlan,
-    NodeOutcome,
-    NodePlan,
-    StepReport,
-    StepResult,
-    Verdict,
-)
 from nodeagent.plan.steps import DestroyGpuInstance, SetMigMode
 from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
@@ -153,13 +145,15 @@ def _own(phase: Phase) -> str:
     lost = divided.instances[0]
     gone = DestroyGpuInstance(divided.uuid, lost.id, lost.profile, lost.placement, (), "")
     reports = (
-        StepReport(step, StepResult.DONE),
-        StepReport(gone, StepResult.DONE, 0.1),
-        StepReport(step, StepResult.FAILED),
+        plan.StepReport(step, plan.StepResult.DONE),
+        plan.StepReport(gone, plan.StepResult.DONE, 0.1),
+        plan.StepReport(step, plan.StepResult.FAILED),
     )
     for seconds in (0.2, 3.0):
-        outcome = GpuOutcome(GpuPlan.in_sync(divided), reports, divided)
-        work.add_round(NodeOutcome(NodePlan(Verdict.APPLICABLE), (outcome,)), seconds)
+        outcome = plan.GpuOutcome(plan.GpuPlan.in_sync(divided), reports, divided)
+        work.add_round(
+            plan.NodeOutcome(plan.NodePlan(plan.Verdict.APPLICABLE), (outcome,)), seconds
+        )
     readers = (
         ReaderState("fast", succeeded=True, at=99.5, duration=0.02),
         ReaderState("slow", succeeded=True, at=91.0, duration=0.2, gpu="0", uuid=divided.uuid),

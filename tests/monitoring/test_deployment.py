@@ -5,29 +5,20 @@ from typing import Any
 import pytest
 
 from nodeagent.settings import load_settings
-from tests.manifests.rendering import (
-    MANIFESTS,
-    one,
-    pod_of,
-    render,
-    why_not,
-    with_components,
-    with_service_monitor,
-    written,
-)
+from tests.manifests import rendering
 from tests.monitoring.scraped import JOB
 from tools.make_dashboard import DASHBOARD, USE
 from tools.make_prometheus_rule import RULES
 
-rendered = pytest.mark.skipif(bool(why_not()), reason=why_not())
-(MONITOR,) = written("monitoring/pod-monitor.yaml")
-(SERVICE_MONITOR,) = written("monitoring/service-monitor/service-monitor.yaml")
+rendered = pytest.mark.skipif(bool(rendering.why_not()), reason=rendering.why_not())
+(MONITOR,) = rendering.written("monitoring/pod-monitor.yaml")
+(SERVICE_MONITOR,) = rendering.written("monitoring/service-monitor/service-monitor.yaml")
 POD_ENDPOINTS = MONITOR["spec"]["podMetricsEndpoints"]
 SERVICE_ENDPOINTS = SERVICE_MONITOR["spec"]["endpoints"]
 
 
 def test_the_monitor_finds_the_pods() -> None:
-    daemon_set = one(written("base/daemonset.yaml"), "DaemonSet")
+    daemon_set = rendering.one(rendering.written("base/daemonset.yaml"), "DaemonSet")
     labels = daemon_set["spec"]["template"]["metadata"]["labels"]
     assert MONITOR["metadata"]["namespace"] == daemon_set["metadata"]["namespace"]
     assert MONITOR["spec"]["selector"]["matchLabels"].items() <= labels.items()
@@ -53,8 +44,8 @@ def test_the_agents_own_pod_is_no_label(endpoints: list[dict[str, Any]]) -> None
 @rendered
 @pytest.mark.parametrize("overlay", ["plain", "simulated"])
 def test_the_component_opens_one_port(overlay: str, tmp_path: Path) -> None:
-    documents = with_components(tmp_path, overlay, ["monitoring"])
-    _, container = pod_of(documents)
+    documents = rendering.with_components(tmp_path, overlay, ["monitoring"])
+    _, container = rendering.pod_of(documents)
     (endpoint,) = MONITOR["spec"]["podMetricsEndpoints"]
     (port,) = container["ports"]
     assert port["name"] == endpoint["port"]
@@ -63,7 +54,7 @@ def test_the_component_opens_one_port(overlay: str, tmp_path: Path) -> None:
     address = load_settings(None, {"NODEAGENT_METRICS_LISTEN": listen}, {}).metrics.listen
     assert address is not None
     assert address.port == port["containerPort"]
-    policy = one(documents, "NetworkPolicy")
+    policy = rendering.one(documents, "NetworkPolicy")
     assert policy["spec"]["ingress"] == [
         {"ports": [{"port": port["containerPort"], "protocol": "TCP"}]}
     ]
@@ -71,7 +62,7 @@ def test_the_component_opens_one_port(overlay: str, tmp_path: Path) -> None:
 
 @rendered
 def test_a_service_monitor_takes_the_place_of_the_pod_monitor(tmp_path: Path) -> None:
-    found = with_service_monitor(tmp_path)
+    found = rendering.with_service_monitor(tmp_path)
     kinds = {d["kind"]: d for d in found}
     assert set(kinds) == {"ConfigMap", "Service", "ServiceMonitor", "PrometheusRule"}
     service, monitor = kinds["Service"], kinds["ServiceMonitor"]["spec"]
@@ -86,7 +77,7 @@ def test_a_service_monitor_takes_the_place_of_the_pod_monitor(tmp_path: Path) ->
 
 @rendered
 def test_the_objects_of_operator_and_sidecar_render() -> None:
-    found = render(MANIFESTS / "monitoring")
+    found = rendering.render(rendering.MANIFESTS / "monitoring")
     kinds = {d["kind"]: d for d in found}
     assert set(kinds) == {"ConfigMap", "PodMonitor", "PrometheusRule"}
     assert {d["metadata"]["namespace"] for d in found} == {MONITOR["metadata"]["namespace"]}

@@ -23,19 +23,8 @@ from nodeagent.mps.requests import NotReady
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.processes import command_of
 from tests.locked_process import locked_process
+from tests.mps import fleet_rig
 from tests.mps.conftest import PYTHON, StartServer, as_root, spec_for
-from tests.mps.fleet_rig import (
-    GPU,
-    IS_ROOT,
-    US,
-    FleetRig,
-    called_like,
-    quick,
-    ready,
-    status,
-    until,
-    wanted,
-)
 from tests.simulation.mps.rig import gone
 
 
@@ -106,7 +95,7 @@ print("gone", flush=True)
 
 
 @asynccontextmanager
-async def unkillable(rig: FleetRig) -> AsyncIterator[tuple[int, Callable[[], None]]]:
+async def unkillable(rig: fleet_rig.FleetRig) -> AsyncIterator[tuple[int, Callable[[], None]]]:
     """A server of the rig's daemon that cannot be killed: its pid, and what lets it exit."""
     holder = subprocess.Popen(
         [PYTHON, "-ISc", _UNKILLABLE],
@@ -114,8 +103,8 @@ async def unkillable(rig: FleetRig) -> AsyncIterator[tuple[int, Callable[[], Non
         stdout=subprocess.PIPE,
         text=True,
         env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
-        user=US if IS_ROOT else None,
-        extra_groups=() if IS_ROOT else None,
+        user=fleet_rig.US if fleet_rig.IS_ROOT else None,
+        extra_groups=() if fleet_rig.IS_ROOT else None,
     )
 
     def let_go() -> None:
@@ -136,24 +125,24 @@ async def unkillable(rig: FleetRig) -> AsyncIterator[tuple[int, Callable[[], Non
         holder.communicate()
 
 
-async def test_an_orphan_that_cannot_be_killed(rig: FleetRig) -> None:
+async def test_an_orphan_that_cannot_be_killed(rig: fleet_rig.FleetRig) -> None:
     """It keeps its device until it has exited, although nothing of it can be read any more: no
     daemon is started beside it, and the next agent knows of it, too.
     """
     async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-    soon = quick(grace=0.1)
+        await fleet.start(fleet_rig.GPU, fleet_rig.wanted())
+    soon = fleet_rig.quick(grace=0.1)
     async with unkillable(rig) as (pid, let_go):
         async with rig.fleet(soon) as fleet:
             with pytest.raises(NodeagentError, match=f"although it was killed: pid {pid}"):
-                await fleet.drain(GPU, seconds=30.0)
+                await fleet.drain(fleet_rig.GPU, seconds=30.0)
         async with rig.fleet(soon) as fleet:
             with pytest.raises(NotReady, match=f"although it was killed: pid {pid}"):
-                await fleet.restart(GPU)
+                await fleet.restart(fleet_rig.GPU)
             assert rig.processes() == []
             let_go()
-            await fleet.restart(GPU)
-            assert status(fleet).is_ready
+            await fleet.restart(fleet_rig.GPU)
+            assert fleet_rig.status(fleet).is_ready
 
 
 async def test_too_many_open_files(spec: DaemonSpec, start_server: StartServer) -> None:
@@ -210,7 +199,9 @@ async def test_another_users_server_beside_a_daemon_that_no_client_can_find(
     open_folder: Path, programs: Programs, start_server: StartServer
 ) -> None:
     """A tenant's daemon has servers of that tenant alone; what others call so does not count."""
-    tenant = spec_for(open_folder, US, US, device=GPU.replace("0a", "0b"))
+    tenant = spec_for(
+        open_folder, fleet_rig.US, fleet_rig.US, device=fleet_rig.GPU.replace("0a", "0b")
+    )
     process = await ChildLauncher(programs).launch(tenant)
     server = start_server(pipe_directory=tenant.pipe_directory)
     assert [one.pid for one in await end_orphans(tenant, grace=1)] == [process.pid]
@@ -238,7 +229,9 @@ def test_a_locked_process_holds_up_no_daemon(spec: DaemonSpec, start_server: Sta
 
 @pytest.mark.full
 @as_root
-async def test_a_process_that_may_be_of_mps_and_whose_memory_is_locked(rig: FleetRig) -> None:
+async def test_a_process_that_may_be_of_mps_and_whose_memory_is_locked(
+    rig: fleet_rig.FleetRig,
+) -> None:
     """Any user can call one so: another user's holds up neither the agent's start nor a daemon, and
     the daemon's own user's keeps that one from being started, by its name.
     """
@@ -246,28 +239,28 @@ async def test_a_process_that_may_be_of_mps_and_whose_memory_is_locked(rig: Flee
         waiting = threading.Thread(target=command_of, args=(pid,))
         waiting.start()
         async with rig.fleet() as fleet:
-            await fleet.start(GPU, wanted())
-            with locked_process(uid=US, environment={}, name=SERVER[:15]) as own:
+            await fleet.start(fleet_rig.GPU, fleet_rig.wanted())
+            with locked_process(uid=fleet_rig.US, environment={}, name=SERVER[:15]) as own:
                 with pytest.raises(NotReady, match=f"whether pid {own} .* is not known"):
-                    await fleet.restart(GPU)
+                    await fleet.restart(fleet_rig.GPU)
                 assert rig.processes() == []
-            await fleet.restart(GPU)
-            assert status(fleet).is_ready
+            await fleet.restart(fleet_rig.GPU)
+            assert fleet_rig.status(fleet).is_ready
         assert waiting.is_alive()
     waiting.join()
 
 
 @pytest.mark.full
 @as_root
-async def test_a_daemon_that_hangs_beside_what_may_be_its_server(rig: FleetRig) -> None:
+async def test_a_daemon_that_hangs_beside_what_may_be_its_server(rig: fleet_rig.FleetRig) -> None:
     rig.impatient = True
     async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
-        with locked_process(uid=US, environment={}, name=SERVER[:15]):
+        await fleet.start(fleet_rig.GPU, fleet_rig.wanted())
+        with locked_process(uid=fleet_rig.US, environment={}, name=SERVER[:15]):
             rig.knobs().turn("hang")
-            draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
+            draining = asyncio.create_task(fleet.drain(fleet_rig.GPU, seconds=None))
             assert "answered none of 2 questions" in await rig.reported(ReportSubject.SILENT)
-            assert (status(fleet).state, draining.done()) == ("Draining", False)
+            assert (fleet_rig.status(fleet).state, draining.done()) == ("Draining", False)
         assert await draining == ()
 
 
@@ -287,7 +280,7 @@ async def test_who_cannot_serve_holds_up_nothing(
     """
     start_server()
     program, *arguments = words
-    with called_like(program, spec.pipe_directory, *arguments, uid=user) as called:
+    with fleet_rig.called_like(program, spec.pipe_directory, *arguments, uid=user) as called:
         assert len(await end_orphans(spec, grace=5)) == 1
         assert not gone(called)
 
@@ -312,7 +305,7 @@ time.sleep(60)
 
 
 @as_root
-async def test_a_container_that_looks_like_a_daemon(rig: FleetRig, fleet: Fleet) -> None:
+async def test_a_container_that_looks_like_a_daemon(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
     """Its user can be the daemon's, and it can have any directory in its own file system: it keeps
     no device without a daemon, and no daemon from its end.
     """
@@ -322,7 +315,7 @@ async def test_a_container_that_looks_like_a_daemon(rig: FleetRig, fleet: Fleet)
             root = rig.folder / name
             root.mkdir()
             one = subprocess.Popen(
-                [name, "-ISc", _IN_A_CONTAINER, PYTHON, root, rig.pipes(), str(US)],
+                [name, "-ISc", _IN_A_CONTAINER, PYTHON, root, rig.pipes(), str(fleet_rig.US)],
                 executable=PYTHON,
                 env={"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes())},
                 stdout=subprocess.PIPE,
@@ -330,12 +323,12 @@ async def test_a_container_that_looks_like_a_daemon(rig: FleetRig, fleet: Fleet)
             pretends.append(one)
             assert one.stdout
             assert one.stdout.readline() == b"up\n"
-        pid = status(fleet).pid
+        pid = fleet_rig.status(fleet).pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: status(fleet).pid not in {None, pid})
-        await ready(fleet)
-        await fleet.stop(GPU)
+        await fleet_rig.until(lambda: fleet_rig.status(fleet).pid not in {None, pid})
+        await fleet_rig.ready(fleet)
+        await fleet.stop(fleet_rig.GPU)
         assert [one.poll() for one in pretends] == [None, None]
     finally:
         for one in pretends:

@@ -12,14 +12,7 @@ from nodeagent.mps.launch.child import can_mount_own_shm
 from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.requests import NotReady
-from nodeagent.plan.desired import (
-    InstanceEntry,
-    MigLayout,
-    MpsEntry,
-    PlanDocument,
-    PlanEntry,
-    Replicas,
-)
+from nodeagent.plan import desired
 from nodeagent.plan.shares import Account
 from nodeagent.settings import MpsSettings, load_settings
 from nodeagent.structs import replace
@@ -104,22 +97,26 @@ async def test_servers_for_all_users_that_could_not_be_tried(
 UNKNOWN_UID, LARGEST_ID = 3_999_999_999, 4_294_967_294
 
 
-def document(*users: str | None) -> PlanDocument:
+def document(*users: str | None) -> desired.PlanDocument:
     """A plan that names these: the first for a GPU, the others for instances."""
     first, *others = users or (None,)
-    layout = MigLayout(
+    layout = desired.MigLayout(
         tuple(
-            InstanceEntry("1g.10gb", 1, "", mps=MpsEntry("", Replicas(1, ""), user=user))
+            desired.InstanceEntry(
+                "1g.10gb", 1, "", mps=desired.MpsEntry("", desired.Replicas(1, ""), user=user)
+            )
             for user in others
         ),
         "",
     )
     entries = (
-        PlanEntry("gpus[0]", None, "", mps=MpsEntry("", Replicas(1, ""), user=first)),
-        PlanEntry("gpus[1]", None, "", mig=layout),
-        PlanEntry("gpus[2]", None, ""),
+        desired.PlanEntry(
+            "gpus[0]", None, "", mps=desired.MpsEntry("", desired.Replicas(1, ""), user=first)
+        ),
+        desired.PlanEntry("gpus[1]", None, "", mig=layout),
+        desired.PlanEntry("gpus[2]", None, ""),
     )
-    return PlanDocument(entries, "sha256:0")
+    return desired.PlanDocument(entries, "sha256:0")
 
 
 def test_a_uid_without_an_entry() -> None:

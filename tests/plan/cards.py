@@ -6,19 +6,10 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 
+from nodeagent.plan import observed
 from nodeagent.plan.desired import DesiredGpu, Layout, WantedInstance
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.names import device_name
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    ComputeInstanceProfile,
-    Engines,
-    Gpu,
-    GpuInstance,
-    GpuInstanceProfile,
-    MigMode,
-    Placement,
-)
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 
@@ -30,12 +21,12 @@ Place = tuple[str, int]
 
 
 @cache
-def card(board: str, *, reported: bool = False) -> Gpu:
+def card(board: str, *, reported: bool = False) -> observed.Gpu:
     """An empty GPU of that board with MIG on; `reported`: the driver reported compute profiles."""
     data = json.loads(files("nodeagent.simulation").joinpath(f"boards/{board}.json").read_text())
     major, minor = (int(part) for part in data["compute_capability"].split("."))
     capable = bool(data["profiles"])
-    return Gpu(
+    return observed.Gpu(
         index=0,
         uuid=f"GPU-{board}",
         name=data["product"],
@@ -43,20 +34,20 @@ def card(board: str, *, reported: bool = False) -> Gpu:
         pci_device_id=int(data["pci_device_id"], 16),
         memory=data["memory_mib"] << 20,
         compute_capability=(major, minor),
-        mig=MigMode(current=True, pending=True) if capable else None,
+        mig=observed.MigMode(current=True, pending=True) if capable else None,
         mode_change_needs_reset=bool(data["mode_change_needs_reset"]) if capable else False,
         profiles=tuple(_profile(p, reported=reported) for p in data["profiles"]),
     )
 
 
-def _profile(data: dict[str, object], *, reported: bool) -> GpuInstanceProfile:
+def _profile(data: dict[str, object], *, reported: bool) -> observed.GpuInstanceProfile:
     row: dict[str, object] = data
     compute = row["compute"] if reported else []
     assert isinstance(compute, list)
     places = row["placements"]
     assert isinstance(places, list)
     number = {k: v for k, v in row.items() if isinstance(v, int)}
-    return GpuInstanceProfile(
+    return observed.GpuInstanceProfile(
         id=number["id"],
         kind=number["kind"],
         name=str(row["name"]),
@@ -64,8 +55,8 @@ def _profile(data: dict[str, object], *, reported: bool) -> GpuInstanceProfile:
         memory=number.get("memory_mib", 0) << 20,
         multiprocessors=number.get("multiprocessors", 0),
         max_count=number["max_instances"],
-        placements=tuple(Placement(p["start"], p["size"]) for p in places),
-        engines=Engines(
+        placements=tuple(observed.Placement(p["start"], p["size"]) for p in places),
+        engines=observed.Engines(
             copy=number.get("copy_engines", 0),
             decoder=number.get("decoders", 0),
             encoder=number.get("encoders", 0),
@@ -73,19 +64,19 @@ def _profile(data: dict[str, object], *, reported: bool) -> GpuInstanceProfile:
             ofa=number.get("ofa", 0),
         ),
         compute=tuple(
-            ComputeInstanceProfile(
+            observed.ComputeInstanceProfile(
                 id=c["id"],
                 slices=c["slices"],
                 max_count=c["max_instances"],
                 multiprocessors=c["multiprocessors"] or 0,
-                placements=tuple(Placement(*p) for p in c["placements"]),
+                placements=tuple(observed.Placement(*p) for p in c["placements"]),
             )
             for c in compute
         ),
     )
 
 
-def wanted(gpu: Gpu, counts: Iterable[tuple[str, int]]) -> DesiredGpu:
+def wanted(gpu: observed.Gpu, counts: Iterable[tuple[str, int]]) -> DesiredGpu:
     """Whole instances, anywhere."""
     instances = tuple(
         WantedInstance(name, profile.slices, None, "gpus[0].mig")
@@ -97,7 +88,7 @@ def wanted(gpu: Gpu, counts: Iterable[tuple[str, int]]) -> DesiredGpu:
     return DesiredGpu(Layout(instances, "gpus[0].mig"), "gpus[0]")
 
 
-def devices(gpu: Gpu, *parts: tuple[str, int, int | None]) -> DesiredGpu:
+def devices(gpu: observed.Gpu, *parts: tuple[str, int, int | None]) -> DesiredGpu:
     """Devices given as (GPU instance profile, compute slices, start or None)."""
     instances = tuple(
         WantedInstance(n, c, s, f"gpus[0].mig[{i}]") for i, (n, c, s) in enumerate(parts)
@@ -105,7 +96,9 @@ def devices(gpu: Gpu, *parts: tuple[str, int, int | None]) -> DesiredGpu:
     return DesiredGpu(Layout(instances, "gpus[0].mig"), "gpus[0]")
 
 
-def with_instances(gpu: Gpu, places: Iterable[Place], used: Iterable[int] = ()) -> Gpu:
+def with_instances(
+    gpu: observed.Gpu, places: Iterable[Place], used: Iterable[int] = ()
+) -> observed.Gpu:
     """The GPU holding whole instances at `places`; those whose number is in `used` are in use."""
     used = set(used)
     instances = []
@@ -114,12 +107,14 @@ def with_instances(gpu: Gpu, places: Iterable[Place], used: Iterable[int] = ()) 
         assert profile is not None
         placement = next(p for p in profile.placements if p.start == start)
         usage = IN_USE if number in used else Usage()
-        device = ComputeInstance(0, name, profile.slices, f"MIG-{number}", None, usage)
-        instances.append(GpuInstance(number + 1, profile.id, name, placement, (device,)))
+        device = observed.ComputeInstance(0, name, profile.slices, f"MIG-{number}", None, usage)
+        instances.append(observed.GpuInstance(number + 1, profile.id, name, placement, (device,)))
     return replace(gpu, instances=tuple(instances))
 
 
-def divided(gpu: Gpu, name: str, start: int, *sizes: int, used: Iterable[int] = ()) -> Gpu:
+def divided(
+    gpu: observed.Gpu, name: str, start: int, *sizes: int, used: Iterable[int] = ()
+) -> observed.Gpu:
     """The GPU with one more instance, divided into compute instances one behind the other."""
     profile = gpu.profile(name)
     assert profile is not None
@@ -127,22 +122,22 @@ def divided(gpu: Gpu, name: str, start: int, *sizes: int, used: Iterable[int] = 
     compute, at, used = [], 0, set(used)
     for number, slices in enumerate(sizes):
         usage = IN_USE if number in used else Usage()
-        place = Placement(at, slices)
+        place = observed.Placement(at, slices)
         label = device_name(name, profile.slices, slices)
         compute.append(
-            ComputeInstance(number, label, slices, f"MIG-{start}-{number}", place, usage)
+            observed.ComputeInstance(number, label, slices, f"MIG-{start}-{number}", place, usage)
         )
         at += slices
-    instance = GpuInstance(10 + start, profile.id, name, placement, tuple(compute))
+    instance = observed.GpuInstance(10 + start, profile.id, name, placement, tuple(compute))
     return replace(gpu, instances=(*gpu.instances, instance))
 
 
-def places(gpu: Gpu) -> set[Place]:
+def places(gpu: observed.Gpu) -> set[Place]:
     """Where which GPU instances lie."""
     return {(i.profile, i.placement.start) for i in gpu.instances}
 
 
-def present(gpu: Gpu) -> Counter[str]:
+def present(gpu: observed.Gpu) -> Counter[str]:
     """The devices there are, by name."""
     return Counter(c.profile for i in gpu.instances for c in i.compute)
 

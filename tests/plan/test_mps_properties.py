@@ -15,16 +15,7 @@ from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from tests.draws import draws
-from tests.plan.cards import (
-    IN_USE,
-    NOT_KNOWN,
-    card,
-    divided,
-    layouts,
-    places,
-    present,
-    with_instances,
-)
+from tests.plan import cards
 from tests.plan.daemons import CLIENT, OFF, A, B, C, D, daemon, daemons_of
 
 BOARDS = ("h100-80gb", "a100-40gb", "a30")
@@ -39,14 +30,14 @@ def daemons(draw: st.DrawFn) -> DeviceDaemon | None:
     runs = draw(WANTED)
     if runs is None:
         return None
-    clients = draw(st.sampled_from([None, None, None, CLIENT, NOT_KNOWN]))
+    clients = draw(st.sampled_from([None, None, None, CLIENT, cards.NOT_KNOWN]))
     return daemon(runs, clients, servers=(7,))
 
 
 def facts(draw: st.DrawFn) -> dict[str, object]:
     """What concerns MPS on one device."""
     found = draw(daemons())
-    usage = draw(st.sampled_from([Usage(), Usage(), Usage(), IN_USE, NOT_KNOWN]))
+    usage = draw(st.sampled_from([Usage(), Usage(), Usage(), cards.IN_USE, cards.NOT_KNOWN]))
     if found is not None and draw(st.booleans()):
         usage = replace(usage, processes=(*usage.processes, SERVER))
     mode = draw(MODES)
@@ -62,7 +53,7 @@ def facts(draw: st.DrawFn) -> dict[str, object]:
 @st.composite
 def gpus(draw: st.DrawFn) -> Gpu:
     """A GPU in any layout or outside MIG mode, shared and used anyhow."""
-    gpu = card(draw(st.sampled_from(BOARDS)))
+    gpu = cards.card(draw(st.sampled_from(BOARDS)))
     if draw(st.integers(0, 3)) == 0:
         slices = draw(st.sampled_from([None, TimeSlice.DEFAULT, TimeSlice.LONG]))
         earlier = draw(st.sampled_from([None, TimeSlice.SHORT]))
@@ -74,12 +65,12 @@ def gpus(draw: st.DrawFn) -> Gpu:
             **facts(draw),  # type: ignore[arg-type]  # keys of Gpu, by name
         )
     board = gpu.uuid.removeprefix("GPU-")
-    ways = [way for ways in layouts(board).values() for way in ways]
+    ways = [way for ways in cards.layouts(board).values() for way in ways]
     if board == "h100-80gb" and draw(st.integers(0, 3)) == 0:
-        gpu = divided(gpu, "3g.40gb", 0, 1, 1, 1)
-        gpu = divided(gpu, "3g.40gb", 4, 1, 1)
+        gpu = cards.divided(gpu, "3g.40gb", 0, 1, 1, 1)
+        gpu = cards.divided(gpu, "3g.40gb", 4, 1, 1)
     else:
-        gpu = with_instances(gpu, sorted(draw(st.sampled_from(ways))))
+        gpu = cards.with_instances(gpu, sorted(draw(st.sampled_from(ways))))
     instances = tuple(
         replace(i, compute=tuple(replace(c, **facts(draw)) for c in i.compute))  # type: ignore[arg-type]  # keys of ComputeInstance, by name
         for i in gpu.instances
@@ -120,7 +111,7 @@ def _instances(draw: st.DrawFn, gpu: Gpu, kind: str) -> list[WantedInstance]:
         name = next(p.name for p in gpu.profiles if p.slices in (2, 3))
         parts = draw(st.integers(1, 4))
         return [WantedInstance(name, 1, None, "m", draw(WANTED)) for _ in range(parts)]
-    key = draw(st.sampled_from(list(layouts(gpu.uuid.removeprefix("GPU-")))))
+    key = draw(st.sampled_from(list(cards.layouts(gpu.uuid.removeprefix("GPU-")))))
     return [
         WantedInstance(name, profile.slices, None, "m", draw(WANTED))
         for name, count in key
@@ -214,7 +205,7 @@ def picture(gpu: Gpu) -> object:
         for c in i.compute
     )
     own = (gpu.mig, gpu.mps.runs if gpu.mps else None, gpu.compute_mode, gpu.time_slice)
-    return places(gpu), present(gpu), shared, own
+    return cards.places(gpu), cards.present(gpu), shared, own
 
 
 @settings(max_examples=draws(400))
@@ -267,7 +258,7 @@ def test_the_way_back_restores_the_daemons(data: st.DataObject) -> None:
         back = plan_gpu(goal, cut, policy)
         check(cut, back, policy)
         if back.verdict in {Verdict.APPLICABLE, Verdict.IN_SYNC} and not back.problems:
-            assert places(back.after) == places(gpu)
+            assert cards.places(back.after) == cards.places(gpu)
             now, before = daemons_of(back.after), daemons_of(gpu)
             assert Counter(map(repr, now)) == Counter(map(repr, before))
 
@@ -325,7 +316,7 @@ def test_as_few_daemons_as_can_be_are_stopped(
     here: list[WantedMps | None], wanted: list[WantedMps | None], random: object
 ) -> None:
     """Idle equal instances: brute force over which stay and who gets what finds none better."""
-    gpu = with_instances(card("h100-80gb"), [("1g.10gb", s) for s in range(len(here))])
+    gpu = cards.with_instances(cards.card("h100-80gb"), [("1g.10gb", s) for s in range(len(here))])
     shared = tuple(
         replace(
             i,

@@ -12,17 +12,7 @@ from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.steps import DestroyComputeInstance, DestroyGpuInstance, after
 from nodeagent.structs import replace
 from tests.draws import draws
-from tests.plan.cards import (
-    IN_USE,
-    NOT_KNOWN,
-    card,
-    devices,
-    layouts,
-    places,
-    present,
-    wanted,
-    with_instances,
-)
+from tests.plan import cards
 
 BOARDS = ("h100-80gb", "a100-40gb", "a30", "rtx-pro-6000", "b200")
 
@@ -31,14 +21,14 @@ BOARDS = ("h100-80gb", "a100-40gb", "a30", "rtx-pro-6000", "b200")
 def gpus(draw: st.DrawFn) -> Gpu:
     """A GPU in any layout, with any of its devices in use or of unknown use, some half-made."""
     board = draw(st.sampled_from(BOARDS))
-    ways = [way for ways in layouts(board).values() for way in ways]
-    gpu = card(board, reported=draw(st.booleans()))
+    ways = [way for ways in cards.layouts(board).values() for way in ways]
+    gpu = cards.card(board, reported=draw(st.booleans()))
     if draw(st.booleans()):
-        gpu = with_instances(gpu, sorted(draw(st.sampled_from(ways))))
+        gpu = cards.with_instances(gpu, sorted(draw(st.sampled_from(ways))))
     instances = []
     for instance in gpu.instances:
         kind = draw(st.sampled_from(["idle", "idle", "used", "unknown", "half-made"]))
-        usage = {"used": IN_USE, "unknown": NOT_KNOWN}.get(kind)
+        usage = {"used": cards.IN_USE, "unknown": cards.NOT_KNOWN}.get(kind)
         compute = instance.compute
         if usage is not None:
             compute = tuple(replace(c, usage=usage) for c in compute)
@@ -55,9 +45,9 @@ def wishes(draw: st.DrawFn, gpu: Gpu) -> DesiredGpu:
     if kind == "on":
         return DesiredGpu(MigEnabled("gpus[0].mig"), "gpus[0]")
     board = gpu.uuid.removeprefix("GPU-")
-    key = draw(st.sampled_from(list(layouts(board))))
+    key = draw(st.sampled_from(list(cards.layouts(board))))
     if kind == "layout":
-        return wanted(gpu, key)
+        return cards.wanted(gpu, key)
     parts: list[tuple[str, int, int | None]] = []
     for name, count in key:
         profile = gpu.profile(name)
@@ -67,7 +57,7 @@ def wishes(draw: st.DrawFn, gpu: Gpu) -> DesiredGpu:
                 parts += [(name, 1, None)] * draw(st.integers(1, profile.slices))
             else:
                 parts.append((name, profile.slices, None))
-    return devices(gpu, *parts)
+    return cards.devices(gpu, *parts)
 
 
 def check(gpu: Gpu, result: GpuPlan) -> None:
@@ -97,8 +87,8 @@ def test_every_cut_leads_to_the_same_end(data: st.DataObject) -> None:
         cut = after(gpu, whole.steps[:k])
         again = plan_gpu(desired, cut, policy)
         check(cut, again)
-        assert places(whole.after) == places(again.after)
-        assert present(whole.after) == present(again.after)
+        assert cards.places(whole.after) == cards.places(again.after)
+        assert cards.present(whole.after) == cards.present(again.after)
         assert whole.after.mig == again.after.mig
     done = plan_gpu(desired, whole.after, policy)
     if whole.verdict is Verdict.APPLICABLE and not whole.problems:
@@ -125,7 +115,7 @@ def test_a_half_made_instance_in_any_step_heals(data: st.DataObject) -> None:
         )
         again = plan_gpu(desired, cut)
         check(cut, again)
-        assert present(whole.after) == present(again.after)
+        assert cards.present(whole.after) == cards.present(again.after)
 
 
 @settings(max_examples=draws(300))
@@ -147,7 +137,7 @@ def test_deterministic(data: st.DataObject) -> None:
     shuffled = replace(gpu, instances=tuple(data.draw(st.permutations(gpu.instances))))
     one, other = plan_gpu(desired, gpu), plan_gpu(desired, shuffled)
     assert one.verdict is other.verdict
-    assert places(one.after) == places(other.after)
+    assert cards.places(one.after) == cards.places(other.after)
     assert Counter(map(type, one.steps)) == Counter(map(type, other.steps))
 
 
@@ -156,7 +146,7 @@ def test_deterministic(data: st.DataObject) -> None:
 def test_a_user_of_unknown_instance_protects_all_devices(data: st.DataObject) -> None:
     """A process on the GPU of which no instance is known may use any: no device is destroyed."""
     gpu = data.draw(gpus())
-    result = plan_gpu(data.draw(wishes(gpu)), replace(gpu, usage=IN_USE))
+    result = plan_gpu(data.draw(wishes(gpu)), replace(gpu, usage=cards.IN_USE))
     there = {c.uuid for i in gpu.instances for c in i.compute}
     assert there <= {c.uuid for i in result.after.instances for c in i.compute}
 
@@ -165,7 +155,7 @@ def test_a_user_of_unknown_instance_protects_all_devices(data: st.DataObject) ->
 @given(st.data())
 def test_unknown_use_keeps_the_mode(data: st.DataObject) -> None:
     """While it is not known who uses the GPU, no mode is changed and nothing is reset."""
-    gpu = replace(data.draw(gpus()), usage=NOT_KNOWN)
+    gpu = replace(data.draw(gpus()), usage=cards.NOT_KNOWN)
     off = replace(gpu, mig=MigMode(current=False, pending=False), instances=())
     for one in (gpu, off):
         result = plan_gpu(data.draw(wishes(gpu)), one, Policy(reset_when_idle=True))

@@ -3,19 +3,7 @@
 import pytest
 
 from nodeagent.errors import DocumentError
-from nodeagent.plan.desired import (
-    DesiredNode,
-    DeviceSelector,
-    InstanceEntry,
-    Layout,
-    MigDisabled,
-    MigEnabled,
-    MigEntry,
-    MigLayout,
-    PciFilter,
-    PlanDocument,
-    PlanEntry,
-)
+from nodeagent.plan import desired
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import GpuPlan, Verdict
 from nodeagent.plan.planner import plan
@@ -33,85 +21,85 @@ NODE = ObservedNode(
 )
 
 
-def selector(text: str) -> DeviceSelector:
+def selector(text: str) -> desired.DeviceSelector:
     """A selector as the document reader makes it."""
     path = "gpus[0].devices[0]"
-    return DeviceSelector(text, path, int(text) if text.isdigit() else text)
+    return desired.DeviceSelector(text, path, int(text) if text.isdigit() else text)
 
 
-def entry(mig: MigEntry | None, *names: str, **more: object) -> PlanEntry:
+def entry(mig: desired.MigEntry | None, *names: str, **more: object) -> desired.PlanEntry:
     """An entry for the named devices, or for all."""
     chosen = tuple(map(selector, names)) if names else None
-    return PlanEntry("gpus[0]", chosen, "gpus[0].devices", mig=mig, **more)  # type: ignore[arg-type]  # keyword pass-through
+    return desired.PlanEntry("gpus[0]", chosen, "gpus[0].devices", mig=mig, **more)  # type: ignore[arg-type]  # keyword pass-through
 
 
-def layout(*items: tuple[str, int], start: int | None = None) -> MigLayout:
+def layout(*items: tuple[str, int], start: int | None = None) -> desired.MigLayout:
     """A layout of (profile, count)."""
-    return MigLayout(
+    return desired.MigLayout(
         tuple(
-            InstanceEntry(p, n, f"gpus[0].mig[{i}].profile", start)
+            desired.InstanceEntry(p, n, f"gpus[0].mig[{i}].profile", start)
             for i, (p, n) in enumerate(items)
         ),
         "gpus[0].mig",
     )
 
 
-def resolved(*entries: PlanEntry) -> DesiredNode:
+def resolved(*entries: desired.PlanEntry) -> desired.DesiredNode:
     """The answer, when the document is accepted."""
-    return resolve(PlanDocument(entries, "sha256:0"), NODE)
+    return resolve(desired.PlanDocument(entries, "sha256:0"), NODE)
 
 
-def refused(*entries: PlanEntry, node: ObservedNode = NODE) -> DocumentError:
+def refused(*entries: desired.PlanEntry, node: ObservedNode = NODE) -> DocumentError:
     """The answer, when the document is refused."""
     with pytest.raises(DocumentError) as caught:
-        resolve(PlanDocument(entries, "sha256:0"), node)
+        resolve(desired.PlanDocument(entries, "sha256:0"), node)
     return caught.value
 
 
 @pytest.mark.parametrize("name", ["1", "GPU-b", "GPU-B", "00000001:3B:00.0", "00000001:3b:00.0"])
 def test_selectors(name: str) -> None:
     """Index, UUID and PCI address lead to the GPU, in small letters or capitals."""
-    assert {"GPU-b"} == set(resolved(entry(MigEnabled("p"), name)).gpus)
+    assert {"GPU-b"} == set(resolved(entry(desired.MigEnabled("p"), name)).gpus)
 
 
 def test_all_means_mig_capable() -> None:
     """`all` beside a layout or mode leaves cards without MIG out."""
-    assert {"GPU-a", "GPU-b"} == set(resolved(entry(MigEnabled("p"))).gpus)
+    assert {"GPU-a", "GPU-b"} == set(resolved(entry(desired.MigEnabled("p"))).gpus)
 
 
 def test_disabled_is_fine_without_mig() -> None:
     """A card without MIG is as good as disabled."""
-    assert "GPU-c" in resolved(entry(MigDisabled("p"))).gpus
+    assert "GPU-c" in resolved(entry(desired.MigDisabled("p"))).gpus
 
 
 def test_model_and_filters_narrow() -> None:
     """The model glob ignores case; device filters compare PCI ids."""
-    assert {"GPU-a"} == set(resolved(entry(MigEnabled("p"), model="*h100*")).gpus)
-    ampere = (PciFilter(0x20B010DE),)
-    assert {"GPU-b"} == set(resolved(entry(MigEnabled("p"), pci_filters=ampere)).gpus)
+    assert {"GPU-a"} == set(resolved(entry(desired.MigEnabled("p"), model="*h100*")).gpus)
+    ampere = (desired.PciFilter(0x20B010DE),)
+    assert {"GPU-b"} == set(resolved(entry(desired.MigEnabled("p"), pci_filters=ampere)).gpus)
 
 
 def test_last_entry_wins_whole() -> None:
     """Nothing of an earlier entry for the same GPU is merged in."""
     node = resolved(entry(layout(("1g.10gb", 1)), "0"), entry(layout(("7g.80gb", 1)), "0"))
     wish = node.gpus["GPU-a"].mig
-    assert isinstance(wish, Layout)
+    assert isinstance(wish, desired.Layout)
     assert [w.profile for w in wish.instances] == ["7g.80gb"]
 
 
 @pytest.mark.parametrize(
     ("bad", "code", "words"),
     [
-        (entry(MigEnabled("p"), "7"), Code.UNKNOWN_DEVICE, "indices 0 to 2"),
-        (entry(MigEnabled("p"), "GPU-x"), Code.UNKNOWN_DEVICE, "GPU-a, GPU-b, GPU-c"),
-        (entry(MigEnabled("p"), "0", "GPU-a"), Code.DUPLICATE_DEVICE, "name each GPU once"),
+        (entry(desired.MigEnabled("p"), "7"), Code.UNKNOWN_DEVICE, "indices 0 to 2"),
+        (entry(desired.MigEnabled("p"), "GPU-x"), Code.UNKNOWN_DEVICE, "GPU-a, GPU-b, GPU-c"),
+        (entry(desired.MigEnabled("p"), "0", "GPU-a"), Code.DUPLICATE_DEVICE, "name each GPU once"),
         (entry(layout(("3g.4gb", 1)), "0"), Code.UNKNOWN_PROFILE, "did you mean 3g.40gb?"),
         (entry(layout(("3c.4g.40gb", 1)), "0"), Code.UNKNOWN_PROFILE, "1c.4g.40gb, 2c.4g.40gb"),
     ],
 )
-def test_invalid(bad: PlanEntry, code: Code, words: str) -> None:
+def test_invalid(bad: desired.PlanEntry, code: Code, words: str) -> None:
     """What the node does not have makes the document invalid, and the remedy names what it has."""
-    answer = refused(entry(MigEnabled("p"), "1"), bad)
+    answer = refused(entry(desired.MigEnabled("p"), "1"), bad)
     assert Verdict.INVALID is verdict_of(answer)
     assert code is answer.problems[0].code
     assert words in answer.problems[0].remedy
@@ -122,12 +110,12 @@ def test_invalid(bad: PlanEntry, code: Code, words: str) -> None:
     [
         (entry(layout(("3g.40gb", 2), ("1g.10gb", 1)), "0"), Code.DOES_NOT_FIT),
         (entry(layout(("3g.40gb", 1), start=1), "0"), Code.DOES_NOT_FIT),
-        (entry(MigEnabled("p"), "2"), Code.NOT_MIG_CAPABLE),
+        (entry(desired.MigEnabled("p"), "2"), Code.NOT_MIG_CAPABLE),
         (entry(layout(("1g.10gb", 1)), "2"), Code.NOT_MIG_CAPABLE),
-        (entry(MigEnabled("p"), model="*B200*"), Code.NOT_MIG_CAPABLE),
+        (entry(desired.MigEnabled("p"), model="*B200*"), Code.NOT_MIG_CAPABLE),
     ],
 )
-def test_unsatisfiable(bad: PlanEntry, code: Code) -> None:
+def test_unsatisfiable(bad: desired.PlanEntry, code: Code) -> None:
     """What can never be on these cards refuses the whole document."""
     answer = refused(bad)
     assert Verdict.UNSATISFIABLE is verdict_of(answer)
@@ -136,7 +124,9 @@ def test_unsatisfiable(bad: PlanEntry, code: Code) -> None:
 
 def test_all_faults_at_once() -> None:
     """Every fault is reported, not the first alone."""
-    answer = refused(entry(layout(("9g.1gb", 1), ("8g.1gb", 1)), "0"), entry(MigEnabled("p"), "9"))
+    answer = refused(
+        entry(layout(("9g.1gb", 1), ("8g.1gb", 1)), "0"), entry(desired.MigEnabled("p"), "9")
+    )
     assert len(answer.problems) == 3
 
 
@@ -144,7 +134,7 @@ def test_silent_gpu_is_left_to_the_planner() -> None:
     """A GPU that does not answer is not reason to refuse what the document says of others."""
     lost = replace(NODE.gpus[0], access=Access.LOST, mig=None, profiles=())
     answer = resolve(
-        PlanDocument((entry(layout(("1g.10gb", 1)), "0"),), "d"), ObservedNode((lost,))
+        desired.PlanDocument((entry(layout(("1g.10gb", 1)), "0"),), "d"), ObservedNode((lost,))
     )
     assert {"GPU-a"} == set(answer.gpus)
 
@@ -181,12 +171,12 @@ def test_more_than_the_card_has_of_a_profile() -> None:
     ("mig", "respelled"),
     [
         (layout(("3g.39gb", 1), ("1g.10gb", 1)), {"3g.39gb": "3g.40gb"}),
-        (MigDisabled("p"), {}),
+        (desired.MigDisabled("p"), {}),
         (None, {}),
     ],
 )
 def test_names_that_the_card_writes_otherwise(
-    mig: MigEntry | None, respelled: dict[str, str]
+    mig: desired.MigEntry | None, respelled: dict[str, str]
 ) -> None:
     (gpu,) = plan(resolved(entry(mig, "0")), NODE).gpus
     assert gpu.respelled == respelled
@@ -198,8 +188,12 @@ def test_gpus_that_cannot_tell_their_uuid() -> None:
     mute = [
         Gpu(index=i, uuid="", access=Access.UNKNOWN, access_reason=f"hang {i}") for i in range(3)
     ]
-    document = PlanDocument(
-        (entry(MigEnabled("p0"), "0"), replace(entry(MigEnabled("p2"), "2"), path="gpus[1]")), "d"
+    document = desired.PlanDocument(
+        (
+            entry(desired.MigEnabled("p0"), "0"),
+            replace(entry(desired.MigEnabled("p2"), "2"), path="gpus[1]"),
+        ),
+        "d",
     )
     node = ObservedNode(tuple(mute))
     answer = resolve(document, node)

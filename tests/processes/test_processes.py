@@ -8,20 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.processes import (
-    Hidden,
-    Process,
-    ProcessIdentity,
-    ProcessWatch,
-    Uids,
-    command_of,
-    environment_of,
-    groups_of,
-    identify,
-    inspect,
-    is_gone,
-    name_of,
-)
+from nodeagent import processes
 from tests.machine_load import stretched, until
 
 STRANGE = Path(__file__).with_name("strange_process.py")
@@ -80,21 +67,21 @@ def ticks(pid: int) -> int:
 def test_an_identity_is_the_kernels_and_stays(name: str) -> None:
     """It is the number of ticks that the kernel has, whatever a process calls itself."""
     with strange(name) as process:
-        first = identify(process.pid)
-        assert first == ProcessIdentity(process.pid, ticks(process.pid))
-        assert identify(process.pid) == first
-        assert not is_gone(first)
-        assert name_of(process.pid) == name.replace("\n", "?")
-    assert is_gone(first)
-    assert identify(process.pid) is None
+        first = processes.identify(process.pid)
+        assert first == processes.ProcessIdentity(process.pid, ticks(process.pid))
+        assert processes.identify(process.pid) == first
+        assert not processes.is_gone(first)
+        assert processes.name_of(process.pid) == name.replace("\n", "?")
+    assert processes.is_gone(first)
+    assert processes.identify(process.pid) is None
 
 
 @as_root
 def test_the_users_of_a_process() -> None:
     code = "import os; os.setresuid(4001, 4002, 4003); print('ready', flush=True); os.read(0, 1)"
     with running(sys.executable, "-c", code) as process:
-        found = inspect(process.pid)
-    assert isinstance(found, Process)
+        found = processes.inspect(process.pid)
+    assert isinstance(found, processes.Process)
     assert (found.uids.real, found.uids.effective, found.uids.saved) == (4001, 4002, 4003)
 
 
@@ -102,28 +89,33 @@ def test_the_users_of_a_process() -> None:
 @pytest.mark.parametrize("name", ["Uid:\t0\t0\t0", "\rUid:\t0\t0\t0"])
 def test_a_name_forges_no_user(name: str) -> None:
     with strange(name, uid=TENANT) as process:
-        found = inspect(process.pid)
-    assert isinstance(found, Process)
-    assert found.uids == Uids(TENANT, TENANT, TENANT)
+        found = processes.inspect(process.pid)
+    assert isinstance(found, processes.Process)
+    assert found.uids == processes.Uids(TENANT, TENANT, TENANT)
 
 
 def test_a_zombie_is_gone() -> None:
     with subprocess.Popen(["true"], stdout=subprocess.PIPE) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert Path(f"/proc/{process.pid}").exists()
-        assert identify(process.pid) is None
-        assert is_gone(ProcessIdentity(process.pid, ticks(process.pid)))
+        assert processes.identify(process.pid) is None
+        assert processes.is_gone(processes.ProcessIdentity(process.pid, ticks(process.pid)))
 
 
 def test_a_pid_that_is_used_again_is_another_process() -> None:
-    own = ProcessIdentity(os.getpid(), ticks(os.getpid()))
-    assert not is_gone(own)
-    assert is_gone(ProcessIdentity(own.pid, own.create_time - 1))
+    own = processes.ProcessIdentity(os.getpid(), ticks(os.getpid()))
+    assert not processes.is_gone(own)
+    assert processes.is_gone(processes.ProcessIdentity(own.pid, own.create_time - 1))
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 22, 1 << 40])
 def test_what_is_no_pid_is_no_process(pid: int) -> None:
-    assert (inspect(pid), command_of(pid), environment_of(pid, "A"), name_of(pid)) == (
+    assert (
+        processes.inspect(pid),
+        processes.command_of(pid),
+        processes.environment_of(pid, "A"),
+        processes.name_of(pid),
+    ) == (
         None,
         None,
         None,
@@ -168,17 +160,20 @@ def test_the_first_of_several_variables_counts() -> None:
     )
     with running(sys.executable, "-c", code) as process:
         last = os.fsdecode(b"=x=\xff")
-        assert environment_of(process.pid, "MPS_") == {"MPS_A": "1", "MPS_B": last}
-        assert environment_of(process.pid, "MPS_B", "OTH") == {"OTHER": "MPS_A=9", "MPS_B": last}
-        assert command_of(process.pid) == ("sh", "-c", "echo ready; read x; :")
+        assert processes.environment_of(process.pid, "MPS_") == {"MPS_A": "1", "MPS_B": last}
+        assert processes.environment_of(process.pid, "MPS_B", "OTH") == {
+            "OTHER": "MPS_A=9",
+            "MPS_B": last,
+        }
+        assert processes.command_of(process.pid) == ("sh", "-c", "echo ready; read x; :")
 
 
 def test_a_crowd_of_variables_is_not_kept() -> None:
     """A tenant can have tens of thousands under names that are looked for: then it is not known."""
     crowd = {f"MPS_{number}": "" for number in range(20_000)}
     with running("sh", "-c", "echo ready; read x; :", environment=crowd) as process:
-        assert isinstance(environment_of(process.pid, "MPS_"), Hidden)
-        assert environment_of(process.pid, "MPS_12345") == {"MPS_12345": ""}
+        assert isinstance(processes.environment_of(process.pid, "MPS_"), processes.Hidden)
+        assert processes.environment_of(process.pid, "MPS_12345") == {"MPS_12345": ""}
 
 
 def test_a_gigabyte_of_environment_is_not_read() -> None:
@@ -204,9 +199,9 @@ def test_commands_do_not_pay_for_it() -> None:
 @as_root
 def test_groups() -> None:
     with subprocess.Popen(["sleep", "60"], group=7, extra_groups=[30, 7, 5]) as process:
-        assert groups_of(process.pid) == (7, (5, 7, 30))
+        assert processes.groups_of(process.pid) == (7, (5, 7, 30))
         process.kill()
-    assert groups_of(process.pid) is None
+    assert processes.groups_of(process.pid) is None
 
 
 # --- watch ----------------------------------------------------------------------------------------
@@ -232,7 +227,7 @@ def open_files() -> set[str]:
 
 async def test_a_process_no_longer_watched_wakes_nothing() -> None:
     woken = asyncio.Event()
-    watch = ProcessWatch(woken.set, fallback=3600)
+    watch = processes.ProcessWatch(woken.set, fallback=3600)
     with sleeper() as former, sleeper() as process:
         watch.watch({former.pid})
         watch.watch({process.pid})
@@ -257,7 +252,7 @@ async def test_looks_again_where_the_kernel_cannot_tell(pid: int) -> None:
         if len(times) < 3:
             watch.watch({pid})
 
-    watch = ProcessWatch(look_again, fallback=0.02)
+    watch = processes.ProcessWatch(look_again, fallback=0.02)
     times.append(clock())
     watch.watch({pid})
     async with asyncio.timeout(stretched(30)):
@@ -272,7 +267,7 @@ async def test_looks_again_where_the_kernel_cannot_tell(pid: int) -> None:
 async def test_a_zombie_does_not_wake_again_and_again() -> None:
     """It has ended already, and yet the driver may still name it: looked at after a while."""
     woken: list[int] = []
-    watch = ProcessWatch(lambda: woken.append(1), fallback=0.2)
+    watch = processes.ProcessWatch(lambda: woken.append(1), fallback=0.2)
     with sleeper() as process:
         process.kill()
         # It stays a zombie.
@@ -288,7 +283,7 @@ async def test_a_zombie_does_not_wake_again_and_again() -> None:
 
 async def test_takes_no_more_descriptors_than_it_may() -> None:
     """However many processes a tenant puts on a GPU."""
-    watch = ProcessWatch(lambda: None, fallback=3600, most=1)
+    watch = processes.ProcessWatch(lambda: None, fallback=3600, most=1)
     with sleeper() as one, sleeper() as other:
         before = len(open_files())
         watch.watch({one.pid, other.pid})

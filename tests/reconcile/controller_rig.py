@@ -21,13 +21,8 @@ from nodeagent.plan.plan import GpuOutcome, NodeOutcome, NodePlan
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve
 from nodeagent.plan.shares import Host
+from nodeagent.reconcile import node_controller
 from nodeagent.reconcile.executor import execute
-from nodeagent.reconcile.node_controller import (
-    HealthWatch,
-    LastObservation,
-    NodeController,
-    compute_mode_check,
-)
 from nodeagent.settings import MpsSettings
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import SimulatedClient
@@ -41,7 +36,7 @@ DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3  # compute modes, as NVML numbers them
 class Agent:
     """One agent's parts as long as it lives, or those of one `apply`."""
 
-    node: NodeController
+    node: node_controller.NodeController
     fleet: Fleet
     memory: OriginalSettings
 
@@ -105,15 +100,15 @@ class NodeRig(FleetRig):
         policy: MpsSettings = POLICY,
         launcher: Callable[..., Launcher] = ChildLauncher,
         allocations: UsageSource | None = None,
-        health: HealthWatch | None = None,
+        health: node_controller.HealthWatch | None = None,
     ) -> AsyncIterator[Agent]:
         """One agent's life; its daemons outlive it."""
-        observation = LastObservation()
+        observation = node_controller.LastObservation()
         fleet = Fleet(
             self.context(
                 policy,
                 launcher(self.programs),
-                check=compute_mode_check(observation, exclusive=exclusive),
+                check=node_controller.compute_mode_check(observation, exclusive=exclusive),
                 report=lambda device, report: self.reports.append((device, report)),
             )
         )
@@ -130,7 +125,7 @@ class NodeRig(FleetRig):
             original=memory,
             time_slices=time_slices,
         )
-        whole = NodeController(driver, fleet, publisher, observation, health=health)
+        whole = node_controller.NodeController(driver, fleet, publisher, observation, health=health)
         async with fleet, whole:
             yield Agent(whole, fleet, memory)
 

@@ -8,15 +8,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from nodeagent.errors import UsageError
-from nodeagent.settings import Address, load_settings
+from nodeagent.settings import Address, load_settings, sources
 from nodeagent.settings.cluster import DraSettings
-from nodeagent.settings.sources import (
-    schema_of,
-    setting_names,
-    settings_schema,
-    variable_of,
-    written,
-)
 
 NOTHING = Path("/dev/null")
 
@@ -89,11 +82,14 @@ def _another(schema: dict[str, Any], default: object) -> tuple[str, object]:
 
 def test_each_setting_can_be_set_by_its_variable() -> None:
     before = load_settings(NOTHING, {}, {})
-    defaults = {name: written(before, name) for name in setting_names()}
+    defaults = {name: sources.written(before, name) for name in sources.setting_names()}
     for name, default in defaults.items():
-        text, value = _another(schema_of(name), default)
-        settings = load_settings(NOTHING, {variable_of(name): text}, {})
-        assert {one: written(settings, one) for one in defaults} == {**defaults, name: value}
+        text, value = _another(sources.schema_of(name), default)
+        settings = load_settings(NOTHING, {sources.variable_of(name): text}, {})
+        assert {one: sources.written(settings, one) for one in defaults} == {
+            **defaults,
+            name: value,
+        }
         assert value != default
 
 
@@ -235,8 +231,8 @@ def test_addresses_read_and_print_alike(text: str, address: tuple[str, int]) -> 
 
 
 def test_each_setting_has_a_description() -> None:
-    for name in setting_names():
-        described = settings_schema()
+    for name in sources.setting_names():
+        described = sources.settings_schema()
         for part in name.split("."):
             described = described["properties"][part]
         description = described["description"]
@@ -264,7 +260,7 @@ def test_each_setting_has_a_description() -> None:
     ],
 )
 def test_schema_and_reader_agree(tmp_path: Path, document: dict[str, object], fits: bool) -> None:
-    schema = settings_schema()
+    schema = sources.settings_schema()
     Draft202012Validator.check_schema(schema)
     assert Draft202012Validator(schema).is_valid(document) == fits
     path = _file(tmp_path, json.dumps(document))

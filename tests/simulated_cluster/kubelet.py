@@ -16,14 +16,7 @@ from urllib.parse import quote
 import grpc
 import grpc.aio
 
-from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
-    ClaimResource,
-    ContainerDevices,
-    ContainerResources,
-    DynamicResource,
-    ListPodResourcesResponse,
-    PodResources,
-)
+from nodeagent.cluster.kubelet.generated import podresources_pb2
 
 SERVICE = "v1.PodResourcesLister"
 
@@ -175,10 +168,10 @@ class Kubelet:
     def _one_less(self, _: object) -> None:
         self._under_way -= 1
 
-    def _list(self) -> ListPodResourcesResponse:
-        return ListPodResourcesResponse(
+    def _list(self) -> podresources_pb2.ListPodResourcesResponse:
+        return podresources_pb2.ListPodResourcesResponse(
             pod_resources=[
-                PodResources(
+                podresources_pb2.PodResources(
                     name=name,
                     namespace=namespace,
                     containers=[
@@ -190,19 +183,21 @@ class Kubelet:
         )
 
 
-def _container(namespace: str, name: str, held: _Container) -> ContainerResources:
-    return ContainerResources(
+def _container(namespace: str, name: str, held: _Container) -> podresources_pb2.ContainerResources:
+    return podresources_pb2.ContainerResources(
         name=name,
         devices=[
-            ContainerDevices(resource_name=resource, device_ids=[device])
+            podresources_pb2.ContainerDevices(resource_name=resource, device_ids=[device])
             for resource, device in held.devices
         ],
         dynamic_resources=[
-            DynamicResource(
+            podresources_pb2.DynamicResource(
                 claim_name=claim,
                 claim_namespace=namespace,
                 claim_resources=[
-                    ClaimResource(driver_name=driver, pool_name=pool, device_name=device)
+                    podresources_pb2.ClaimResource(
+                        driver_name=driver, pool_name=pool, device_name=device
+                    )
                 ],
             )
             for claim, driver, pool, device in held.claims

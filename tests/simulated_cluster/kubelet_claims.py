@@ -14,16 +14,8 @@ import grpc
 import grpc.aio
 
 from nodeagent.cluster.kubelet.generated import dra_health_pb2, dra_pb2
+from tests.simulated_cluster import kubelet_plugins
 from tests.simulated_cluster.kubelet import Kubelet
-from tests.simulated_cluster.kubelet_plugins import (
-    HEALTH_SERVICES,
-    SCAN,
-    SERVICES,
-    V1_36,
-    KubeletVersion,
-    Plugin,
-    Plugins,
-)
 
 CALL_WITHIN = 45.0  # seconds for a prepare or release, then the kubelet cancels it
 SILENCE = 30.0  # seconds after which a device's health is unknown
@@ -74,14 +66,14 @@ class DraKubelet:
     def __init__(
         self,
         root: Path,
-        version: KubeletVersion = V1_36,
+        version: kubelet_plugins.KubeletVersion = kubelet_plugins.V1_36,
         *,
         pod_resources: Kubelet | None = None,
         call_within: float = CALL_WITHIN,
-        scan: float = SCAN,
+        scan: float = kubelet_plugins.SCAN,
     ) -> None:
         self.version = version
-        self.plugins = Plugins(root, version, follow=self._follow_health, scan=scan)
+        self.plugins = kubelet_plugins.Plugins(root, version, follow=self._follow_health, scan=scan)
         self.checkpoint: dict[tuple[str, str], ClaimInfo] = {}
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.events: list[str] = []
@@ -213,7 +205,7 @@ class DraKubelet:
         info.pods.add(pod)
         return info
 
-    def _plugin(self, driver: str) -> Plugin:
+    def _plugin(self, driver: str) -> kubelet_plugins.Plugin:
         plugin = self.plugins.get(driver)
         if plugin is None:
             raise PodFailed(f"DRA driver {driver} is not registered")
@@ -229,7 +221,7 @@ class DraKubelet:
         plugin = self._plugin(driver)
         self.calls.append((method, tuple(claim.uid for claim in claims)))
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = plugin.channel.unary_unary(
-            f"/{SERVICES[plugin.service]}/{method}"
+            f"/{kubelet_plugins.SERVICES[plugin.service]}/{method}"
         )
         try:
             return await call(request.SerializeToString(), timeout=self._call_within)
@@ -254,16 +246,18 @@ class DraKubelet:
             return "UNKNOWN", ""
         return found.status, found.message
 
-    def _health_service(self, plugin: Plugin) -> str:
+    def _health_service(self, plugin: kubelet_plugins.Plugin) -> str:
         match self.version.follows_health:
             case "no":
                 return ""
             case "always":
                 return "v1alpha1.DRAResourceHealth"
             case "where advertised":
-                return next((one for one in HEALTH_SERVICES if one in plugin.versions), "")
+                return next(
+                    (one for one in kubelet_plugins.HEALTH_SERVICES if one in plugin.versions), ""
+                )
 
-    async def _follow_health(self, plugin: Plugin) -> None:
+    async def _follow_health(self, plugin: kubelet_plugins.Plugin) -> None:
         service = self._health_service(plugin)
         if not service:
             return

@@ -2,23 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    DeviceDaemon,
-    Gpu,
-    GpuInstance,
-    GpuInstanceProfile,
-    MigMode,
-    ObservedNode,
-    Placement,
-)
+from nodeagent.plan import observed
 from nodeagent.plan.users import Usage, User
 from tests.metrics.node import gpu as identity
 
 MIB = 1 << 20
 GPU = identity(0)
-SEVEN = GpuInstanceProfile(
-    19, 0, "1g.10gb", 1, 10 << 30, 16, 7, tuple(Placement(n, 1) for n in range(8))
+SEVEN = observed.GpuInstanceProfile(
+    19, 0, "1g.10gb", 1, 10 << 30, 16, 7, tuple(observed.Placement(n, 1) for n in range(8))
 )
 
 
@@ -36,21 +27,23 @@ def user(
     )
 
 
-def whole(*users: User, mps: DeviceDaemon | None = None) -> ObservedNode:
-    return ObservedNode((Gpu(0, GPU.uuid, usage=Usage(users), mps=mps),))
+def whole(*users: User, mps: observed.DeviceDaemon | None = None) -> observed.ObservedNode:
+    return observed.ObservedNode((observed.Gpu(0, GPU.uuid, usage=Usage(users), mps=mps),))
 
 
-def divided(users: Mapping[int, Iterable[User]]) -> ObservedNode:
+def divided(users: Mapping[int, Iterable[User]]) -> observed.ObservedNode:
     """One GPU with a 1g.10gb of each id, and who uses it; the id is the place, too."""
     instances = tuple(
-        GpuInstance(
+        observed.GpuInstance(
             number,
             19,
             "1g.10gb",
-            Placement(number, 1),
-            (ComputeInstance(0, "1g.10gb", 1, f"MIG-{number}", usage=Usage(tuple(some))),),
+            observed.Placement(number, 1),
+            (observed.ComputeInstance(0, "1g.10gb", 1, f"MIG-{number}", usage=Usage(tuple(some))),),
         )
         for number, some in users.items()
     )
-    mode = MigMode(current=True, pending=True)
-    return ObservedNode((Gpu(0, GPU.uuid, mig=mode, profiles=(SEVEN,), instances=instances),))
+    mode = observed.MigMode(current=True, pending=True)
+    return observed.ObservedNode(
+        (observed.Gpu(0, GPU.uuid, mig=mode, profiles=(SEVEN,), instances=instances),)
+    )

@@ -7,17 +7,7 @@ import pytest
 from nodeagent.metrics.catalogue import Field, Level, catalogue
 from nodeagent.metrics.sources import FieldValue, Gpm, GpmLink, LinkCall, Number, PortCounter
 from nodeagent.telemetry.fields import as_text
-from tests.telemetry.catalogue_rig import (
-    BOARDS,
-    LINKS,
-    MIB,
-    Sampled,
-    field_raw,
-    gpm_raw,
-    sample_board,
-    sample_divided,
-    sample_events,
-)
+from tests.telemetry import catalogue_rig
 
 ROWS = catalogue().fields
 
@@ -59,16 +49,16 @@ PARTS: dict[int, Number] = {
 
 
 @pytest.fixture(scope="module")
-def sampled() -> Sampled:
-    found = Sampled()
+def sampled() -> catalogue_rig.Sampled:
+    found = catalogue_rig.Sampled()
 
     async def sample() -> None:
-        for boards in BOARDS:
-            await sample_board(boards, found)
-        await sample_divided(found)
+        for boards in catalogue_rig.BOARDS:
+            await catalogue_rig.sample_board(boards, found)
+        await catalogue_rig.sample_divided(found)
         parts = found.part
-        events = Sampled()
-        await sample_events(events)
+        events = catalogue_rig.Sampled()
+        await catalogue_rig.sample_events(events)
         for number, values in events.whole.items():
             found.whole[number] |= values
         for number, values in events.part.items():
@@ -78,16 +68,16 @@ def sampled() -> Sampled:
     return found
 
 
-def test_nothing_failed(sampled: Sampled) -> None:
+def test_nothing_failed(sampled: catalogue_rig.Sampled) -> None:
     assert sampled.problems == []
 
 
-def test_the_rows_of_a_whole_gpu(sampled: Sampled) -> None:
+def test_the_rows_of_a_whole_gpu(sampled: catalogue_rig.Sampled) -> None:
     wrong = {row.name: found for row in ROWS if (found := _wrong_of_gpu(row, sampled))}
     assert wrong == {}
 
 
-def test_the_rows_of_an_instance(sampled: Sampled) -> None:
+def test_the_rows_of_an_instance(sampled: catalogue_rig.Sampled) -> None:
     wrong = {}
     for row in ROWS:
         if row.part is not None:
@@ -98,11 +88,11 @@ def test_the_rows_of_an_instance(sampled: Sampled) -> None:
     assert wrong == {}
 
 
-def _wrong_of_gpu(row: Field, sampled: Sampled) -> str:
+def _wrong_of_gpu(row: Field, sampled: catalogue_rig.Sampled) -> str:
     """What is wrong with the values of a row; empty when nothing is."""
     if row.level is Level.LINK:
-        found = {link: sampled.links[row.id, link] for link in range(LINKS)}
-        of_links = {link: {_of_link(row, link)} for link in range(LINKS)}
+        found = {link: sampled.links[row.id, link] for link in range(catalogue_rig.LINKS)}
+        of_links = {link: {_of_link(row, link)} for link in range(catalogue_rig.LINKS)}
         return "" if found == of_links else f"{found} instead of {of_links}"
     values = sampled.whole[row.id]
     if not values:
@@ -131,7 +121,7 @@ def _expected(row: Field) -> Number | set[Number]:
             assert isinstance(number, int)
             return LINK_COUNTERS[counter] + number
         case FieldValue(number, _, _):
-            return field_raw(number)
+            return catalogue_rig.field_raw(number)
         case other:
             raise AssertionError(f"no expected value for {row.id} {row.name}: {other}")
 
@@ -139,13 +129,13 @@ def _expected(row: Field) -> Number | set[Number]:
 def _of_link(row: Field, link: int) -> Number:
     match row.whole:
         case FieldValue(number, _, _):
-            return field_raw(number, link)
+            return catalogue_rig.field_raw(number, link)
         case LinkCall(_, counter, _):
             return LINK_COUNTERS[counter] + link
         case PortCounter(counter):
             return int(getattr(pynvml, counter)) * 100 + link
         case GpmLink(first, step, _):
-            return (first + step * link + 0.5) * MIB
+            return (first + step * link + 0.5) * catalogue_rig.MIB
         case _:
             return _rate(row.name, link)
 
@@ -162,7 +152,7 @@ def _of_gpm(row: Field) -> float:
     """GPM reports percent, MiB/s or counts; ratios and B/s are exported."""
     source = row.whole
     assert isinstance(source, Gpm)
-    raw = sum(map(gpm_raw, source.metrics)) / len(source.metrics)
+    raw = sum(map(catalogue_rig.gpm_raw, source.metrics)) / len(source.metrics)
     return {"ratio": raw / 100, "B/s": raw * 1048576, "cycles": raw, "bytes": raw}[row.unit]
 
 

@@ -4,17 +4,8 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import NvLink, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.plan.observed import Access, DeviceDaemon, ObservedNode
 from nodeagent.structs import replace
+from nodeagent.telemetry import ownership
 from nodeagent.telemetry.accounting import Accounts, activity, readings
-from nodeagent.telemetry.ownership import (
-    FB_USED,
-    GPU_UTIL,
-    Device,
-    DeviceUse,
-    by_owner,
-    claimed,
-    pids_without_pod,
-    uses,
-)
 from nodeagent.telemetry.samples import ProcessReading
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import Reading
@@ -22,7 +13,7 @@ from nodeagent.views.shapes import Pod
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 
 A, B = Owner("team", "a", "main"), Owner("team", "b", "main")
-WHOLE: Device = (GPU.uuid, None)
+WHOLE: ownership.Device = (GPU.uuid, None)
 WHOLE_GPU = Subject(WholeGpu(GPU))
 POWER = 155
 
@@ -39,7 +30,7 @@ def test_each_pod_has_the_memory_of_its_processes() -> None:
         user(3, "b", memory=7),
         user(4),
     )
-    use = uses(node, {}, _no_owner)[WHOLE]
+    use = ownership.uses(node, {}, _no_owner)[WHOLE]
     assert use.owners == (A, B)
     assert use.sole is None
     assert use.memory == {A: 11 * MIB, B: 7 * MIB}
@@ -48,16 +39,16 @@ def test_each_pod_has_the_memory_of_its_processes() -> None:
 def test_newer_processes_take_the_place_of_observed_ones() -> None:
     node = whole(user(1, "a", memory=5), user(2, "b", memory=6))
     newer = {WHOLE: (ProcessReading(2, 8 * MIB, 40.0), ProcessReading(3, MIB, 2.0))}
-    use = uses(node, newer, {3: Owner(unit="x.service")}.get)[WHOLE]
+    use = ownership.uses(node, newer, {3: Owner(unit="x.service")}.get)[WHOLE]
     assert use.owners == (Owner(unit="x.service"), B)
     assert use.memory == {B: 8 * MIB, Owner(unit="x.service"): MIB}
     assert use.multiprocessors == {B: 40.0, Owner(unit="x.service"): 2.0}
-    assert uses(node, {WHOLE: ()}, _no_owner) == {}
+    assert ownership.uses(node, {WHOLE: ()}, _no_owner) == {}
 
 
 def test_a_container_that_is_not_named_is_the_one_that_was_given_the_device() -> None:
     node = whole(user(0, "a"), replace(user(1, "a", memory=5), container=""))
-    assert uses(node, {}, _no_owner)[WHOLE].memory == {A: 5 * MIB}
+    assert ownership.uses(node, {}, _no_owner)[WHOLE].memory == {A: 5 * MIB}
 
 
 def test_an_mps_server_is_no_owner() -> None:
@@ -65,11 +56,11 @@ def test_an_mps_server_is_no_owner() -> None:
     daemon = DeviceDaemon(runs=None, state="Ready", servers=(9,))  # type: ignore[arg-type]  # unused
     node = whole(user(1, "a"), mps=daemon)
     newer = {WHOLE: (ProcessReading(1, MIB), ProcessReading(9, 30 * MIB))}
-    assert uses(node, newer, {9: Owner(unit="mps.service")}.get)[WHOLE].memory == {A: MIB}
+    assert ownership.uses(node, newer, {9: Owner(unit="mps.service")}.get)[WHOLE].memory == {A: MIB}
 
 
 def test_instances_are_distinguished() -> None:
-    found = uses(divided({0: [user(1, "a")], 1: [user(2, "b")], 2: []}), {}, _no_owner)
+    found = ownership.uses(divided({0: [user(1, "a")], 1: [user(2, "b")], 2: []}), {}, _no_owner)
     assert {device: use.sole for device, use in found.items()} == {
         (GPU.uuid, 0): A,
         (GPU.uuid, 1): B,
@@ -78,12 +69,15 @@ def test_instances_are_distinguished() -> None:
 
 def test_a_gpu_that_does_not_answer_has_no_owner() -> None:
     gpu = replace(whole(user(1, "a")).gpus[0], access=Access.UNKNOWN)
-    assert uses(ObservedNode((gpu,)), {}, _no_owner) == {}
+    assert ownership.uses(ObservedNode((gpu,)), {}, _no_owner) == {}
 
 
 def test_only_processes_without_a_pod_are_looked_up() -> None:
     node = whole(user(0, "a"), user(1, "a"), user(2))
-    assert pids_without_pod(node, {WHOLE: (ProcessReading(1), ProcessReading(3))}) == {2, 3}
+    assert ownership.pids_without_pod(node, {WHOLE: (ProcessReading(1), ProcessReading(3))}) == {
+        2,
+        3,
+    }
 
 
 # --- claims ---------------------------------------------------------------------------------------
@@ -108,23 +102,23 @@ def test_a_claim_gives_its_device_to_its_pods() -> None:
         _claim(_part(None, profile=""), pods=(other,)),
         _claim(_part(9), pods=()),
     )
-    assert claimed(claims) == {(GPU.uuid, 7): (POD,), (GPU.uuid, None): (B,)}
-    assert claimed((*claims, _claim(_part(7), pods=(other,))))[GPU.uuid, 7] == (POD, B)
+    assert ownership.claimed(claims) == {(GPU.uuid, 7): (POD,), (GPU.uuid, None): (B,)}
+    assert ownership.claimed((*claims, _claim(_part(7), pods=(other,))))[GPU.uuid, 7] == (POD, B)
 
 
 def test_a_claims_pod_has_the_device_before_it_is_observed() -> None:
-    held: dict[Device, tuple[Owner, ...]] = {(GPU.uuid, 7): (POD,)}
+    held: dict[ownership.Device, tuple[Owner, ...]] = {(GPU.uuid, 7): (POD,)}
     node = divided({0: []})
-    assert uses(node, {}, _no_owner, held)[GPU.uuid, 7].sole == POD
+    assert ownership.uses(node, {}, _no_owner, held)[GPU.uuid, 7].sole == POD
     lost = ObservedNode((replace(node.gpus[0], access=Access.LOST),))
-    assert uses(lost, {}, _no_owner, held) == {}
+    assert ownership.uses(lost, {}, _no_owner, held) == {}
 
 
 def test_a_claims_pod_is_one_owner_with_its_process() -> None:
     for known, found in ((POD, A), (A, POD)):
         held = {WHOLE: (known,)}
         newer = {WHOLE: (ProcessReading(1, 5 * MIB),)}
-        use = uses(whole(), newer, {1: found}.get, held)[WHOLE]
+        use = ownership.uses(whole(), newer, {1: found}.get, held)[WHOLE]
         assert use.owners == (A,)
         assert use.memory == {A: 5 * MIB}
 
@@ -132,15 +126,17 @@ def test_a_claims_pod_is_one_owner_with_its_process() -> None:
 # --- shared devices: the sum is the device's ------------------------------------------------------
 
 
-def _split(used: int, use: DeviceUse, number: int = FB_USED) -> tuple[Value, ...]:
+def _split(
+    used: int, use: ownership.DeviceUse, number: int = ownership.FB_USED
+) -> tuple[Value, ...]:
     sample = SampleSet({number: ((WHOLE_GPU, used),), POWER: ((WHOLE_GPU, 300),)})
-    found = by_owner(sample, {(GPU.uuid, None): use})
+    found = ownership.by_owner(sample, {(GPU.uuid, None): use})
     assert found.values[POWER] == ((WHOLE_GPU, 300),)
     return found.values[number]
 
 
 def test_memory_of_each_and_the_rest() -> None:
-    use = DeviceUse((A, B), {A: 1000 * MIB + 5, B: 500 * MIB})
+    use = ownership.DeviceUse((A, B), {A: 1000 * MIB + 5, B: 500 * MIB})
     assert _split(1600, use) == (
         (Subject(WHOLE_GPU.entity, A.labels), 1000),
         (Subject(WHOLE_GPU.entity, B.labels), 500),
@@ -150,17 +146,17 @@ def test_memory_of_each_and_the_rest() -> None:
 
 def test_the_rest_is_never_below_nothing() -> None:
     """Lists of processes and the sum are not read at the very same moment."""
-    assert _split(100, DeviceUse((A, B), {A: 200 * MIB}))[-1] == (WHOLE_GPU, 0)
+    assert _split(100, ownership.DeviceUse((A, B), {A: 200 * MIB}))[-1] == (WHOLE_GPU, 0)
 
 
 def test_utilization_where_it_is_known_of_processes() -> None:
-    use = DeviceUse((A, B), {}, {A: 40.4, B: 20.0})
-    assert [value for _, value in _split(70, use, GPU_UTIL)] == [40, 20, 10]
+    use = ownership.DeviceUse((A, B), {}, {A: 40.4, B: 20.0})
+    assert [value for _, value in _split(70, use, ownership.GPU_UTIL)] == [40, 20, 10]
 
 
 def test_what_cannot_be_split_stays_one_value() -> None:
-    assert _split(1600, DeviceUse((A, B))) == ((WHOLE_GPU, 1600),)
-    assert _split(1600, DeviceUse((A,), {A: MIB})) == ((WHOLE_GPU, 1600),)
+    assert _split(1600, ownership.DeviceUse((A, B))) == ((WHOLE_GPU, 1600),)
+    assert _split(1600, ownership.DeviceUse((A,), {A: MIB})) == ((WHOLE_GPU, 1600),)
 
 
 OF_GPU, PART_3 = Subject(WholeGpu(GPU)), Subject(Slice(GPU, "1g.10gb", 3))
@@ -174,7 +170,7 @@ def _values(accounts: Accounts, metric: str) -> dict[tuple[str, ...], float]:
 def _observe(
     accounts: Accounts, now: float, node: ObservedNode, active: dict[tuple[str, int | None], float]
 ) -> None:
-    accounts.observe(now, node, uses(node, {}, lambda _: None), active)
+    accounts.observe(now, node, ownership.uses(node, {}, lambda _: None), active)
 
 
 def test_time_of_gpus_and_of_slices() -> None:
@@ -249,7 +245,7 @@ def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
         3: Owner(user="1000"),
     }
     accounts, node = Accounts(longest_gap=60), whole(*map(user, owners))
-    accounts.observe(0.0, node, uses(node, {}, owners.get), {})
+    accounts.observe(0.0, node, ownership.uses(node, {}, owners.get), {})
     assert _values(accounts, "nodeagent_gpu_seconds_held_total").keys() == {
         ("0123456789ab", "", "", "", ""),
         ("", "", "", "train.service", ""),

@@ -7,15 +7,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import WriteConflict
 from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.keeper import WriteIntervals
-from tests.cluster.client.rig import (
-    STATUS,
-    Follower,
-    settled,
-    until,
-    wanted,
-    writes,
-    written,
-)
+from tests.cluster.client import rig
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Slow
 
@@ -24,9 +16,9 @@ MERGE = "application/merge-patch+json"
 
 
 @pytest.fixture
-async def made(access: ClusterAccess) -> AsyncIterator[Follower]:
+async def made(access: ClusterAccess) -> AsyncIterator[rig.Follower]:
     """The Node is followed and kept."""
-    made = Follower(access)
+    made = rig.Follower(access)
     async with made.running():
         yield made
 
@@ -41,29 +33,29 @@ async def test_one_merge_patch_of_what_differs(server: ApiServer, access: Cluste
             }
         },
     )
-    made = Follower(access)
+    made = rig.Follower(access)
     async with made.running():
         made.follower.want(
             Wanted(
-                {"nodeagent.io/same": "s", "nodeagent.io/old": None, STATUS: "new"},
+                {"nodeagent.io/same": "s", "nodeagent.io/old": None, rig.STATUS: "new"},
                 {"nvidia.com/mig.config.state": "success", "nvidia.com/none": None},
             )
         )
-        await settled(server, made, "new")
-    [request] = writes(server)
+        await rig.settled(server, made, "new")
+    [request] = rig.writes(server)
     assert (request.method, request.path) == ("PATCH", "/api/v1/nodes/n")
     assert request.content_type == MERGE
     assert request.body == {
         "metadata": {
-            "annotations": {"nodeagent.io/old": None, STATUS: "new"},
+            "annotations": {"nodeagent.io/old": None, rig.STATUS: "new"},
             "labels": {"nvidia.com/mig.config.state": "success"},
         }
     }
     metadata = server.node("n")["metadata"]
-    assert metadata["annotations"] == {"nodeagent.io/same": "s", "other": "x", STATUS: "new"}
+    assert metadata["annotations"] == {"nodeagent.io/same": "s", "other": "x", rig.STATUS: "new"}
 
 
-async def test_taints_of_others_are_untouched(server: ApiServer, made: Follower) -> None:
+async def test_taints_of_others_are_untouched(server: ApiServer, made: rig.Follower) -> None:
     """Each patch names the version that it was made for, so that a taint which comes meanwhile is
     not undone.
     """
@@ -76,15 +68,15 @@ async def test_taints_of_others_are_untouched(server: ApiServer, made: Follower)
         return found
 
     server.patch_node("n", {"spec": {"taints": [theirs]}})
-    await until(lambda: server.faults.watching)
+    await rig.until(lambda: server.faults.watching)
     server.faults.next(1, Slow(0.2), verb="PATCH")
     made.follower.want(Wanted(taints={key: True}))
     await asyncio.sleep(0.05)
     server.patch_node("n", {"spec": {"taints": [theirs, later]}})
-    await until(lambda: taints() == [theirs, later, own])
+    await rig.until(lambda: taints() == [theirs, later, own])
     made.follower.want(Wanted(taints={key: False}))
-    await until(lambda: taints() == [theirs, later])
-    for request in writes(server):
+    await rig.until(lambda: taints() == [theirs, later])
+    for request in rig.writes(server):
         assert request.path == "/api/v1/nodes/n"
         assert request.body["metadata"]["resourceVersion"]
 
@@ -93,74 +85,76 @@ async def test_a_taint_comes_though_the_node_changed_unseen(
     server: ApiServer, access: ClusterAccess
 ) -> None:
     key = "nodeagent.io/gpu-unhealthy"
-    made = Follower(access, writes=WriteIntervals())
+    made = rig.Follower(access, writes=WriteIntervals())
     async with made.running():
-        await until(lambda: server.faults.watching)
+        await rig.until(lambda: server.faults.watching)
         server.annotate("n", **{"example.com/other": "1"})
         server.heartbeat("n", "2026-01-02T12:00:00Z")
         await asyncio.sleep(0.1)
         made.follower.want(Wanted(taints={key: True}))
-        await until(lambda: server.node("n")["spec"].get("taints"))
-    assert len(writes(server)) == 1
+        await rig.until(lambda: server.node("n")["spec"].get("taints"))
+    assert len(rig.writes(server)) == 1
     assert made.writing == []
 
 
 async def test_a_version_that_was_lost_is_read(server: ApiServer, access: ClusterAccess) -> None:
     """A watch may be behind: after a conflict the Node is read, and once more where that fails."""
     key = "nodeagent.io/gpu-unhealthy"
-    made = Follower(access, writes=WriteIntervals())
+    made = rig.Follower(access, writes=WriteIntervals())
     async with made.running():
-        await until(lambda: server.faults.watching)
+        await rig.until(lambda: server.faults.watching)
         with server.unsent():
             server.annotate("n", **{"example.com/other": "1"})
         server.faults.next(1, Answer(500), verb="GET")
         made.follower.want(Wanted(taints={key: True}))
-        await until(lambda: server.node("n")["spec"].get("taints"), seconds=10)
+        await rig.until(lambda: server.node("n")["spec"].get("taints"), seconds=10)
     assert [type(fault) for fault in made.writing] == [WriteConflict, type(None)]
 
 
 async def test_what_another_program_keeps_undoing_is_named(
-    server: ApiServer, made: Follower
+    server: ApiServer, made: rig.Follower
 ) -> None:
     """Twice may be by hand: it is restored, and no more."""
-    made.follower.want(wanted("true"))
+    made.follower.want(rig.wanted("true"))
     for number, edited in enumerate(("edited", None, "edited again"), start=1):
-        await settled(server, made, "true")
-        assert (len(writes(server)), made.follower.overwritten) == (number, ())
-        server.annotate("n", **{STATUS: edited})
-    await until(lambda: made.overwritten)
-    assert made.overwritten == [(STATUS,)] == [made.follower.overwritten]
+        await rig.settled(server, made, "true")
+        assert (len(rig.writes(server)), made.follower.overwritten) == (number, ())
+        server.annotate("n", **{rig.STATUS: edited})
+    await rig.until(lambda: made.overwritten)
+    assert made.overwritten == [(rig.STATUS,)] == [made.follower.overwritten]
 
 
-async def test_a_node_made_anew_gets_everything_again(server: ApiServer, made: Follower) -> None:
-    made.follower.want(wanted("same"))
-    await settled(server, made, "same")
+async def test_a_node_made_anew_gets_everything_again(
+    server: ApiServer, made: rig.Follower
+) -> None:
+    made.follower.want(rig.wanted("same"))
+    await rig.settled(server, made, "same")
     server.delete_node("n")
-    await until(lambda: made.views[-1] is None)
-    made.follower.want(wanted("other"))
+    await rig.until(lambda: made.views[-1] is None)
+    made.follower.want(rig.wanted("other"))
     await asyncio.sleep(0.15)
-    assert len(writes(server)) == 1
+    assert len(rig.writes(server)) == 1
     server.add_node("n")
-    await settled(server, made, "other")
+    await rig.settled(server, made, "other")
     for count in range(3, 7):
         server.delete_node("n")
         server.add_node("n")
-        await written(server, count)
-        await settled(server, made, "other")
+        await rig.written(server, count)
+        await rig.settled(server, made, "other")
     assert made.overwritten == []  # no program undid it
 
 
 async def test_after_an_outage_the_last_state_is_written_once(
-    server: ApiServer, made: Follower
+    server: ApiServer, made: rig.Follower
 ) -> None:
-    made.follower.want(wanted("before"))
-    await settled(server, made, "before")
+    made.follower.want(rig.wanted("before"))
+    await rig.settled(server, made, "before")
     async with server.refusing():
         for number in range(50):
-            made.follower.want(wanted(f"meanwhile {number}"))
+            made.follower.want(rig.wanted(f"meanwhile {number}"))
             await asyncio.sleep(0.01)
-    await settled(server, made, "meanwhile 49")
-    assert [r.body["metadata"]["annotations"][STATUS] for r in writes(server)] == [
+    await rig.settled(server, made, "meanwhile 49")
+    assert [r.body["metadata"]["annotations"][rig.STATUS] for r in rig.writes(server)] == [
         "before",
         "meanwhile 49",
     ]

@@ -1,17 +1,6 @@
 import pytest
 
-from nodeagent.cluster.kubelet.allocations import (
-    Anywhere,
-    ByFile,
-    ByPlace,
-    ByUuid,
-    DeviceId,
-    Holding,
-    PodName,
-    read_claimed_device,
-    read_device_id,
-    read_own_device,
-)
+from nodeagent.cluster.kubelet import allocations
 from nodeagent.cluster.kubelet.device_users import Allocations, Owners, with_allocations
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import GpuRef, MigDeviceRef
@@ -23,67 +12,70 @@ DRA = "gpu.nvidia.com"
 
 
 def test_ids_of_device_plugins() -> None:
-    cases: list[tuple[str, DeviceId]] = [
-        (f"GPU-{ID}", ByUuid(f"gpu-{ID}")),
-        (f"MIG-{ID}", ByUuid(f"mig-{ID}")),
-        (f"MIG-{ID.upper()}", ByUuid(f"mig-{ID}")),
-        (f"GPU-{ID}::3", ByUuid(f"gpu-{ID}")),
-        (f"MIG-{ID}::7", ByUuid(f"mig-{ID}")),
-        (f"GPU-{ID}::10::0", ByUuid(f"gpu-{ID}")),
-        (f"GPU-{ID}-5", ByUuid(f"gpu-{ID}")),
-        ("nvidia2", ByFile(2)),
-        ("nvidia0/gi11", ByFile(0, 11)),
-        ("nvidia0/vgpu2", ByFile(0)),
-        ("nvidia0/gi1/vgpu0", ByFile(0, 1)),
-        ("GPU-1::0", ByUuid("gpu-1")),
-        ("nvidia" + "0" * 5000, ByUuid("nvidia" + "0" * 5000)),
-        (f"GPU-{ID}0", ByUuid(f"gpu-{ID}0")),
-        ("0000:3b:00.0", ByUuid("0000:3b:00.0")),
+    cases: list[tuple[str, allocations.DeviceId]] = [
+        (f"GPU-{ID}", allocations.ByUuid(f"gpu-{ID}")),
+        (f"MIG-{ID}", allocations.ByUuid(f"mig-{ID}")),
+        (f"MIG-{ID.upper()}", allocations.ByUuid(f"mig-{ID}")),
+        (f"GPU-{ID}::3", allocations.ByUuid(f"gpu-{ID}")),
+        (f"MIG-{ID}::7", allocations.ByUuid(f"mig-{ID}")),
+        (f"GPU-{ID}::10::0", allocations.ByUuid(f"gpu-{ID}")),
+        (f"GPU-{ID}-5", allocations.ByUuid(f"gpu-{ID}")),
+        ("nvidia2", allocations.ByFile(2)),
+        ("nvidia0/gi11", allocations.ByFile(0, 11)),
+        ("nvidia0/vgpu2", allocations.ByFile(0)),
+        ("nvidia0/gi1/vgpu0", allocations.ByFile(0, 1)),
+        ("GPU-1::0", allocations.ByUuid("gpu-1")),
+        ("nvidia" + "0" * 5000, allocations.ByUuid("nvidia" + "0" * 5000)),
+        (f"GPU-{ID}0", allocations.ByUuid(f"gpu-{ID}0")),
+        ("0000:3b:00.0", allocations.ByUuid("0000:3b:00.0")),
     ]
     for text, meant in cases:
-        assert read_device_id(text) == meant
+        assert allocations.read_device_id(text) == meant
 
 
 def test_devices_of_claims() -> None:
-    cases: list[tuple[str, str, DeviceId | None]] = [
-        (DRA, "gpu-0", ByFile(0)),
-        (DRA, "gpu-12", ByFile(12)),
-        (DRA, "gpu-1-mig-19-6-1", ByPlace(1, 6)),
-        (DRA, "gpu-1-mig-2g47gb-14-4", ByPlace(1, 4)),
-        (DRA, "gpu-0-mig-1g12gb-me-20-3", ByPlace(0, 3)),
-        (DRA, "gpu-3-mig-everything", ByFile(3)),
-        (DRA, "gpu-3-of-another-time", ByFile(3)),
+    cases: list[tuple[str, str, allocations.DeviceId | None]] = [
+        (DRA, "gpu-0", allocations.ByFile(0)),
+        (DRA, "gpu-12", allocations.ByFile(12)),
+        (DRA, "gpu-1-mig-19-6-1", allocations.ByPlace(1, 6)),
+        (DRA, "gpu-1-mig-2g47gb-14-4", allocations.ByPlace(1, 4)),
+        (DRA, "gpu-0-mig-1g12gb-me-20-3", allocations.ByPlace(0, 3)),
+        (DRA, "gpu-3-mig-everything", allocations.ByFile(3)),
+        (DRA, "gpu-3-of-another-time", allocations.ByFile(3)),
         (DRA, "gpu-vfio-0", None),
-        (DRA, "gpux", Anywhere("gpux")),
-        (DRA, f"gpu-{'1' * 5000}", Anywhere(f"gpu-{'1' * 5000}")),
-        (DRA, "", Anywhere("")),
+        (DRA, "gpux", allocations.Anywhere("gpux")),
+        (DRA, f"gpu-{'1' * 5000}", allocations.Anywhere(f"gpu-{'1' * 5000}")),
+        (DRA, "", allocations.Anywhere("")),
         ("compute-domain.nvidia.com", "channel-0", None),
         ("dra.example.com", "gpu-0", None),
     ]
     for driver, device, meant in cases:
-        assert read_claimed_device(driver, device) == meant
+        assert allocations.read_claimed_device(driver, device) == meant
 
 
 # --- joined with devices and processes ------------------------------------------------------------
 
 UUID_START = "1b2c3d4e-0000-5111-8222-33334444555"
 GPU, MIG, OTHER = f"GPU-{UUID_START}0", f"MIG-{UUID_START}1", f"MIG-{UUID_START}2"
-POD = PodName("team", "trainer")
+POD = allocations.PodName("team", "trainer")
 ALLOCATED = User(0, source="kubelet", namespace="team", pod="trainer", container="main")
 DEVICE = MigDeviceRef(GPU, 3, 5, 0, MIG, Placement(4, 2))
 WHOLE = GpuRef(GPU, 3, (Placement(0, 1), Placement(4, 2)))
 
 
-def held(*ids: str, pod: PodName = POD, container: str = "main") -> Allocations:
+def held(*ids: str, pod: allocations.PodName = POD, container: str = "main") -> Allocations:
     """A reading with one container that holds these, under a resource of any name."""
-    found = (Holding(pod, container, read_device_id(device), "x.io/y") for device in ids)
+    found = (
+        allocations.Holding(pod, container, allocations.read_device_id(device), "x.io/y")
+        for device in ids
+    )
     return Allocations(tuple(found))
 
 
 def claimed(device: str, driver: str = "gpu.nvidia.com") -> Allocations:
     """A reading with one container that holds a device by a claim."""
-    found = read_claimed_device(driver, device)
-    return Allocations((Holding(POD, "main", found),) if found else ())
+    found = allocations.read_claimed_device(driver, device)
+    return Allocations((allocations.Holding(POD, "main", found),) if found else ())
 
 
 @pytest.mark.parametrize("name", [MIG, f"{MIG}::0", "nvidia3/gi5", "nvidia3/gi5/vgpu1"])
@@ -158,7 +150,7 @@ def test_a_process_stands_for_its_pods_allocation() -> None:
 
 
 def test_a_process_of_another_pod_stands_for_no_other_pod() -> None:
-    owners = {7: ProcessPod("uid", "", PodName("team", "intruder"), "main")}
+    owners = {7: ProcessPod("uid", "", allocations.PodName("team", "intruder"), "main")}
     intruder, allocated = joined(held(MIG), owners, 7)
     assert (intruder.pod, allocated) == ("intruder", ALLOCATED)
 
@@ -176,7 +168,8 @@ def test_a_process_of_which_nothing_is_known_is_the_only_holders() -> None:
 
 def test_of_two_holders_it_is_unknown_which() -> None:
     both = Allocations(
-        held(f"{MIG}::0").holdings + held(f"{MIG}::1", pod=PodName("team", "other")).holdings
+        held(f"{MIG}::0").holdings
+        + held(f"{MIG}::1", pod=allocations.PodName("team", "other")).holdings
     )
     assert joined(both, {}, 7)[0] == User(7, "python")
     assert len(joined(both, {}, 7)) == 3
@@ -205,13 +198,13 @@ def test_what_a_claim_has_of_the_agents_own_driver(
     name: str, of_device: bool, of_gpu: bool
 ) -> None:
     for gpu, here in ((GPU, True), (OTHER, False)):
-        found = read_own_device(("team", "half"), f"node-0/{gpu.lower()}", name)
-        reading = Allocations((Holding(POD, "main", found),))
+        found = allocations.read_own_device(("team", "half"), f"node-0/{gpu.lower()}", name)
+        reading = Allocations((allocations.Holding(POD, "main", found),))
         assert bool(reading.users(DEVICE).processes) is (here and of_device)
         assert bool(reading.users_of_gpu(WHOLE).processes) is (here and of_gpu)
 
 
 def test_an_own_device_of_an_unknown_name_may_be_any() -> None:
     """A later release may give names that this one does not know."""
-    found = read_own_device(("team", "half"), f"node-0/{GPU.lower()}", "partition")
-    assert not Allocations((Holding(POD, "main", found),)).users(DEVICE).known
+    found = allocations.read_own_device(("team", "half"), f"node-0/{GPU.lower()}", "partition")
+    assert not Allocations((allocations.Holding(POD, "main", found),)).users(DEVICE).known

@@ -6,13 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from google.protobuf.descriptor_pb2 import (
-    DescriptorProto,
-    FieldDescriptorProto,
-    FileDescriptorProto,
-    FileDescriptorSet,
-    MethodDescriptorProto,
-)
+from google.protobuf import descriptor_pb2
 
 from nodeagent.cluster.kubelet.generated import (
     dra_health_pb2,
@@ -30,11 +24,11 @@ SERVED: dict[str, ModuleType] = {
     "dra_health": dra_health_pb2,
 }
 ALL = {**SERVED, "podresources": podresources_pb2}
-REPEATED = FieldDescriptorProto.LABEL_REPEATED
+REPEATED = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
 
 
-def described(name: str) -> FileDescriptorProto:
-    found = FileDescriptorProto()
+def described(name: str) -> descriptor_pb2.FileDescriptorProto:
+    found = descriptor_pb2.FileDescriptorProto()
     ALL[name].DESCRIPTOR.CopyToProto(found)
     return found
 
@@ -43,12 +37,14 @@ def last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def kind(field: FieldDescriptorProto) -> str:
-    scalar = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+def kind(field: descriptor_pb2.FieldDescriptorProto) -> str:
+    scalar = descriptor_pb2.FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
     return last(field.type_name) or scalar
 
 
-def text(field: FieldDescriptorProto, message: DescriptorProto) -> str:
+def text(
+    field: descriptor_pb2.FieldDescriptorProto, message: descriptor_pb2.DescriptorProto
+) -> str:
     entry = next((e for e in message.nested_type if e.name == kind(field)), None)
     if entry:
         key, value = entry.field
@@ -66,7 +62,7 @@ def messages(name: str) -> dict[str, dict[str, str]]:
 
 
 def methods(name: str) -> dict[str, str]:
-    def call(method: MethodDescriptorProto) -> str:
+    def call(method: descriptor_pb2.MethodDescriptorProto) -> str:
         stream = "stream " if method.server_streaming else ""
         return f"{last(method.input_type)} -> {stream}{last(method.output_type)}"
 
@@ -102,7 +98,7 @@ FOLDER = Path("nodeagent/cluster/kubelet/generated")
 ROOT = Path(__file__).parents[3]
 
 
-def _without_json_names(messages: Iterable[DescriptorProto]) -> None:
+def _without_json_names(messages: Iterable[descriptor_pb2.DescriptorProto]) -> None:
     for message in messages:
         for field in message.field:
             field.ClearField("json_name")  # the compiler writes it out, the stubs leave it away
@@ -115,7 +111,7 @@ def test_the_stubs_are_up_to_date(name: str, tmp_path: Path) -> None:
     out = tmp_path / "descriptors"
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={out}"]
     subprocess.run([*command, str(FOLDER / f"{name}.proto")], check=True, cwd=ROOT)
-    (compiled,) = FileDescriptorSet.FromString(out.read_bytes()).file
+    (compiled,) = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
     carried = described(name)
     _without_json_names(compiled.message_type)
     assert compiled == carried

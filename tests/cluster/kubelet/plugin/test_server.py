@@ -9,21 +9,10 @@ import pytest
 import structlog.testing
 
 from nodeagent.claims.reporting.device_reports import DeviceHealth
-from nodeagent.cluster.kubelet.generated.dra_pb2 import (
-    Claim,
-    NodePrepareResourcesRequest,
-    NodePrepareResourcesResponse,
-    NodeUnprepareResourcesRequest,
-    NodeUnprepareResourcesResponse,
-)
+from nodeagent.cluster.kubelet.generated import dra_pb2
 from nodeagent.cluster.kubelet.generated.pluginregistration_pb2 import RegistrationStatus
+from nodeagent.cluster.kubelet.plugin import driver
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimName, HealthFeed
-from nodeagent.cluster.kubelet.plugin.driver import (
-    DraService,
-    Registration,
-    RegistrationService,
-    health_streams,
-)
 from nodeagent.cluster.kubelet.plugin.sockets import MAX_REQUEST, serve
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claimed
@@ -67,25 +56,25 @@ class Client:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
             return await call(request, timeout=60)
 
-    async def prepare(self, *claims: Claim) -> NodePrepareResourcesResponse:
-        request = NodePrepareResourcesRequest(claims=claims).SerializeToString()
-        return NodePrepareResourcesResponse.FromString(await self.send(PREPARE, request))
+    async def prepare(self, *claims: dra_pb2.Claim) -> dra_pb2.NodePrepareResourcesResponse:
+        request = dra_pb2.NodePrepareResourcesRequest(claims=claims).SerializeToString()
+        return dra_pb2.NodePrepareResourcesResponse.FromString(await self.send(PREPARE, request))
 
-    async def release(self, *claims: Claim) -> NodeUnprepareResourcesResponse:
-        request = NodeUnprepareResourcesRequest(claims=claims).SerializeToString()
-        return NodeUnprepareResourcesResponse.FromString(await self.send(RELEASE, request))
+    async def release(self, *claims: dra_pb2.Claim) -> dra_pb2.NodeUnprepareResourcesResponse:
+        request = dra_pb2.NodeUnprepareResourcesRequest(claims=claims).SerializeToString()
+        return dra_pb2.NodeUnprepareResourcesResponse.FromString(await self.send(RELEASE, request))
 
 
 @pytest.fixture
 async def client(claims: Claims, tmp_path: Path) -> AsyncIterator[Client]:
     calls, path = claims.calls(), tmp_path / "dra.sock"
-    async with serve(path, [DraService(calls).handler()]):
+    async with serve(path, [driver.DraService(calls).handler()]):
         yield Client(path)
     await calls.close()
 
 
-def named(*uids: str) -> list[Claim]:
-    return [Claim(namespace="team", name=f"claim-{uid}", uid=uid) for uid in uids]
+def named(*uids: str) -> list[dra_pb2.Claim]:
+    return [dra_pb2.Claim(namespace="team", name=f"claim-{uid}", uid=uid) for uid in uids]
 
 
 # --- claims ---------------------------------------------------------------------------------------
@@ -151,8 +140,8 @@ async def test_a_call_that_is_too_large(client: Client, claims: Claims) -> None:
 
 
 @asynccontextmanager
-async def registry(folder: Path) -> AsyncIterator[tuple[RegistrationService, Client]]:
-    service, path = RegistrationService(ENDPOINT), folder / "reg.sock"
+async def registry(folder: Path) -> AsyncIterator[tuple[driver.RegistrationService, Client]]:
+    service, path = driver.RegistrationService(ENDPOINT), folder / "reg.sock"
     async with serve(path, [service.handler()]):
         yield service, Client(path)
 
@@ -167,7 +156,7 @@ async def test_what_the_kubelet_reads_of_the_driver(tmp_path: Path) -> None:
             b"\x22\x14v1.DRAResourceHealth"
             b"\x22\x1av1alpha1.DRAResourceHealth"
         )
-        assert service.status == Registration("not yet seen")  # any program may ask
+        assert service.status == driver.Registration("not yet seen")  # any program may ask
 
 
 async def test_what_the_kubelet_says(tmp_path: Path) -> None:
@@ -176,9 +165,9 @@ async def test_what_the_kubelet_says(tmp_path: Path) -> None:
         async with registry(tmp_path) as (service, client):
             for _ in range(3):
                 assert await client.send(NOTIFY, refusal) == b""
-            assert service.status == Registration("refused", "x" * 1000)
+            assert service.status == driver.Registration("refused", "x" * 1000)
             assert await client.send(NOTIFY, b"\x08\x01") == b""
-            assert service.status == Registration("registered")
+            assert service.status == driver.Registration("registered")
     assert [line["event"] for line in logs] == [
         "the kubelet refused the DRA driver",
         "the kubelet registered the DRA driver",
@@ -193,7 +182,7 @@ async def test_health(tmp_path: Path, version: str) -> None:
     """The list as the kubelet gets it when it begins to watch: 1.37 by v1, 1.36 by v1alpha1."""
     feed, socket = HealthFeed(), tmp_path / "dra.sock"
     feed.publish([DeviceHealth("n/gpu", "gpu", "unhealthy", 7.9, "Xid 79")])
-    async with serve(socket, health_streams(feed)), channel_to(str(socket)) as channel:
+    async with serve(socket, driver.health_streams(feed)), channel_to(str(socket)) as channel:
         watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
             f"/{version}.DRAResourceHealth/NodeWatchResources"
         )

@@ -9,14 +9,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from nodeagent.cluster.kubelet.plugin import sockets
 from nodeagent.cluster.kubelet.plugin.driver import RegistrationService
-from nodeagent.cluster.kubelet.plugin.sockets import (
-    check_path,
-    make_directory,
-    remove_dead,
-    serve,
-    served,
-)
 from nodeagent.files.open_directory import PathRefused
 from tests.simulated_cluster.kubelet_plugins import channel_to
 
@@ -47,7 +41,7 @@ async def answers(path: Path) -> bool:
 
 async def refused(path: Path, words: str) -> None:
     with pytest.raises(PathRefused, match=words):
-        async with serve(path, [registration().handler()]):
+        async with sockets.serve(path, [registration().handler()]):
             pass
 
 
@@ -75,7 +69,7 @@ def is_socket(path: Path) -> bool:
 
 
 async def test_only_its_owner_can_use_the_socket(path: Path) -> None:
-    async with serve(path, [registration().handler()]):
+    async with sockets.serve(path, [registration().handler()]):
         assert await answers(path)
         assert mode(path) == 0o600
         assert [one.name for one in path.parent.iterdir()] == [NAME]
@@ -85,15 +79,15 @@ async def test_only_its_owner_can_use_the_socket(path: Path) -> None:
 async def test_what_a_killed_agent_left_is_replaced(path: Path) -> None:
     dead_socket(path)
     dead_socket(path.parent / ".nodeagent")
-    async with serve(path, [registration().handler()]):
+    async with sockets.serve(path, [registration().handler()]):
         assert await answers(path)
         assert [one.name for one in path.parent.iterdir()] == [NAME]
 
 
 async def test_the_socket_of_a_successor_stays(path: Path) -> None:
     async with AsyncExitStack() as first:
-        await first.enter_async_context(serve(path, [registration().handler()]))
-        async with serve(path, [registration().handler()]):
+        await first.enter_async_context(sockets.serve(path, [registration().handler()]))
+        async with sockets.serve(path, [registration().handler()]):
             await first.aclose()
             assert await answers(path)
 
@@ -132,7 +126,7 @@ async def test_a_folder_that_others_can_write(path: Path, mode: str) -> None:
     await refused(path, rf"can be written by others \(mode {mode}\)")
     if mode == "757":
         with pytest.raises(PathRefused, match="can be written by others"):
-            make_directory(path.parent)
+            sockets.make_directory(path.parent)
 
 
 async def test_a_folder_that_is_a_symlink(path: Path, tmp_path: Path) -> None:
@@ -141,30 +135,30 @@ async def test_a_folder_that_is_a_symlink(path: Path, tmp_path: Path) -> None:
     link.symlink_to(path.parent)
     await refused(link / NAME, "link is a symlink")
     with pytest.raises(PathRefused, match="link is a symlink"):
-        make_directory(link)
+        sockets.make_directory(link)
 
 
 def test_the_folder_of_the_driver(tmp_path: Path) -> None:
     folder = tmp_path / "gpu.nodeagent.io"
-    make_directory(folder)
+    sockets.make_directory(folder)
     assert mode(folder) == 0o750
     folder.chmod(0o755)
-    make_directory(folder)
+    sockets.make_directory(folder)
     assert mode(folder) == 0o750
     with pytest.raises(PathRefused, match=r"set kubelet.dir to the kubelet's root directory"):
-        make_directory(tmp_path / "missing" / "gpu.nodeagent.io")
+        sockets.make_directory(tmp_path / "missing" / "gpu.nodeagent.io")
 
 
 def test_paths_that_no_kubelet_could_use() -> None:
     """A socket's address holds 107 bytes, and the kubelet takes absolute paths."""
-    check_path(Path("/" + "x" * 106))
+    sockets.check_path(Path("/" + "x" * 106))
     with pytest.raises(PathRefused, match="has 108 bytes, a socket's path at most 107"):
-        check_path(Path("/" + "x" * 107))
+        sockets.check_path(Path("/" + "x" * 107))
     with pytest.raises(PathRefused, match="has 108 bytes"):
-        check_path(Path("/" + "ä" * 53 + "x"))
+        sockets.check_path(Path("/" + "ä" * 53 + "x"))
     for path in ("plugins/dra.sock", "/var/lib/../plugins/dra.sock"):
         with pytest.raises(PathRefused, match=r"not an absolute path without \.\."):
-            check_path(Path(path))
+            sockets.check_path(Path(path))
 
 
 @pytest.fixture
@@ -184,7 +178,7 @@ def descriptors() -> Iterator[list[int]]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("look", [remove_dead, served])
+@pytest.mark.parametrize("look", [sockets.remove_dead, sockets.served])
 def test_a_look_without_descriptors_is_refused(
     path: Path, descriptors: list[int], look: Callable[[Path, str], object]
 ) -> None:
@@ -197,4 +191,4 @@ def test_a_look_without_descriptors_is_refused(
             look(path.parent, "*")
         os.close(descriptors.pop())
     look(path.parent, "*")
-    assert path.exists() is (look is served)
+    assert path.exists() is (look is sockets.served)

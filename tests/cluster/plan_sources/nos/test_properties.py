@@ -4,15 +4,7 @@ from collections.abc import Iterator, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.cluster.plan_sources.nos.grammar import (
-    MODE_LABEL,
-    SPEC_PLAN,
-    STATUS_PLAN,
-    NosDeviceUse,
-    StatusKey,
-    read_spec,
-    read_status,
-)
+from nodeagent.cluster.plan_sources.nos import grammar
 from nodeagent.cluster.plan_sources.nos.status import status_annotations
 from nodeagent.documents.reading import read_document
 from nodeagent.plan.desired import DesiredNode, MigLayout
@@ -32,8 +24,8 @@ INDICES = st.one_of(st.integers(0, 3).map(str), st.text(max_size=4), st.just("00
 KEYS = st.one_of(
     st.builds("nos.nebuly.com/spec-gpu-{}-{}".format, INDICES, WORDS | st.text(max_size=12)),
     st.builds("nos.nebuly.com/status-gpu-{}-{}-free".format, INDICES, WORDS),
-    st.just(SPEC_PLAN),
-    st.just(STATUS_PLAN),
+    st.just(grammar.SPEC_PLAN),
+    st.just(grammar.STATUS_PLAN),
     st.text(max_size=30),
     st.text(max_size=9).map("nos.nebuly.com/spec-gpu".__add__),
 )
@@ -41,16 +33,16 @@ VALUES = st.one_of(
     st.integers(-1, 8).map(str), st.integers().map(str), st.text(max_size=8), st.just("9" * 5000)
 )
 LABELS = st.fixed_dictionaries(
-    {MODE_LABEL: st.sampled_from(["mig", "mps", "hybrid"]) | st.text(max_size=5)}
+    {grammar.MODE_LABEL: st.sampled_from(["mig", "mps", "hybrid"]) | st.text(max_size=5)}
 )
 NODES = st.lists(st.sampled_from(BOARDS), max_size=3).map(
     lambda boards: node(*(gpu(index, board) for index, board in enumerate(boards)))
 )
 
 
-def _status(annotations: Mapping[str, str | None]) -> Iterator[tuple[StatusKey, int]]:
+def _status(annotations: Mapping[str, str | None]) -> Iterator[tuple[grammar.StatusKey, int]]:
     for key, value in annotations.items():
-        found = read_status(key)
+        found = grammar.read_status(key)
         if found is not None and value is not None:
             yield found, int(value)
 
@@ -99,9 +91,11 @@ def test_asked_done_and_reported(data: st.DataObject) -> None:
     written = status_annotations(
         state(node(done), offered), offered, annotations=annotations, labels=MIG
     )
-    assert written[STATUS_PLAN] == annotations[SPEC_PLAN]
+    assert written[grammar.STATUS_PLAN] == annotations[grammar.SPEC_PLAN]
     reported = {(k.index, k.profile): v for k, v in _status(written)}
-    assert reported == {(a.index, a.profile): a.count for a in read_spec(annotations).devices}
+    assert reported == {
+        (a.index, a.profile): a.count for a in grammar.read_spec(annotations).devices
+    }
 
 
 @given(st.data())
@@ -124,7 +118,9 @@ def test_status_round_trip(data: st.DataObject) -> None:
         for instance in one.instances
         for device in instance.compute
     )
-    found = {(k.index, k.profile, k.use is NosDeviceUse.USED): v for k, v in _status(after_patch)}
+    found = {
+        (k.index, k.profile, k.use is grammar.NosDeviceUse.USED): v for k, v in _status(after_patch)
+    }
     assert found == dict(expected)
     # Once written, there is nothing more to write.
     again = status_annotations(known, offered, annotations=after_patch, labels=MIG)

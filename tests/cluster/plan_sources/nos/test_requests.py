@@ -1,12 +1,4 @@
-from nodeagent.cluster.plan_sources.nos.grammar import (
-    NosDeviceUse,
-    StatusKey,
-    mig_profile,
-    read_spec,
-    read_status,
-    requested_names,
-    requested_profiles,
-)
+from nodeagent.cluster.plan_sources.nos import grammar
 from nodeagent.plan.problems import Code
 from tests.plan.cards import card
 
@@ -14,8 +6,8 @@ SPEC = "nos.nebuly.com/spec-gpu"
 
 
 def asked(annotations: dict[str, str]) -> list[tuple[int, str, int]]:
-    found = [(a.index, a.profile, a.count) for a in read_spec(annotations).devices]
-    assert sorted(requested_profiles(annotations)) == sorted(
+    found = [(a.index, a.profile, a.count) for a in grammar.read_spec(annotations).devices]
+    assert sorted(grammar.requested_profiles(annotations)) == sorted(
         (index, name) for index, name, _ in found
     )
     return found
@@ -51,10 +43,10 @@ def test_passed_over() -> None:
         (f"{SPEC}-0-1g.5gb", "9" * 5000, "not a whole number"),
     ]
     for key, value, why in cases:
-        reading = read_spec({key: value})
+        reading = grammar.read_spec({key: value})
         assert not reading.devices
         assert not reading.wrong
-        assert not list(requested_profiles({key: value}))
+        assert not list(grammar.requested_profiles({key: value}))
         (problem,) = reading.ignored
         assert why in problem.message
         assert problem.path.startswith("metadata.annotations[")
@@ -64,7 +56,7 @@ def test_passed_over() -> None:
 def test_counts_that_are_none() -> None:
     """A negative count, which nos takes for a number, is refused; 0 is as if it were not there."""
     for count in ("-1", "0", "-0", "+0", "000"):
-        reading = read_spec({f"{SPEC}-0-1g.5gb": count})
+        reading = grammar.read_spec({f"{SPEC}-0-1g.5gb": count})
         assert reading.devices == ()
         (problem,) = (*reading.wrong, *reading.ignored)
         assert bool(reading.wrong) == (count == "-1")
@@ -75,7 +67,7 @@ def test_counts_that_are_none() -> None:
 
 def test_thousands() -> None:
     """The first of each kind are worded, which takes long, and nothing wrong is passed over."""
-    reading = read_spec(
+    reading = grammar.read_spec(
         {f"{SPEC}-{n}-1g.5gb": "x" for n in range(1000)}
         | {f"{SPEC}-{n}-2g.10gb": "-1" for n in range(1000)}
         | {f"{SPEC}-{'0' * n}-3g.20gb": "1" for n in range(1, 301)}
@@ -87,13 +79,13 @@ def test_twice() -> None:
     """Two keys for the same GPU and profile both count, as for nos, and that is said."""
     annotations = {f"{SPEC}-0-1g.5gb": "1", f"{SPEC}-00-1g.5gb": "2"}
     assert sorted(asked(annotations)) == [(0, "1g.5gb", 1), (0, "1g.5gb", 2)]
-    (problem,) = read_spec(annotations).ignored
+    (problem,) = grammar.read_spec(annotations).ignored
     assert "both count" in problem.message
 
 
 def test_status_in_any_case() -> None:
-    found = StatusKey(1, "10gb", NosDeviceUse.USED)
-    assert read_status("nos.nebuly.com/status-gpu-1-10gb-USED") == found
+    found = grammar.StatusKey(1, "10gb", grammar.NosDeviceUse.USED)
+    assert grammar.read_status("nos.nebuly.com/status-gpu-1-10gb-USED") == found
 
 
 # --- names of profiles ----------------------------------------------------------------------------
@@ -110,26 +102,26 @@ def test_mig_profile() -> None:
         ("2g.48gb.me.all", "2g.48gb+me.all"),
     ]
     for text, name in cases:
-        assert str(mig_profile(text)) == name
+        assert str(grammar.mig_profile(text)) == name
     for text in ("", "10gb", "x1g.5gb", "1g.5gbx", "0g.5gb", "1g.5gb.", "9" * 5000 + "g.1gb"):
-        assert mig_profile(text) is None
+        assert grammar.mig_profile(text) is None
 
 
 def test_asked_words() -> None:
     """A card's profile is called as it was asked for, by its own name where that was used too."""
     gpu = card("a100-80gb")
-    assert requested_names(gpu, ["7g.79gb", "1g.10gb"]) == {
+    assert grammar.requested_names(gpu, ["7g.79gb", "1g.10gb"]) == {
         "7g.80gb": "7g.79gb",
         "1g.10gb": "1g.10gb",
     }
-    assert requested_names(gpu, ["7g.79gb", "7g.80gb"]) == {"7g.80gb": "7g.80gb"}
-    assert requested_names(gpu, ["7g.81gb", "7g.79gb"]) == {"7g.80gb": "7g.79gb"}
-    assert requested_names(gpu, ["1g.10gb.me"]) == {"1g.10gb+me": "1g.10gb.me"}
-    assert requested_names(gpu, ["1c.3g.39gb", "nonsense", "9g.10gb"]) == {
+    assert grammar.requested_names(gpu, ["7g.79gb", "7g.80gb"]) == {"7g.80gb": "7g.80gb"}
+    assert grammar.requested_names(gpu, ["7g.81gb", "7g.79gb"]) == {"7g.80gb": "7g.79gb"}
+    assert grammar.requested_names(gpu, ["1g.10gb.me"]) == {"1g.10gb+me": "1g.10gb.me"}
+    assert grammar.requested_names(gpu, ["1c.3g.39gb", "nonsense", "9g.10gb"]) == {
         "1c.3g.40gb": "1c.3g.39gb"
     }
 
 
 def test_too_many_words() -> None:
     """No GPU has so many kinds of devices, and a hostile node must not cost time."""
-    assert requested_names(card("a100-80gb"), [f"1g.{n}gb" for n in range(1, 20)]) == {}
+    assert grammar.requested_names(card("a100-80gb"), [f"1g.{n}gb" for n in range(1, 20)]) == {}
