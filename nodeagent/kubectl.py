@@ -160,7 +160,7 @@ def _advise(options: argparse.Namespace) -> int:
         raise PluginError("no agent's pod is there", _SEE_AGENTS)
     there = [f"--namespace={options.namespace}"] if options.namespace else []
 
-    def ask(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def ask(pod: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         meta = pod["metadata"]
         where = ("-n", meta["namespace"], "-c", "nodeagent", meta["name"])
         try:
@@ -168,12 +168,12 @@ def _advise(options: argparse.Namespace) -> int:
             return _objects(_a(dict, answer)["advice"])
         except (PluginError, KeyError, *_DAMAGE) as error:
             print(_escaped(f"{meta['name']}: {error.args[0]}"), file=sys.stderr)
-            return []
+            return None
 
     with ThreadPoolExecutor(_AT_ONCE) as several:
         answers = list(several.map(ask, pods))
     joined: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for one in chain(*answers):
+    for one in chain(*filter(None, answers)):
         whose = "/".join(filter(None, (one.get("namespace"), one["workload"])))
         container = f" ({one['container']})" if "container" in one else ""
         joined.setdefault((whose + container, one["model"], one["device"]), []).append(one)
@@ -187,8 +187,11 @@ def _advise(options: argparse.Namespace) -> int:
         advice = " ".join(filter(None, (worst["verdict"], worst.get("advised"))))
         frees = f"{100 * worst['freesPart']:.0f}%"
         rows.append((*key, str(len(ones)), held, peak, frees, advice))
-    _print([tuple(map(_escaped, row)) for row in rows])
-    return DONE
+    if joined:
+        _print([tuple(map(_escaped, row)) for row in rows])
+    elif None not in answers:
+        print("Nobody was seen to hold a GPU or a slice yet.")
+    return FAILED if None in answers else DONE
 
 
 def _wait(options: argparse.Namespace) -> int:

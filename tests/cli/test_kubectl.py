@@ -227,7 +227,9 @@ WORKLOAD                      CARD  HAS      NODES  HELD  PEAK    FREES  ADVICE
 team-a/Deployment/web (main)  H100  3g.40gb  3      60h   12.0Gi  25%    smaller 2g.20gb
 """
     )
-    assert shown.stderr == "silent: kubectl exec -n failed: no context\n"
+    assert (shown.returncode, shown.stderr) == (1, "silent: kubectl exec -n failed: no context\n")
+    none = run("advise", getpods={"items": [pod("a")]}, execgpusnodeagenta={"advice": []})
+    assert none.stdout == "Nobody was seen to hold a GPU or a slice yet.\n"
     asked = (tmp_path / "asked").read_text()
     assert "exec -n gpus -c nodeagent a -- nodeagent advise --namespace=team-a -o json\n" in asked
 
