@@ -6,12 +6,12 @@ enter; nothing above that border ever sees the foreign type.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nodeagent.catalogue import filled, section
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from nodeagent.plan.problems import Problem
 
@@ -25,10 +25,10 @@ class NodeagentError(Exception):
         self.remedy = remedy
 
     @classmethod
-    def of(cls, case: str, **facts: object) -> Self:
-        """The error in the words of the catalogue."""
+    def of(cls, case: str, *, also: Mapping[str, Any] = {}, **facts: object) -> Self:
+        """The error in the words of the catalogue; `also` has what else the class takes."""
         words = section("error")[case]
-        return cls(filled(words["message"], facts), remedy=filled(words["remedy"], facts))
+        return cls(filled(words["message"], facts), remedy=filled(words["remedy"], facts), **also)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.remedy})" if self.remedy else self.message

@@ -82,7 +82,7 @@ def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
                 func=ast.Attribute(attr="of"),
                 args=[ast.Constant(value=str()) | ast.Name(id="case") as named],
             ):
-                given = {keyword.arg for keyword in node.keywords if keyword.arg}
+                given = {keyword.arg for keyword in node.keywords if keyword.arg} - {"also"}
                 for case in _cases(named, body):
                     yield node.lineno, ("", case), given, False
 

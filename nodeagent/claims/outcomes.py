@@ -90,10 +90,13 @@ def require_lasting_unused(
             usage = usage_without(usage, other_pods)
         if usage.in_use:
             name = f"{device.result.device} of " if device.placement else ""
-            raise StillInUse(
-                f"{record.title} is not released: {name}{gpu.title} is in use by {usage}",
-                remedy=_may_be_anothers(usage) if device.shared else in_use_remedy(usage),
-            )
+            what = f"{record.title} is not released: {name}{gpu.title} is in use by {usage}"
+            if not device.shared:
+                raise StillInUse(what, remedy=in_use_remedy(usage))
+            # Which claim's they are may not be known yet.
+            files = " ".join(f"/proc/{user.pid}/cgroup" for user in usage.processes if user.pid)
+            shows = f" (`cat {files}` shows its pod)" if files else ""
+            raise StillInUse.of("shareInUse", what=what, shows=shows)
 
 
 def usage_of(device: ClaimedDevice, gpu: Gpu) -> Usage:
@@ -113,13 +116,3 @@ def usage_without(usage: Usage, pods: Collection[tuple[str, str]]) -> Usage:
     """Drop the processes in these pods, by namespace and name."""
     rest = (user for user in usage.processes if (user.namespace, user.pod) not in pods)
     return replace(usage, processes=tuple(rest))
-
-
-def _may_be_anothers(usage: Usage) -> str:
-    """The remedy for users of a share: which claim's they are may not be known yet."""
-    files = " ".join(f"/proc/{user.pid}/cgroup" for user in usage.processes if user.pid)
-    shows = f" (`cat {files}` shows its pod)" if files else ""
-    return (
-        f"end it if it is this claim's{shows}, or wait for its end: before the agent has the "
-        "kubelet's list of pods, a minute after its start, it may be another claim's"
-    )

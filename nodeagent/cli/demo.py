@@ -48,9 +48,7 @@ gpus:
 def run_demo(options: Namespace, output: Output) -> ExitCode:
     """Take the tour; raises NodeagentError where the program does not do what is claimed."""
     if options.simulate is not None or options.state is not None or not output.is_text:
-        raise UsageError(
-            "the demo has its own simulated node: leave out --simulate, --state and --output"
-        )
+        raise UsageError.of("demoHasNode")
     for number in _ENDS:
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="na-demo-") as name:

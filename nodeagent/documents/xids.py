@@ -87,8 +87,7 @@ def xid_table(path: Path | None) -> XidTable:
     try:
         return read_xid_table(read_regular_file(path, MAX_TEXT))
     except OSError as error:
-        raise UsageError(
-            f"health.xids: {path} cannot be read: {error.strerror or error}"
-        ) from error
+        why = error.strerror or error
+        raise UsageError(f"health.xids: {path} cannot be read: {why}") from error
     except DocumentError as error:
         raise UsageError(f"health.xids: {path}: {error.message}", remedy=error.remedy) from error

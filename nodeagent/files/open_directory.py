@@ -250,9 +250,5 @@ def _check_writers(path: Path, found: os.stat_result, *, group: bool) -> None:
     others = found.st_mode & stat.S_IWOTH
     own = group or found.st_gid in {0, os.getegid()}
     if others or (found.st_mode & stat.S_IWGRP and not own):
-        raise PathRefused(
-            f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):o})",
-            remedy=f"chmod go-w {path}"
-            if found.st_uid == os.geteuid()
-            else f"set run.dir, or for CDI cdi.dir, to a new directory in it, such as {path}/own",
-        )
+        case = "writableByOthers" if found.st_uid == os.geteuid() else "othersWritableByOthers"
+        raise PathRefused.of(case, path=path, mode=f"{stat.S_IMODE(found.st_mode):o}")

@@ -33,6 +33,7 @@ _INHERITED = (
 _TIME_SLICES: Final = (TimeSlice.DEFAULT, TimeSlice.SHORT, TimeSlice.MEDIUM, TimeSlice.LONG)
 _NAMES: Final = {"timeslice", "time-slice"}  # of the policy, without spaces
 _FAILED: Final = "TimeSliceFailed"
+_CALL: Final = {"call": "nvidia-smi"}
 
 
 async def run_nvidia_smi(
@@ -55,29 +56,19 @@ async def run_nvidia_smi(
     try:
         status, said = await run_program(command, environment, deadline=deadline)
     except TimeoutError:
-        raise DeadlineExceeded(
-            f"`{' '.join(command)}` did not end within {deadline:g} s and was ended",
-            call="nvidia-smi",
-            remedy="if `timeout 60 nvidia-smi -L` does not answer either, reboot the node",
+        raise DeadlineExceeded.of(
+            "nvidiaSmiLate", also=_CALL, command=" ".join(command), seconds=f"{deadline:g}"
         ) from None
     except OSError as error:
-        raise _error(
-            f"{nvidia_smi[0]} cannot be run: {error.strerror}",
-            name="ProgramMissing",
-            remedy="install nvidia-smi, or set nvidia_smi to its path",
+        also = {**_CALL, "name": "ProgramMissing"}
+        raise DriverError.of(
+            "nvidiaSmiNotRun", also=also, program=nvidia_smi[0], why=error.strerror
         ) from error
     if status:
-        words = " ".join(said.split())[-_MAX_OUTPUT:]
-        raise _error(
-            f"`{' '.join(command)}` ended with {status}: {words or 'no output'}",
-            name=failure,
-            remedy=remedy(status),
-        )
+        words = " ".join(said.split())[-_MAX_OUTPUT:] or "no output"
+        words = f"`{' '.join(command)}` ended with {status}: {words}"
+        raise DriverError(words, call="nvidia-smi", name=failure, remedy=remedy(status))
     return said
-
-
-def _error(message: str, *, name: str, remedy: str) -> DriverError:
-    return DriverError(message, name=name, call="nvidia-smi", remedy=remedy)
 
 
 # --- what it is run for ---------------------------------------------------------------------------
@@ -100,11 +91,7 @@ async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: flo
         )
     except DriverError as error:
         if re.search(r"\bin use\b|being used", error.message, re.IGNORECASE):
-            remedy = (
-                "`fuser -v /dev/nvidia*` shows what has the GPU open (monitoring agents and "
-                "display servers too): end it, or reboot"
-            )
-            raise GpuInUse(error.message, call=error.call, remedy=remedy) from error
+            raise GpuInUse.of("resetInUse", also=_CALL, why=error.message) from error
         raise
 
 
@@ -129,13 +116,9 @@ async def set_time_slice(
     await _compute_policy(nvidia_smi, gpu, option, deadline=deadline)
     found = await read_time_slice(nvidia_smi, gpu, deadline=deadline)
     if found is not time_slice:
-        raise DriverError(
-            f"the time slice should be {time_slice}, and nvidia-smi reported success, but it is "
-            f"{found or 'not shown by nvidia-smi compute-policy --list'}",
-            name=_FAILED,
-            call="nvidia-smi",
-            remedy=f"read the output of `nvidia-smi compute-policy -i {gpu} --list`",
-        )
+        also = {**_CALL, "name": _FAILED}
+        shown = found or "not shown by nvidia-smi compute-policy --list"
+        raise DriverError.of("timeSliceNotSet", also=also, wanted=time_slice, found=shown, uuid=gpu)
 
 
 async def _compute_policy(

@@ -134,13 +134,7 @@ def _read_instances(
         except DriverError as error:
             if error.code not in NOT_KNOWN or attempt == _ATTEMPTS - 1:
                 raise
-    raise DriverError(
-        "the driver's answers about the GPU's instances contradict each other",
-        name="ChangedMeanwhile",
-        remedy="`nodeagent check` finds other programs that manage MIG on this node; if there are "
-        "none, the GPU has an unknown kind of instance, which `nvidia-smi mig -lgi -i "
-        f"{gpu.index}` lists: destroy it with `nvidia-smi mig -dgi -i {gpu.index} -gi ID`",
-    )
+    raise DriverError.of("contradiction", also={"name": "ChangedMeanwhile"}, gpu=gpu)
 
 
 # --- GPU instances --------------------------------------------------------------------------------

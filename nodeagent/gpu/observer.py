@@ -328,11 +328,7 @@ class Observer:
 
     def _require(self, found: Result | None, what: str) -> Result:
         if found is None:
-            raise DriverError(
-                f"the driver knows no {what}",
-                name="NotFound",
-                remedy="`nodeagent profiles` lists the GPUs of this node",
-            )
+            raise DriverError.of("driverKnowsNo", also={"name": "NotFound"}, what=what)
         return found
 
 

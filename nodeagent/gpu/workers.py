@@ -272,12 +272,9 @@ class Worker:
     def _slowness(self, job: _Job, limit: float) -> DeadlineExceeded:
         self.pace = self._progress.pace  # for the log: figures would change what is published
         slowest = self._progress.slowest[0]
-        return DeadlineExceeded(
-            f"{self.name}: {job.what} took more than {limit * JOB_LIMIT:g} s; "
-            f"the slowest driver call was {slowest or 'none'}",
-            call=slowest,
-            remedy="the driver answers, but slowly: look at `dmesg | grep NVRM` and at the node's "
-            "load, or raise driver.observe_deadline",
+        took = f"{self.name}: {job.what} took more than {limit * JOB_LIMIT:g}"
+        return DeadlineExceeded.of(
+            "slowDriver", also={"call": slowest}, took=took, slowest=slowest or "none"
         )
 
     async def _wait_for_forsaken(self, deadline: float) -> None:
@@ -319,8 +316,4 @@ def _fail(result: asyncio.Future[Any], error: BaseException) -> None:
 
 
 def _late(message: str, call: str = "") -> DeadlineExceeded:
-    return DeadlineExceeded(
-        message,
-        call=call,
-        remedy="look at `dmesg | grep NVRM`; if it lasts, reboot the node",
-    )
+    return DeadlineExceeded.of("lateDriver", also={"call": call}, what=message)

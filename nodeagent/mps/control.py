@@ -116,9 +116,8 @@ class ControlClient:
             device = Path(self.pipe_directory).parent.name
             # Without the directory, which is another one while it drains, so that it is said once.
             return DaemonBusy.of("frontEndHeld", seconds=f"{deadline:g}", device=device)
-        return DaemonSilent(
-            f"the MPS daemon at {self.pipe_directory} did not answer within {deadline:g} s"
-        )
+        folder = self.pipe_directory
+        return DaemonSilent(f"the MPS daemon at {folder} did not answer within {deadline:g} s")
 
     async def _attempt(
         self, script: bytes, batch: Sequence[ControlCommand[Any]]
@@ -138,10 +137,8 @@ class ControlClient:
             return [output.splitlines()]  # it has no time to complain about nonsense words
         replies = _parted(output, len(batch))
         if replies is None and output:
-            raise FrontEndFailed(
-                f"the connection to the MPS daemon at {directory} broke: "
-                f"{(complaint or output)[:200]!r}"
-            )
+            said = (complaint or output)[:200]
+            raise FrontEndFailed(f"the connection to the MPS daemon at {directory} broke: {said!r}")
         # Nothing at all, whatever the exit status, not even about nonsense: turned away.
         return replies
 
@@ -151,9 +148,8 @@ class ControlClient:
         try:
             said = await run_program(program, environment, stdin=script)
         except TooMuchOutput:
-            raise FrontEndFailed(
-                f"the MPS daemon at {self.pipe_directory} answered more than {MAX_OUTPUT} bytes"
-            ) from None
+            what = f"answered more than {MAX_OUTPUT} bytes"
+            raise FrontEndFailed(f"the MPS daemon at {self.pipe_directory} {what}") from None
         except OSError as error:
             raise FrontEndFailed.of("noFrontEnd", program=program[0], why=error.strerror) from error
         return said.stdout, said.stderr.strip()

@@ -39,13 +39,10 @@ async def wait_until_ready(supervisor: Supervisor) -> None:
         return
     state = supervisor.state
     said = f"; its log ends: {' / '.join(supervisor.last_lines)}" if supervisor.last_lines else ""
-    raise NotReady(
-        f"the MPS daemon of {supervisor.device} is {state.phase}: {state.why or 'not Ready'}{said}",
-        remedy=f"read its log (`tail {supervisor.log_directory}/*.log`); a running agent goes on "
-        "restarting it"
-        if state.phase is not DaemonPhase.FAILED
-        else f"mend the cause; to restart it at once: `nodeagent mps restart {supervisor.device}`",
-    )
+    why, device = f"{state.phase}: {state.why or 'not Ready'}{said}", supervisor.device
+    if state.phase is DaemonPhase.FAILED:
+        raise NotReady.of("daemonFailed", device=device, why=why)
+    raise NotReady.of("daemonNotReady", device=device, why=why, logs=supervisor.log_directory)
 
 
 async def stop(supervisor: Supervisor) -> None:

@@ -136,9 +136,7 @@ def _not_known(found: Probe) -> StartError:
     else:
         why = "only root can find out"
         remedy = "run the agent as root, or name one user in the plan"
-    return StartError(
-        f"whether MPS here has a server for all users is not known: {why}", remedy=remedy
-    )
+    return StartError.of("multiUserUnknown", why=why, mend=remedy)
 
 
 # --- users ----------------------------------------------------------------------------------------

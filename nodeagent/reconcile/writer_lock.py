@@ -92,10 +92,7 @@ class WriterLock:
         known = holder.isdecimal()
         who = f"process {holder}" if known else "another process"
         stop = "`systemctl stop nodeagent`" + (f", or `kill {holder}`" if known else "")
-        return OtherWriter(
-            f"{who} already changes this node's GPUs (it holds {path})",
-            remedy=f"change the running agent's plan, or stop the agent first: {stop}",
-        )
+        return OtherWriter.of("otherWriter", who=who, path=path, stop=stop)
 
 
 @contextmanager

@@ -27,8 +27,6 @@ from nodeagent.structs import replace
 log = structlog.get_logger(__name__)
 
 DEVICE: Final = Path("/dev/kmsg")
-_REMEDY: Final = "give the agent CAP_SYSLOG, and in a pod the device /dev/kmsg"
-_UNTIL_THEN: Final = "until then XIDs are known only from NVML's events"
 _DRIVER = b"NVRM"  # what all lines of NVIDIA's driver begin with
 _RECORD = 16 * 1024  # bytes; the kernel's longest record has 8 KiB
 _AT_ONCE = 256  # records, so that a full ring does not block the event loop
@@ -148,15 +146,11 @@ def open_log(path: Path) -> int:
 
 
 def _unreadable(path: Path, why: str) -> NodeagentError:
-    return NodeagentError(f"{path} {why}", remedy=f"{_REMEDY}; {_UNTIL_THEN}")
+    return NodeagentError.of("kernelLogUnread", path=path, why=why)
 
 
 def _no_log(path: Path, kind: str) -> NodeagentError:
-    return NodeagentError(
-        f"{path} is {kind}, not the kernel's own log",
-        remedy=f"leave health.kernel_log at {DEVICE}: text logs, such as /var/log/kern.log or the "
-        f"journal, have no records to follow; {_UNTIL_THEN}",
-    )
+    return NodeagentError.of("noKernelLog", path=path, kind=kind, device=DEVICE)
 
 
 def _lines_of(record: bytes) -> list[str]:

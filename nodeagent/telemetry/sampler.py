@@ -306,11 +306,8 @@ async def _checked(reading: Coroutine[object, object, Sample]) -> Sample:
     except (DriverError, AssertionError, Postponed):
         raise
     except Exception as error:
-        raise DriverError(
-            f"an answer of the driver cannot be read: {type(error).__name__}: {error}",
-            name="Unreadable",
-            remedy="report this: the agent does not know this answer",
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise DriverError.of("unreadable", also={"name": "Unreadable"}, why=why) from error
 
 
 def _key(tier: Tier, index: int) -> str:

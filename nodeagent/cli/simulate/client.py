@@ -133,22 +133,11 @@ def _read_env(file: Path) -> dict[str, str]:
             text = opened.read(_MAX_FILE)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text"
-        raise UsageError(
-            f"{file} cannot be read: {reason}", remedy=_slots_in_words(file.parent)
-        ) from error
+        slots = ", ".join(sorted(file.stem for file in file.parent.glob("*.env")))
+        case = "otherSlots" if slots else "noSlots"
+        raise UsageError.of(case, file=file, why=reason, slots=slots) from error
     pairs = (row.partition("=") for row in text.splitlines() if row and not row.startswith("#"))
     return {name: value for name, equals, value in pairs if equals}
-
-
-def _slots_in_words(directory: Path) -> str:
-    """What could have been named instead."""
-    slots = sorted(file.stem for file in directory.glob("*.env"))
-    if slots:
-        return f"the slots there are {', '.join(slots)}"
-    return (
-        "an agent publishes one for each slot of a device with MPS: nodeagent mps status names "
-        "those devices; if the agent was given a --run-dir, give the same one here"
-    )
 
 
 def _owner(pipes: Path) -> int:

@@ -138,11 +138,8 @@ def _check_sensor(options: Namespace) -> None:
     if options.sensor is None or (options.figure is None) != options.clear:
         raise UsageError.of("sensorMissing")
     if not is_known(options.sensor):
-        raise UsageError(
-            f"no sensor is called {options.sensor!r}",
-            remedy=did_you_mean(options.sensor, NAMES)
-            or "nodeagent simulate sensor lists them all",
-        )
+        near = did_you_mean(options.sensor, NAMES) or "nodeagent simulate sensor lists them all"
+        raise UsageError(f"no sensor is called {options.sensor!r}", remedy=near)
 
 
 def _check_fault(options: Namespace) -> None:
@@ -155,7 +152,6 @@ def _check_fault(options: Namespace) -> None:
     from nodeagent.simulation.functions import FUNCTIONS
 
     if not fnmatch.filter(FUNCTIONS, options.function):
-        raise UsageError(
-            f"the simulated driver has no function {options.function!r}",
-            remedy=did_you_mean(options.function, FUNCTIONS) or "for example 'nvmlDevice*'",
-        )
+        near = did_you_mean(options.function, FUNCTIONS) or "for example 'nvmlDevice*'"
+        what = f"the simulated driver has no function {options.function!r}"
+        raise UsageError(what, remedy=near)

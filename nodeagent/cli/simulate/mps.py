@@ -72,10 +72,9 @@ def _value(knob: str, given: str | None) -> object:
     try:
         return _read(knob, given)
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{knob}: found {'nothing' if given is None else repr(given)}",
-            remedy=f"it takes {_TAKES.get(knob, 'no value')}",
-        ) from error
+        found = "nothing" if given is None else repr(given)
+        takes = f"it takes {_TAKES.get(knob, 'no value')}"
+        raise UsageError(f"{knob}: found {found}", remedy=takes) from error
 
 
 def _read(knob: str, given: str | None) -> object:

@@ -62,10 +62,7 @@ class InCluster:
         host = self.environ.get("KUBERNETES_SERVICE_HOST", "")
         port = self.environ.get("KUBERNETES_SERVICE_PORT", "")
         if not (host and port):
-            raise CredentialsUnusable(
-                "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set",
-                remedy="outside a pod, name a kubeconfig file",
-            )
+            raise CredentialsUnusable.of("notInCluster")
         token = _read(self.folder / "token").strip()
         authority = _read(self.folder / "ca.crt")
         if not token or not authority.strip():
@@ -90,10 +87,8 @@ class Kubeconfig:
             raise
         except Exception as error:  # noqa: BLE001 - a file, and a program's answer, can be anything
             # Its words may repeat a line of the file, and a token with it.
-            raise CredentialsUnusable(
-                f"{self.path} is not a usable kubeconfig ({type(error).__name__})",
-                remedy=f"try: kubectl --kubeconfig {self.path} version",
-            ) from None
+            why = type(error).__name__
+            raise CredentialsUnusable.of("noKubeconfig", path=self.path, why=why) from None
         if not endpoint.url:
             raise CredentialsUnusable(f"{self.path} names no server")
         return endpoint
@@ -151,8 +146,7 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         words = error.strerror if isinstance(error, OSError) else "not text"
-        remedy = "check kubernetes.kubeconfig, or the pod's service account"
-        raise CredentialsUnusable(f"{path} cannot be read: {words}", remedy=remedy) from error
+        raise CredentialsUnusable.of("credentialsUnread", path=path, why=words) from error
 
 
 # --- a kubeconfig ---------------------------------------------------------------------------------
@@ -166,11 +160,7 @@ def _read_kubeconfig(text: str, file: Kubeconfig) -> Endpoint:
     cluster = _named(document["clusters"], chosen["cluster"])["cluster"]
     user, folder = _user(document, chosen), file.path.parent
     if user.get("auth-provider"):
-        raise CredentialsUnusable(
-            f"the user in {file.path} has an `auth-provider`, which only kubectl knows",
-            remedy="give it a `tokenFile` with the answer of: kubectl create token nodeagent -n "
-            "nodeagent --bound-object-kind Node --bound-object-name NODE --duration 24h",
-        )
+        raise CredentialsUnusable.of("authProvider", path=file.path)
     if program := user.get("exec"):
         user = user | _answer(program, file.path)
     return _endpoint(cluster, user, folder)
@@ -198,10 +188,7 @@ def _answer(program: Any, path: Path) -> dict[str, Any]:
     except (AttributeError, LookupError, TypeError, ValueError):
         why = f"its answer is no ExecCredential of {version} with credentials"
     # What it printed may hold what is secret.
-    raise CredentialsUnusable(
-        f"the program {name} that {path} names for credentials fails: {why}",
-        remedy=f"try: kubectl --kubeconfig {path} version",
-    )
+    raise CredentialsUnusable.of("credentialsProgram", program=name, path=path, why=why)
 
 
 def _credentials(answer: Any, version: str) -> dict[str, Any]:

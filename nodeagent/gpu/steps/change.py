@@ -57,9 +57,7 @@ class Change(Struct, frozen=True):
     def require_time(self, what: str) -> None:
         """Raise DeadlineExceeded if it is too late for what cannot be undone: readings are old."""
         if time.monotonic() > self.until:
-            raise DeadlineExceeded(
-                f"{what} was given up, because the driver was too slow for the deadline"
-            )
+            raise DeadlineExceeded.of("givenUp", what=what)
 
     def require_fresh(self, *, looked: bool = True) -> None:
         """Call before the readings decide; raises StaleReadings."""
@@ -132,19 +130,12 @@ def mig_device(uuid: str) -> Device:
 
 def other_than_planned(found: str) -> DriverError:
     """The error of a device that is not what was planned for, or has not become it."""
-    return DriverError(
-        found,
-        name="NotAsPlanned",
-        remedy="run `nodeagent check`: it finds other programs that change this GPU",
-    )
+    return DriverError.of("otherThanPlanned", also={"name": "NotAsPlanned"}, found=found)
 
 
 def cannot_restore(what: str, device: str, why: str = "") -> NodeagentError:
     """A setting is not changed, because its original could not be restored."""
-    return NodeagentError(
-        f"the {what} of {device} is not known{why}, so it is not changed: it could not be restored",
-        remedy="read what `nvidia-smi -q` reports",
-    )
+    return NodeagentError.of("notRestorable", what=what, device=device, why=why)
 
 
 def in_use(why: str, *usages: Usage) -> GpuInUse:

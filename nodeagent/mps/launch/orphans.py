@@ -61,12 +61,8 @@ async def end_orphans(
     for daemon in daemons:
         # Without a server it has no client, and without a socket it never gets one.
         if served or daemon.uid not in users or await asyncio.to_thread(is_reachable, daemon):
-            raise OrphansLeft(
-                f"another MPS daemon (pid {daemon.pid}, user {daemon.uid}) already serves "
-                f"{pipe_directory}",
-                remedy=f"see who started it, and end it: `kill {daemon.pid}`",
-                processes=known,
-            )
+            also = {"processes": known}
+            raise OrphansLeft.of("otherDaemonHere", also=also, daemon=daemon, folder=pipe_directory)
     servers = tuple(dict.fromkeys((*daemons, *own, *known)))
     with ExitStack() as stack:
         held = _held(servers, stack)
@@ -75,11 +71,7 @@ async def end_orphans(
     if held:
         left = tuple(held.values())
         pids = ", ".join(str(server.pid) for server in left)
-        raise OrphansLeft(
-            f"an earlier daemon or its server does not end although it was killed: pid {pids}",
-            remedy="it probably waits for the driver: look at `dmesg | grep NVRM`, else reboot",
-            processes=left,
-        )
+        raise OrphansLeft.of("orphansStay", also={"processes": left}, pids=pids)
     return servers
 
 
@@ -90,13 +82,8 @@ def _insist_on_read(
     left = {(one.pid, one.start_time) for one in known}
     for one in processes:
         if not one.program and (one.pid, one.start_time) not in left:
-            raise OrphansLeft(
-                f"whether pid {one.pid} (user {one.uid}) is an earlier MPS daemon or server of "
-                f"{pipe_directory} is not known: its memory is locked up in the kernel",
-                remedy=f"end it: `kill -9 {one.pid}`; where it stays, it probably waits for the "
-                "driver: look at `dmesg | grep NVRM`, else reboot",
-                processes=known,
-            )
+            also = {"processes": known}
+            raise OrphansLeft.of("orphanUnread", also=also, one=one, folder=pipe_directory)
 
 
 def _users(spec: DaemonSpec) -> frozenset[int]:
@@ -159,12 +146,7 @@ def _is_there(server: MpsProcess, processes: Iterable[MpsProcess]) -> bool:
 
 
 def _not_known(server: MpsProcess, why: str, processes: Iterable[MpsProcess]) -> OrphansLeft:
-    return OrphansLeft(
-        f"whether pid {server.pid}, of an earlier daemon, has ended is not known: {why}",
-        remedy="where it stays so, restart the agent (`systemctl restart nodeagent`, or delete its "
-        "pod); daemons go on meanwhile",
-        processes=processes,
-    )
+    return OrphansLeft.of("orphanUnknown", also={"processes": processes}, pid=server.pid, why=why)
 
 
 def _reap(pid: int) -> None:

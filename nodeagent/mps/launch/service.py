@@ -22,11 +22,6 @@ _PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # its other ones: with hostPID the process numbers are the host's already.
 _TO_THE_HOST = ("nsenter", "--target", "1", "--mount", "--")
 
-_NO_SYSTEMD = "see whether systemd runs here, or set mps.launch to child"
-_NO_HOST = (
-    "run the agent privileged and with hostPID on a host with systemd, or set mps.launch to child"
-)
-
 
 class UnitState(Struct, frozen=True):
     """What systemd says of a unit. `result` and `status` are of its last main process."""
@@ -149,10 +144,8 @@ class ServiceLauncher(Launcher):
             status = (await self._show(unit)).status
             await self._forget(unit)
             reason = f" ({_EXIT_STATUSES[status]})" if status in _EXIT_STATUSES else ""
-            raise StartError(
-                f"systemd-run: {_first_line(done.stderr) or f'status {done.status}'}{reason}",
-                remedy=f"look at `journalctl -u {unit}` on the node",
-            )
+            why = f"{_first_line(done.stderr) or f'status {done.status}'}{reason}"
+            raise StartError.of("systemdRun", why=why, unit=unit)
 
     async def _started(self, unit: str, spec: DaemonSpec) -> DaemonProcess:
         while True:
@@ -191,11 +184,8 @@ class ServiceLauncher(Launcher):
         try:
             return read_state(done.stdout)
         except (KeyError, ValueError):
-            raise StartError(
-                f"systemctl: "
-                f"{_first_line(done.stderr) or f'status {done.status}, {done.stdout[:200]!r}'}",
-                remedy=_NO_HOST if self.host else _NO_SYSTEMD,
-            ) from None
+            said = _first_line(done.stderr) or f"status {done.status}, {done.stdout[:200]!r}"
+            raise self._unusable(f"systemctl: {said}") from None
 
     async def _forget(self, unit: str) -> None:
         """Have systemd free the name of a unit that failed, if there is one."""
@@ -210,10 +200,11 @@ class ServiceLauncher(Launcher):
         try:
             return await run_program(command, environment)
         except OSError as error:
-            raise StartError(
-                f"{command[0]} cannot be run: {error.strerror}",
-                remedy=_NO_HOST if self.host else _NO_SYSTEMD,
-            ) from error
+            raise self._unusable(f"{command[0]} cannot be run: {error.strerror}") from error
+
+    def _unusable(self, why: str) -> StartError:
+        case = "noHost" if self.host else "noSystemd"
+        return StartError.of(case, why=why)
 
 
 def unit_of(spec: DaemonSpec) -> str:
