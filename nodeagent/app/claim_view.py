@@ -14,12 +14,7 @@ from nodeagent.claims.reporting.device_reports import DeviceHealth, device_statu
 from nodeagent.claims.reporting.overview import ClaimFacts, served_claims
 from nodeagent.claims.serving.attempts import Attempt, Attempts
 from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.cluster.claim_publishers import (
-    ClaimEventPublisher,
-    ClaimStatus,
-    ClaimStatusPublisher,
-    Recent,
-)
+from nodeagent.cluster import claim_publishers
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.observed import ObservedNode
@@ -105,12 +100,12 @@ class ClaimReports:
     """
 
     def __init__(
-        self, access: ClusterAccess, node: str, recent: Recent, event_log: EventLog
+        self, access: ClusterAccess, node: str, recent: claim_publishers.Recent, event_log: EventLog
     ) -> None:
         self._event_log = event_log
         self._history = ClaimHistory()
-        self._events = ClaimEventPublisher(access, node, recent=recent)
-        self._status = ClaimStatusPublisher(access, recent=recent)
+        self._events = claim_publishers.ClaimEventPublisher(access, node, recent=recent)
+        self._status = claim_publishers.ClaimStatusPublisher(access, recent=recent)
         self._shown: set[str] = set()  # uids of claims that were ready
 
     def observe(
@@ -132,7 +127,9 @@ class ClaimReports:
         shown = [one for one in records if one.phase in ready or one.uid in self._shown]
         self._shown = {one.uid for one in shown}
         self._status.publish(
-            ClaimStatus(one.namespace, one.name, one.uid, device_statuses(one, known))
+            claim_publishers.ClaimStatus(
+                one.namespace, one.name, one.uid, device_statuses(one, known)
+            )
             for one in shown
         )
 

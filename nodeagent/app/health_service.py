@@ -22,17 +22,10 @@ from nodeagent.errors import NodeagentError
 from nodeagent.gpu import kernel
 from nodeagent.gpu.event_listener import Event
 from nodeagent.gpu.kernel import gpu_addresses
-from nodeagent.health import fencing
+from nodeagent.health import fencing, readings
 from nodeagent.health.evaluate import Evaluation, evaluate
 from nodeagent.health.fencing import Fences
 from nodeagent.health.findings import Moment
-from nodeagent.health.readings import (
-    Answer,
-    GpuReading,
-    InstanceReading,
-    NodeReading,
-    XidEvent,
-)
 from nodeagent.health.reporting import events
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_file import health_file
@@ -186,10 +179,10 @@ class HealthService:
         if reading is not None:
             self.take(reading)
 
-    def take_listener(self, answer: Answer) -> None:
+    def take_listener(self, answer: readings.Answer) -> None:
         self.take(replace(self._reading(), listener=answer))
 
-    def take(self, reading: NodeReading) -> None:
+    def take(self, reading: readings.NodeReading) -> None:
         """Judge what was read, just now. Takes milliseconds."""
         foreign = tuple(event for event in reading.events if not self._own_changes.caused(event))
         self._evaluate(replace(reading, events=foreign))
@@ -197,12 +190,12 @@ class HealthService:
     def observed_node(self, observed: ObservedNode) -> None:
         """The node was observed: which GPUs there are, where they are, and their instances."""
         gpus = tuple(
-            GpuReading(
+            readings.GpuReading(
                 gpu.uuid,
                 gpu.index,
                 gpu.pci_bus_id,
                 mig=gpu.in_mig_mode,
-                instances=tuple(InstanceReading(i.id, i.placement) for i in gpu.instances),
+                instances=tuple(readings.InstanceReading(i.id, i.placement) for i in gpu.instances),
             )
             for gpu in observed.gpus
             if gpu.access is Access.OK and gpu.uuid
@@ -213,9 +206,9 @@ class HealthService:
             self._evaluate(replace(self._reading(), gpus=gpus))
             self._addresses_known.set()
 
-    def _reading(self) -> NodeReading:
+    def _reading(self) -> readings.NodeReading:
         """A reading of this moment in which nothing came in."""
-        return NodeReading(self._now(), self._boot_id)
+        return readings.NodeReading(self._now(), self._boot_id)
 
     # --- what the agent itself does ---------------------------------------------------------------
 
@@ -252,7 +245,7 @@ class HealthService:
         recent = (f for f in self.state.findings if f.last.uptime >= since)
         return fencing.held_calls(recent)
 
-    def _evaluate(self, reading: NodeReading, *, quietly: bool = False) -> None:
+    def _evaluate(self, reading: readings.NodeReading, *, quietly: bool = False) -> None:
         observed = self._observation.node or ObservedNode()
         evaluation = evaluate(self.state, reading, self._xids, observed)
         first_read = _read_gpus(evaluation.state) != _read_gpus(self.state)
@@ -279,7 +272,7 @@ class HealthService:
             hit = f" It hit {', '.join(event.pods)}." if event.pods else ""
             self._events.add(EventType(event.reason), f"{event.message}{hit}", gpu=event.gpu)
 
-    def _where(self, event: XidEvent) -> dict[str, str]:
+    def _where(self, event: readings.XidEvent) -> dict[str, str]:
         """The GPU's UUID and PCI address. A source gives one of them, the readings the other."""
         past = self.state.gpus.get(event.gpu)
         where = {"gpu": event.gpu, "pci": past.pci_bus_id if past else event.pci}

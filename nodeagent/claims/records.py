@@ -23,12 +23,7 @@ from nodeagent.claims.model import UID, ClaimRecord
 from nodeagent.claims.offering.planned import beside_claims
 from nodeagent.claims.parts import reserved_on
 from nodeagent.errors import NodeagentError
-from nodeagent.files.state import (
-    StateFormat,
-    StateUnusable,
-    read_state,
-    write_state,
-)
+from nodeagent.files import state
 from nodeagent.gpu.kernel import boot_id
 from nodeagent.plan.desired import DesiredGpu, Reserved
 from nodeagent.plan.observed import Gpu
@@ -88,7 +83,7 @@ def write_record(folder: Path, record: ClaimRecord) -> None:
     path = _path(folder, record.uid)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_state(path, _FORMAT, record)
+        state.write_state(path, _FORMAT, record)
     except OSError as error:
         raise _not_kept(path, f"of {record.title} cannot be kept", error) from error
 
@@ -144,8 +139,8 @@ def _records(folder: Path, uids: list[str]) -> Iterator[ClaimRecord | Unreadable
     for uid in uids:
         path = _path(folder, uid)
         try:
-            record = read_state(path, _FORMAT)
-        except StateUnusable as error:
+            record = state.read_state(path, _FORMAT)
+        except state.StateUnusable as error:
             yield UnreadableRecord(path, uid, error.reason, _gpus_of_newer(error.newer))
             continue
         if record is not None and record.uid != uid:
@@ -196,7 +191,7 @@ def _gpus_of_newer(content: bytes | None) -> frozenset[str] | None:
         return None
 
 
-_FORMAT: StateFormat[ClaimRecord] = StateFormat("claim", 1, MAX_BYTES, _encode, _decode)
+_FORMAT: state.StateFormat[ClaimRecord] = state.StateFormat("claim", 1, MAX_BYTES, _encode, _decode)
 
 
 # --- in memory ------------------------------------------------------------------------------------

@@ -24,22 +24,17 @@ from msgspec import to_builtins
 from nodeagent.claims.reporting.claim_news import MISMATCH, ClaimNews
 from nodeagent.claims.reporting.device_reports import dated, shown_statuses
 from nodeagent.claims.serving.claim_object import ClaimObject, ShownDevice, read_claim
+from nodeagent.cluster import events
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import time_text
-from nodeagent.cluster.events import (
-    EventIntervals,
-    EventPublisher,
-    NodeEvent,
-    ObjectReference,
-)
 from nodeagent.cluster.keeper import Keeper, WriteIntervals
 from nodeagent.pacing import RateLimit
 
 log = structlog.get_logger(__name__)
 
 # Pods come and go in dozens: each has two Events when it begins and two when it ends.
-INTERVALS: Final = EventIntervals(interval=0.5, burst=100, known=512, waiting=512)
+INTERVALS: Final = events.EventIntervals(interval=0.5, burst=100, known=512, waiting=512)
 _SAME: Final = 60.0  # seconds
 _MAX_WAITING: Final = 256
 _MAX_PODS: Final = 16  # of one claim
@@ -60,12 +55,12 @@ class ClaimEventPublisher:
         node: str,
         *,
         recent: Recent = lambda _: None,
-        intervals: EventIntervals = INTERVALS,
+        intervals: events.EventIntervals = INTERVALS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._access = access
         self._recent = recent
-        self._events = EventPublisher(access, node, intervals=intervals)
+        self._events = events.EventPublisher(access, node, intervals=intervals)
         self._clock = clock
         self._limit = RateLimit(_SAME, most_keys=1024)
         self._waiting: asyncio.Queue[ClaimNews] = asyncio.Queue(_MAX_WAITING)
@@ -88,12 +83,12 @@ class ClaimEventPublisher:
             news = await self._waiting.get()
             kind: Literal["Normal", "Warning"] = "Warning" if news.is_warning else "Normal"
             for about in await self._concerned(news):
-                self._events.publish(NodeEvent(kind, news.reason, news.message, about))
+                self._events.publish(events.NodeEvent(kind, news.reason, news.message, about))
 
-    async def _concerned(self, news: ClaimNews) -> list[ObjectReference]:
+    async def _concerned(self, news: ClaimNews) -> list[events.ObjectReference]:
         """The claim and its pods, or the claim alone where the API server does not say."""
         group = "resource.k8s.io/v1"
-        claim = ObjectReference(group, "ResourceClaim", news.namespace, news.name, news.uid)
+        claim = events.ObjectReference(group, "ResourceClaim", news.namespace, news.name, news.uid)
         known = self._recent((news.namespace, news.name)) if news.reason != MISMATCH else None
         if known is None:
             request = requests.get_claim(news.namespace, news.name)
@@ -104,7 +99,7 @@ class ClaimEventPublisher:
         pods = known.pods[:_MAX_PODS] if known and known.uid == news.uid else ()
         return [
             claim,
-            *(ObjectReference("v1", "Pod", news.namespace, name, uid) for name, uid in pods),
+            *(events.ObjectReference("v1", "Pod", news.namespace, name, uid) for name, uid in pods),
         ]
 
 

@@ -16,15 +16,8 @@ import structlog
 from msgspec.json import Decoder
 
 from nodeagent.claims.names import is_own
+from nodeagent.claims.offering import resource_slices
 from nodeagent.claims.offering.pool_offer import PoolOffer
-from nodeagent.claims.offering.resource_slices import (
-    Dropped,
-    NodeReference,
-    UnreadableSlice,
-    compare,
-    read_offer,
-    slice_diff,
-)
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.faults import ClusterFault
@@ -114,7 +107,7 @@ class SlicePublisher:
     def __init__(
         self,
         access: ClusterAccess,
-        node: NodeReference,
+        node: resource_slices.NodeReference,
         *,
         watches: WatchIntervals = WATCHES,
         writes: WriteIntervals = WRITES,
@@ -125,7 +118,7 @@ class SlicePublisher:
         self._keeps_taints = True
         self._offers: dict[str, PoolOffer] | None = None  # by pool; None before `publish`
         self._due: set[str] = set()  # pools that have to be compared with what is there
-        self._lost: dict[str, Dropped] = {}  # what the server did not keep, by pool
+        self._lost: dict[str, resource_slices.Dropped] = {}  # what the server did not keep, by pool
         self._listed = asyncio.Event()
         self._reflector = Reflector(
             access,
@@ -221,21 +214,21 @@ class SlicePublisher:
     async def read_again(self) -> None:
         await self._reflector.list()
 
-    async def _write_all(self, offer: PoolOffer) -> list[Dropped]:
+    async def _write_all(self, offer: PoolOffer) -> list[resource_slices.Dropped]:
         """Write the slices of a pool as offered; return what the server dropped of them."""
         found = [one.body for one in self._own_slices() if one.pool == offer.pool]
         # In a thread: those of a GPU take ten milliseconds to compare.
-        diff = await asyncio.to_thread(slice_diff, offer, found, self._node)
+        diff = await asyncio.to_thread(resource_slices.slice_diff, offer, found, self._node)
         for name in diff.delete:
             await self._delete(name)
-        lost: list[Dropped] = []
+        lost: list[resource_slices.Dropped] = []
         for body in diff.write:
             lost += await self._write(dict(body))
             if any(one.path.endswith(_COUNTERS) for one in lost):
                 await self._withdraw(offer.pool, lost)
         return lost
 
-    async def _write(self, body: JsonObject) -> Sequence[Dropped]:
+    async def _write(self, body: JsonObject) -> Sequence[resource_slices.Dropped]:
         name = str(body["metadata"]["name"])
         before = self._reflector.objects.get(name)
         if "resourceVersion" not in body["metadata"]:
@@ -247,14 +240,16 @@ class SlicePublisher:
                 raise faults.WriteConflict(fault.message) from fault
         self._reflector.learn(answer, before)
         version = {"resourceVersion": answer.resource_version}
-        return compare({**body, "metadata": {**body["metadata"], **version}}, answer.body)
+        return resource_slices.compare(
+            {**body, "metadata": {**body["metadata"], **version}}, answer.body
+        )
 
     async def _delete(self, name: str) -> None:
         with suppress(faults.ObjectMissing):
             await self._access.send(requests.delete_slice(name))
         self._reflector.forget(name)
 
-    async def _withdraw(self, pool: str, lost: Sequence[Dropped]) -> NoReturn:
+    async def _withdraw(self, pool: str, lost: Sequence[resource_slices.Dropped]) -> NoReturn:
         """Delete the pool's slices: devices without counters could all be allocated at once."""
         for one in self._own_slices():
             if one.pool == pool:
@@ -288,8 +283,8 @@ def _readable_offers(slices: Iterable[PublishedSlice]) -> Iterator[PoolOffer]:
         pools.setdefault(one.pool, []).append(one.body)
     for pool, found in pools.items():
         try:
-            offer = read_offer(found)
-        except UnreadableSlice as error:
+            offer = resource_slices.read_offer(found)
+        except resource_slices.UnreadableSlice as error:
             log.warning("published slices are not gone on from", pool=pool, why=error.message)
             continue
         if offer:

@@ -7,20 +7,7 @@ of bytes is refused.
 
 import re
 
-from nodeagent.documents.grammar import (
-    DocumentValue,
-    Given,
-    JsonSchema,
-    Key,
-    Rule,
-    flag,
-    form,
-    map_of,
-    scalar,
-    then,
-    whole,
-    word,
-)
+from nodeagent.documents import grammar
 from nodeagent.plan.desired import MpsEntry, Replicas, ShareEntry, Shares
 from nodeagent.text import quote
 
@@ -34,7 +21,7 @@ _USER = r"([0-9]{1,10})(?::([0-9]{1,10}))?|[A-Za-z_][A-Za-z0-9_.@-]{0,62}\$?"
 # --- values -----------------------------------------------------------------------------------
 
 
-def _memory(place: DocumentValue) -> int:
+def _memory(place: grammar.DocumentValue) -> int:
     value = place.value
     if isinstance(value, float) and value.is_integer():  # 1e9
         value = int(value)
@@ -48,7 +35,7 @@ def _memory(place: DocumentValue) -> int:
         raise place.refuse(f"found {quote(value)}: {error}", remedy=remedy) from error
 
 
-MEMORY = Rule(
+MEMORY = grammar.Rule(
     _memory,
     {
         "anyOf": [
@@ -59,7 +46,7 @@ MEMORY = Rule(
 )
 
 
-def _user(place: DocumentValue) -> str:
+def _user(place: grammar.DocumentValue) -> str:
     value = place.value
     match = re.fullmatch(_USER, str(value)) if type(value) in (int, str) else None
     if match is None:
@@ -70,7 +57,7 @@ def _user(place: DocumentValue) -> str:
     return ":".join(map(str, ids)) or str(value)
 
 
-_USER_RULE = Rule(
+_USER_RULE = grammar.Rule(
     _user,
     {
         "anyOf": [
@@ -83,8 +70,8 @@ _USER_RULE = Rule(
 
 # --- maps -------------------------------------------------------------------------------------
 
-_PERCENT = then(
-    scalar(
+_PERCENT = grammar.then(
+    grammar.scalar(
         lambda value: type(value) in (int, float) and 0 < value <= 100,
         "a number of percent, more than 0 and at most 100",
         {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
@@ -92,24 +79,26 @@ _PERCENT = then(
     lambda _, value: float(value),
 )
 _LIMITS = (
-    Key("memory", MEMORY, "device memory that a client may use, a quantity such as 8Gi"),
-    Key("threads", _PERCENT, "share of the device's threads that a client may use, in percent"),
+    grammar.Key("memory", MEMORY, "device memory that a client may use, a quantity such as 8Gi"),
+    grammar.Key(
+        "threads", _PERCENT, "share of the device's threads that a client may use, in percent"
+    ),
 )
-_CLIENTS = whole(1, MAX_CLIENTS)
+_CLIENTS = grammar.whole(1, MAX_CLIENTS)
 
 
-def _share(place: DocumentValue, given: Given) -> ShareEntry:
+def _share(place: grammar.DocumentValue, given: grammar.Given) -> ShareEntry:
     name = str(place.path[-1])
     return ShareEntry(name, given["count"], given["memory"], given["threads"], place.path_below())
 
 
-def _any_clients(place: DocumentValue, given: Given) -> Shares:
+def _any_clients(place: grammar.DocumentValue, given: grammar.Given) -> Shares:
     """One share for any number of clients."""
     share = _share(place, {"count": None, **given})
     return Shares((share,), share.path)
 
 
-def _check_share_name(place: DocumentValue, name: str) -> None:
+def _check_share_name(place: grammar.DocumentValue, name: str) -> None:
     if not re.fullmatch(_SHARE_NAME, name):
         raise place.refuse(
             f"found {quote(name)}, expected a name of at most 63 small letters, digits and -",
@@ -118,7 +107,7 @@ def _check_share_name(place: DocumentValue, name: str) -> None:
         )
 
 
-def _mps(place: DocumentValue, given: Given) -> MpsEntry:
+def _mps(place: grammar.DocumentValue, given: grammar.Given) -> MpsEntry:
     kinds = ("shares", "replicas", "clients")
     found = [kind for kind in kinds if given[kind] is not None]
     if len(found) != 1:
@@ -137,11 +126,15 @@ def _mps(place: DocumentValue, given: Given) -> MpsEntry:
 
 
 _KEYS = (
-    Key(
+    grammar.Key(
         "shares",
-        then(
-            map_of(
-                form(Key("count", _CLIENTS, "how many clients", default=1), *_LIMITS, build=_share),
+        grammar.then(
+            grammar.map_of(
+                grammar.form(
+                    grammar.Key("count", _CLIENTS, "how many clients", default=1),
+                    *_LIMITS,
+                    build=_share,
+                ),
                 _check_share_name,
                 key_pattern=f"^({_SHARE_NAME})$",
                 least=1,
@@ -150,43 +143,45 @@ _KEYS = (
         ),
         "different limits for different clients, each kind under a name",
     ),
-    Key(
+    grammar.Key(
         "replicas",
-        then(_CLIENTS, lambda place, count: Replicas(count, place.path_below())),
+        grammar.then(_CLIENTS, lambda place, count: Replicas(count, place.path_below())),
         "so many clients with equal shares of memory and threads",
     ),
-    Key(
+    grammar.Key(
         "clients",
-        form(*_LIMITS, build=_any_clients),
+        grammar.form(*_LIMITS, build=_any_clients),
         "the same limits for every client, however many there are",
     ),
-    Key(
+    grammar.Key(
         "user",
         _USER_RULE,
         "uid, uid:gid or name that daemon, servers and clients run as; any: clients of every user",
     ),
-    Key(
+    grammar.Key(
         "enforce",
-        word("report", "terminate"),
+        grammar.word("report", "terminate"),
         "what happens to a client beyond its limits",
         default="report",
     ),
-    Key(
+    grammar.Key(
         "oversubscribe",
-        flag(),
+        grammar.flag(),
         "whether the shares may add up to more than the device has",
         default=False,
     ),
 )
-_TOGETHER = Key(
+_TOGETHER = grammar.Key(
     "together",
-    flag(),
+    grammar.flag(),
     "whether the entry's GPUs have one daemon, so that a client can use all of them",
     default=False,
 )
-_ONE_OF: JsonSchema = {"oneOf": [{"required": [key]} for key in ("shares", "replicas", "clients")]}
-MPS = form(*_KEYS, build=_mps, constraints=_ONE_OF)  # of one device
-MPS_OF_GPUS = form(*_KEYS, _TOGETHER, build=_mps, constraints=_ONE_OF)
+_ONE_OF: grammar.JsonSchema = {
+    "oneOf": [{"required": [key]} for key in ("shares", "replicas", "clients")]
+}
+MPS = grammar.form(*_KEYS, build=_mps, constraints=_ONE_OF)  # of one device
+MPS_OF_GPUS = grammar.form(*_KEYS, _TOGETHER, build=_mps, constraints=_ONE_OF)
 
 
 # --- quantities -------------------------------------------------------------------------------

@@ -4,24 +4,8 @@ All of it that needs no hardware is checked here; its JSON Schema, for editors a
 a plan reaches a node, is made of the same rules.
 """
 
+from nodeagent.documents import grammar
 from nodeagent.documents.bounded_yaml import Tree
-from nodeagent.documents.grammar import (
-    DocumentValue,
-    Given,
-    JsonSchema,
-    Key,
-    by_kind,
-    flag,
-    form,
-    list_of,
-    map_of,
-    read_with,
-    shared_by,
-    text,
-    then,
-    whole,
-    word,
-)
 from nodeagent.documents.mps import MPS, MPS_OF_GPUS
 from nodeagent.documents.terms import (
     DEVICE,
@@ -33,17 +17,7 @@ from nodeagent.documents.terms import (
     hint_devices,
     layout_of_counts,
 )
-from nodeagent.plan.desired import (
-    DeviceSelector,
-    InstanceEntry,
-    MigDisabled,
-    MigEnabled,
-    MigEntry,
-    MigLayout,
-    PlanDocument,
-    PlanEntry,
-    WhenInUse,
-)
+from nodeagent.plan import desired
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.problems import Code
 from nodeagent.structs import replace
@@ -52,15 +26,15 @@ from nodeagent.text import did_you_mean, quote
 MAX_START = 63  # memory slices; cards have at most 12
 
 
-def read_plan(tree: Tree, digest: str) -> PlanDocument:
+def read_plan(tree: Tree, digest: str) -> desired.PlanDocument:
     """The plan in `tree`; raises DocumentError with every fault."""
-    return replace(read_with(PLAN, tree.value, tree.findings()), digest=digest)
+    return replace(grammar.read_with(PLAN, tree.value, tree.findings()), digest=digest)
 
 
 # --- mig --------------------------------------------------------------------------------------
 
 
-def _instance(place: DocumentValue, given: Given) -> InstanceEntry:
+def _instance(place: grammar.DocumentValue, given: grammar.Given) -> desired.InstanceEntry:
     name = ProfileName.parse(given["profile"])
     start, count = given["start"], given["count"]
     if start is not None and count * name.compute > name.slices:
@@ -72,7 +46,7 @@ def _instance(place: DocumentValue, given: Given) -> InstanceEntry:
             slices=name.slices,
             below=("count",),
         )
-    return InstanceEntry(
+    return desired.InstanceEntry(
         profile=given["profile"],
         count=count,
         path=place.path_below(),
@@ -81,25 +55,31 @@ def _instance(place: DocumentValue, given: Given) -> InstanceEntry:
     )
 
 
-_COUNT = whole(1, MAX_INSTANCES)
+_COUNT = grammar.whole(1, MAX_INSTANCES)
 
-_INSTANCE = form(
-    Key("profile", PROFILE, "a profile such as 3g.40gb, 1g.10gb+me or 1c.3g.40gb", required=True),
-    Key("count", _COUNT, "how many instances", default=1),
-    Key("start", whole(0, MAX_START), "first memory slice; without it, any that is free"),
-    Key("mps", MPS, "MPS on each of these instances"),
+_INSTANCE = grammar.form(
+    grammar.Key(
+        "profile", PROFILE, "a profile such as 3g.40gb, 1g.10gb+me or 1c.3g.40gb", required=True
+    ),
+    grammar.Key("count", _COUNT, "how many instances", default=1),
+    grammar.Key(
+        "start", grammar.whole(0, MAX_START), "first memory slice; without it, any that is free"
+    ),
+    grammar.Key("mps", MPS, "MPS on each of these instances"),
     build=_instance,
 )
 
 
-def _mode(place: DocumentValue, mode: str) -> MigEntry:
+def _mode(place: grammar.DocumentValue, mode: str) -> desired.MigEntry:
     path = place.path_below()
-    return MigDisabled(path) if mode == "disabled" else MigEnabled(path)
+    return desired.MigDisabled(path) if mode == "disabled" else desired.MigEnabled(path)
 
 
-def _instances(place: DocumentValue, instances: list[InstanceEntry]) -> MigLayout:
+def _instances(
+    place: grammar.DocumentValue, instances: list[desired.InstanceEntry]
+) -> desired.MigLayout:
     check_total(place, sum(instance.count for instance in instances))
-    return MigLayout(tuple(instances), place.path_below())
+    return desired.MigLayout(tuple(instances), place.path_below())
 
 
 def _hint_mig(value: object) -> str:
@@ -115,11 +95,13 @@ def _hint_mig(value: object) -> str:
     return f"write {{{value}: 1}}"
 
 
-_MIG = by_kind(
+_MIG = grammar.by_kind(
     {
-        str: then(word("disabled", "enabled"), _mode),
-        dict: then(map_of(_COUNT, check_profile, key_pattern=PROFILE_PATTERN), layout_of_counts),
-        list: then(list_of(_INSTANCE), _instances),
+        str: grammar.then(grammar.word("disabled", "enabled"), _mode),
+        dict: grammar.then(
+            grammar.map_of(_COUNT, check_profile, key_pattern=PROFILE_PATTERN), layout_of_counts
+        ),
+        list: grammar.then(grammar.list_of(_INSTANCE), _instances),
     },
     "disabled, enabled, a map of profile: count, or a list of instances",
     _hint_mig,
@@ -129,8 +111,10 @@ _MIG = by_kind(
 # --- entries ----------------------------------------------------------------------------------
 
 
-def _each_once(place: DocumentValue, devices: list[DeviceSelector]) -> list[DeviceSelector]:
-    seen: dict[int | str, DeviceSelector] = {}
+def _each_once(
+    place: grammar.DocumentValue, devices: list[desired.DeviceSelector]
+) -> list[desired.DeviceSelector]:
+    seen: dict[int | str, desired.DeviceSelector] = {}
     for position, device in enumerate(devices):
         first = seen.setdefault(device.device, device)
         if first is not device:
@@ -143,22 +127,22 @@ def _each_once(place: DocumentValue, devices: list[DeviceSelector]) -> list[Devi
     return devices
 
 
-def _named(device: DeviceSelector) -> str:
+def _named(device: desired.DeviceSelector) -> str:
     """Name a device as it was written: an index without quotes."""
     return device.text if isinstance(device.device, int) else quote(device.text)
 
 
-_DEVICES = by_kind(
-    {str: word("all"), list: then(list_of(DEVICE, least=1), _each_once)},
+_DEVICES = grammar.by_kind(
+    {str: grammar.word("all"), list: grammar.then(grammar.list_of(DEVICE, least=1), _each_once)},
     "all, or a list of indices, UUIDs and PCI addresses",
     hint_devices,
 )
 
 
-TIME_SLICE = word("default", "short", "medium", "long")
+TIME_SLICE = grammar.word("default", "short", "medium", "long")
 
 
-def refuse_two_ways(place: DocumentValue, given: Given) -> None:
+def refuse_two_ways(place: grammar.DocumentValue, given: grammar.Given) -> None:
     """Refuse mps beside timeSlice."""
     if given["mps"] and given["timeSlice"]:
         raise place.refused("mpsAndTimeSlice", below=("timeSlice",), of_key=True)
@@ -167,7 +151,7 @@ def refuse_two_ways(place: DocumentValue, given: Given) -> None:
 _SAYS = ("mig", "mps", "timeSlice", "share")  # one of them at least
 
 
-def _check_share(place: DocumentValue, given: Given) -> None:
+def _check_share(place: grammar.DocumentValue, given: grammar.Given) -> None:
     """Refuse a way in which claims share the GPU beside what leaves none of it to share."""
     share = given["share"]
     if share in (None, "off"):
@@ -179,19 +163,19 @@ def _check_share(place: DocumentValue, given: Given) -> None:
         raise place.refused("shareBeside", share=share, other=beside, below=("share",), of_key=True)
 
 
-def _shared_beside(key: str, *but: str) -> JsonSchema:
+def _shared_beside(key: str, *but: str) -> grammar.JsonSchema:
     """What `_check_share` refuses: share without these words beside the key."""
     properties = {"share": {"not": {"enum": list(but)}}}
     return {"required": ["share", key], "properties": properties}
 
 
-def _entry(place: DocumentValue, given: Given) -> PlanEntry:
+def _entry(place: grammar.DocumentValue, given: grammar.Given) -> desired.PlanEntry:
     refuse_two_ways(place, given)
     if not any(given[key] for key in _SAYS):
         raise place.refused("emptyEntry")
     _check_share(place, given)
     devices = given["devices"]
-    return PlanEntry(
+    return desired.PlanEntry(
         path=place.path_below(),
         devices=None if devices == "all" else tuple(devices),
         devices_path=place.path_below("devices"),
@@ -199,46 +183,50 @@ def _entry(place: DocumentValue, given: Given) -> PlanEntry:
         mig=given["mig"],
         mps=given["mps"],
         time_slice=given["timeSlice"],
-        when_in_use=WhenInUse(given["whenInUse"]),
+        when_in_use=desired.WhenInUse(given["whenInUse"]),
         dra=given["dra"],
         share=given["share"],
     )
 
 
-_ENTRY = form(
-    Key("devices", _DEVICES, "all, or a list of indices, UUIDs, PCI addresses", required=True),
-    Key(
+_ENTRY = grammar.form(
+    grammar.Key(
+        "devices", _DEVICES, "all, or a list of indices, UUIDs, PCI addresses", required=True
+    ),
+    grammar.Key(
         "model",
-        text(r"[^\n]{1,128}", "a glob on the product name, such as *H100*"),
+        grammar.text(r"[^\n]{1,128}", "a glob on the product name, such as *H100*"),
         "glob on the product name, in addition to devices",
     ),
-    Key(
+    grammar.Key(
         "mig",
         _MIG,
         "disabled: MIG mode off; enabled: MIG mode on, instances left as they are; a map of "
         "profile: count, or a list of instances: MIG mode on with exactly these",
     ),
-    Key("mps", MPS_OF_GPUS, "MPS on the GPU; beside a MIG layout, on each instance without mps"),
-    Key(
+    grammar.Key(
+        "mps", MPS_OF_GPUS, "MPS on the GPU; beside a MIG layout, on each instance without mps"
+    ),
+    grammar.Key(
         "timeSlice",
         TIME_SLICE,
         "how long a process runs before the next one's turn",
     ),
-    Key(
+    grammar.Key(
         "whenInUse",
-        word("wait", "evict"),
+        grammar.word("wait", "evict"),
         "what to do about users of what must go: wait for them, or evict their pods",
         default="wait",
     ),
-    Key(
+    grammar.Key(
         "dra",
-        flag(),
+        grammar.flag(),
         "whether MIG devices are made for claims (DRA) where the entry leaves room",
         default=True,
     ),
-    Key(
+    grammar.Key(
         "share",
-        shared_by(),
+        grammar.shared_by(),
         "how claims share the GPU, or its MIG devices: off; memory: so much memory and threads as "
         "each requests, held to it by MPS; a number: one of so many equal parts; time: by turns. "
         "Without it as the settings dra.share and dra.share_mig say",
@@ -260,29 +248,29 @@ _ENTRY = form(
 # --- the document -----------------------------------------------------------------------------
 
 
-PLAN = form(
-    Key("version", word("v1"), "v1", required=True),
-    Key(
+PLAN = grammar.form(
+    grammar.Key("version", grammar.word("v1"), "v1", required=True),
+    grammar.Key(
         "gpus",
-        list_of(_ENTRY),
+        grammar.list_of(_ENTRY),
         "a list of entries, read in order; GPUs that none of them names are not touched",
         required=True,
     ),
-    Key(
+    grammar.Key(
         "devicePluginConfig",
-        text(
+        grammar.text(
             r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?",
             "a name of at most 63 letters, digits, - _ and . that can be a label's value",
         ),
         "the configuration that NVIDIA's device plugin should use on this node",
     ),
-    build=lambda _, given: PlanDocument(
+    build=lambda _, given: desired.PlanDocument(
         entries=tuple(given["gpus"]), digest="", device_plugin_config=given["devicePluginConfig"]
     ),
 )
 
 
-def plan_schema() -> JsonSchema:
+def plan_schema() -> grammar.JsonSchema:
     """The plan's JSON Schema (draft 2020-12), from the very rules that read plans.
 
     It holds what a schema can express: not the sums of counts, not the same device under two

@@ -11,42 +11,33 @@ They replace the program's own classes, in order: the last entry of an XID count
 
 from pathlib import Path
 
+from nodeagent.documents import grammar
 from nodeagent.documents.bounded_yaml import MAX_TEXT, read_tree
-from nodeagent.documents.grammar import (
-    Given,
-    Key,
-    Rule,
-    by_kind,
-    form,
-    list_of,
-    read_with,
-    scalar,
-    then,
-    whole,
-    word,
-)
 from nodeagent.errors import DocumentError, UsageError
 from nodeagent.files.state import read_regular_file
 from nodeagent.health.xids import XidClass, XidTable, default_table
 from nodeagent.structs import replace
 
-_NUMBER = whole(1, 0xFFFF_FFFF)  # eventData has 64 bits; no XID is near this
+_NUMBER = grammar.whole(1, 0xFFFF_FFFF)  # eventData has 64 bits; no XID is near this
 _MAX_NAME = 100
 
-_ENTRY: Rule[Given] = form(
-    Key(
+_ENTRY: grammar.Rule[grammar.Given] = grammar.form(
+    grammar.Key(
         "xid",
-        by_kind(
-            {int: then(_NUMBER, lambda _, xid: [xid]), list: list_of(_NUMBER, least=1)},
+        grammar.by_kind(
+            {
+                int: grammar.then(_NUMBER, lambda _, xid: [xid]),
+                list: grammar.list_of(_NUMBER, least=1),
+            },
             "a number above 0, or a list of them",
         ),
         "the number of the error, or a list of numbers",
         required=True,
     ),
-    Key("class", word(*XidClass), "what is done about it", required=True),
-    Key(
+    grammar.Key("class", grammar.word(*XidClass), "what is done about it", required=True),
+    grammar.Key(
         "name",
-        scalar(
+        grammar.scalar(
             lambda name: (
                 name is None
                 or (isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME)
@@ -58,9 +49,11 @@ _ENTRY: Rule[Given] = form(
     ),
     build=lambda _, given: given,
 )
-_TABLE: Rule[list[Given]] = form(
-    Key("version", word("v1"), "v1", required=True),
-    Key("xids", list_of(_ENTRY), "a list of entries with xid and class", required=True),
+_TABLE: grammar.Rule[list[grammar.Given]] = grammar.form(
+    grammar.Key("version", grammar.word("v1"), "v1", required=True),
+    grammar.Key(
+        "xids", grammar.list_of(_ENTRY), "a list of entries with xid and class", required=True
+    ),
     build=lambda _, given: given["xids"],
 )
 
@@ -70,7 +63,7 @@ def read_xid_table(text: str | bytes) -> XidTable:
     tree = read_tree(text)
     table = default_table()
     rows = dict(table.rows)
-    for entry in read_with(_TABLE, tree.value, tree.findings()):
+    for entry in grammar.read_with(_TABLE, tree.value, tree.findings()):
         for xid in entry["xid"]:
             row = rows.get(xid) or table.row(xid)
             name = row.name if entry["name"] is None else entry["name"]

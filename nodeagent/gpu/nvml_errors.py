@@ -12,15 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from nodeagent.errors import (
-    LIBRARY_MISSING,
-    NOT_LOADED,
-    DeadlineExceeded,
-    DriverError,
-    DriverUnavailable,
-    GpuInUse,
-    GpuLost,
-)
+from nodeagent import errors
 from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
@@ -53,18 +45,18 @@ class Explanation(Struct, frozen=True):
     remedy: str = ""
 
 
-_CLASSES: Final[dict[int, type[DriverError]]] = {
+_CLASSES: Final[dict[int, type[errors.DriverError]]] = {
     # Nothing of NVML can be used after these, whatever was asked.
-    UNINITIALIZED: DriverUnavailable,
-    DRIVER_NOT_LOADED: DriverUnavailable,
-    LIBRARY_NOT_FOUND: DriverUnavailable,
-    LIB_RM_VERSION_MISMATCH: DriverUnavailable,
-    IN_USE: GpuInUse,
-    GPU_IS_LOST: GpuLost,
-    RESET_REQUIRED: GpuLost,
+    UNINITIALIZED: errors.DriverUnavailable,
+    DRIVER_NOT_LOADED: errors.DriverUnavailable,
+    LIBRARY_NOT_FOUND: errors.DriverUnavailable,
+    LIB_RM_VERSION_MISMATCH: errors.DriverUnavailable,
+    IN_USE: errors.GpuInUse,
+    GPU_IS_LOST: errors.GpuLost,
+    RESET_REQUIRED: errors.GpuLost,
 }
 
-Error = TypeVar("Error", bound=DriverError)
+Error = TypeVar("Error", bound=errors.DriverError)
 
 
 def _table() -> dict[tuple[int, str], Explanation]:
@@ -96,10 +88,10 @@ def explain(code: int, call: str = "") -> Explanation:
     )
 
 
-def driver_error(code: int, call: str) -> DriverError:
+def driver_error(code: int, call: str) -> errors.DriverError:
     """The agent's error for NVML's return `code` of the function `call`."""
     words = explain(code, call)
-    return _CLASSES.get(code, DriverError)(
+    return _CLASSES.get(code, errors.DriverError)(
         f"{words.meaning} [{call}: {words.name}, NVML code {code}]",
         code=code,
         name=words.name,
@@ -108,9 +100,9 @@ def driver_error(code: int, call: str) -> DriverError:
     )
 
 
-def unavailable(error: DriverError) -> DriverUnavailable:
+def unavailable(error: errors.DriverError) -> errors.DriverUnavailable:
     """Restate a failure after which NVML cannot be used at all."""
-    return _restated(DriverUnavailable, error.message, error)
+    return _restated(errors.DriverUnavailable, error.message, error)
 
 
 def with_subject(subject: str, error: Error) -> Error:
@@ -118,22 +110,22 @@ def with_subject(subject: str, error: Error) -> Error:
     return _restated(type(error), f"{subject}: {error.message}", error)
 
 
-def _restated(kind: type[Error], message: str, error: DriverError) -> Error:
+def _restated(kind: type[Error], message: str, error: errors.DriverError) -> Error:
     return kind(message, code=error.code, name=error.name, call=error.call, remedy=error.remedy)
 
 
-def is_unsupported(error: DriverError) -> bool:
+def is_unsupported(error: errors.DriverError) -> bool:
     """Whether the driver or the GPU simply does not have what was asked for."""
     return error.code in {NOT_SUPPORTED, FUNCTION_NOT_FOUND}
 
 
-def silence_of(error: DriverError) -> Silence:
+def silence_of(error: errors.DriverError) -> Silence:
     """Classify the error as a kind of silence, for health."""
     from nodeagent.health.readings import Silence  # commands do without health
 
-    if isinstance(error, DeadlineExceeded):
+    if isinstance(error, errors.DeadlineExceeded):
         return Silence.HANGS
-    if isinstance(error, GpuLost):
+    if isinstance(error, errors.GpuLost):
         return Silence.RESET_REQUIRED if error.code == RESET_REQUIRED else Silence.LOST
-    by_name = {LIBRARY_MISSING: Silence.NO_LIBRARY, NOT_LOADED: Silence.NOT_LOADED}
+    by_name = {errors.LIBRARY_MISSING: Silence.NO_LIBRARY, errors.NOT_LOADED: Silence.NOT_LOADED}
     return by_name.get(error.name, Silence.FAILS)

@@ -33,17 +33,8 @@ from nodeagent.gpu.nvml_errors import NOT_KNOWN
 from nodeagent.gpu.profiles import if_supported, room_for
 from nodeagent.gpu.recent import KnownDevice
 from nodeagent.gpu.users import ProcessLists
+from nodeagent.plan import observed
 from nodeagent.plan.names import device_name
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    GpuInstanceProfile,
-    Memory,
-    MigMode,
-    Placement,
-    mask_of,
-)
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.users import Usage
 from nodeagent.structs import Struct, field, replace
@@ -62,7 +53,7 @@ class _MigDevice(Struct):
     slices: int
     uuid: str
     handle: Device | None
-    placement: Placement | None
+    placement: observed.Placement | None
 
 
 class _Instance(Struct):
@@ -70,7 +61,7 @@ class _Instance(Struct):
 
     handle: GpuInstanceHandle
     info: InstanceInfo
-    profile: GpuInstanceProfile
+    profile: observed.GpuInstanceProfile
     devices: list[_MigDevice] = field(default_factory=list)
 
     @property
@@ -80,7 +71,7 @@ class _Instance(Struct):
 
 def read_gpu(
     gpu: GpuDevice, details: frozenset[str] | None = None, *, confirm: bool = False
-) -> Gpu:
+) -> observed.Gpu:
     """The GPU as it is now; raises DriverError when a query that matters fails.
 
     `details`: MIG devices, by UUID, whose details must be as of now; None: those known are used.
@@ -96,7 +87,7 @@ def read_gpu(
     return _read(gpu, details, confirm=confirm)
 
 
-def _read(gpu: GpuDevice, details: frozenset[str] | None, *, confirm: bool) -> Gpu:
+def _read(gpu: GpuDevice, details: frozenset[str] | None, *, confirm: bool) -> observed.Gpu:
     gpu.identity()  # kept for `unchanging`, as are profiles and whether a reset is needed
     mode = gpu.mode()
     if mode is None:
@@ -109,7 +100,7 @@ def _read(gpu: GpuDevice, details: frozenset[str] | None, *, confirm: bool) -> G
     return replace(gpu.unchanging, mig=mode, instances=instances, usage=usage)
 
 
-def _undivided(gpu: GpuDevice, mode: MigMode | None) -> Gpu:
+def _undivided(gpu: GpuDevice, mode: observed.MigMode | None) -> observed.Gpu:
     return replace(
         gpu.unchanging,
         mig=mode,
@@ -120,7 +111,7 @@ def _undivided(gpu: GpuDevice, mode: MigMode | None) -> Gpu:
 
 def _read_instances(
     gpu: GpuDevice, details: frozenset[str] | None, *, confirm: bool
-) -> tuple[tuple[GpuInstance, ...], Usage]:
+) -> tuple[tuple[observed.GpuInstance, ...], Usage]:
     for attempt in range(_ATTEMPTS):
         try:
             found = find_instances(gpu)
@@ -182,7 +173,7 @@ def _is_full(gpu: GpuDevice, found: list[_Instance], *, hidden: bool) -> bool:
         return False
     if not hidden:
         return True
-    occupied = mask_of(instance.info.placement for instance in found)
+    occupied = observed.mask_of(instance.info.placement for instance in found)
     return all(
         profile.placements and all(place.mask & occupied for place in profile.placements)
         for profile in gpu.profiles.known
@@ -223,7 +214,7 @@ def _remember(gpu: GpuDevice, found: list[_Instance]) -> None:
 
 def _size_of(
     gpu: GpuDevice, instance: _Instance, handle: Device, compute_id: int
-) -> tuple[int, Placement | None]:
+) -> tuple[int, observed.Placement | None]:
     profile = instance.profile
     if profile.slices == 1:
         return 1, only_placement(gpu, profile)
@@ -234,7 +225,9 @@ def _size_of(
     return slices, info.placement
 
 
-def only_placement(gpu: GpuDevice, profile: GpuInstanceProfile) -> Placement | None:
+def only_placement(
+    gpu: GpuDevice, profile: observed.GpuInstanceProfile
+) -> observed.Placement | None:
     """The placement of a compute instance with its whole GPU instance, if there is only one."""
     places = {
         place
@@ -264,10 +257,10 @@ def _without_mig_device(gpu: GpuDevice, instance: _Instance) -> list[_MigDevice]
 
 def _describe(
     gpu: GpuDevice, found: list[_Instance], details: frozenset[str] | None
-) -> tuple[tuple[GpuInstance, ...], Usage]:
+) -> tuple[tuple[observed.GpuInstance, ...], Usage]:
     lists = ProcessLists(gpu.handle)
     described = tuple(
-        GpuInstance(
+        observed.GpuInstance(
             id=instance.info.id,
             profile_id=instance.profile.id,
             profile=instance.profile.name,
@@ -282,11 +275,11 @@ def _describe(
 
 def _describe_devices(
     gpu: GpuDevice, instance: _Instance, lists: ProcessLists, details: frozenset[str] | None
-) -> Iterator[ComputeInstance]:
+) -> Iterator[observed.ComputeInstance]:
     _read_details(gpu, instance, details)
     for device in sorted(instance.devices, key=lambda device: device.compute_id):
         detail = gpu.recent.details.get(device.uuid)
-        yield ComputeInstance(
+        yield observed.ComputeInstance(
             id=device.compute_id,
             profile=device_name(instance.profile.name, instance.profile.slices, device.slices),
             slices=device.slices,
@@ -303,7 +296,7 @@ def _describe_devices(
 
 def _read_details(gpu: GpuDevice, instance: _Instance, details: frozenset[str] | None) -> None:
     """Read what is due; one device is asked for the memory, which they share."""
-    memory: Memory | None = None
+    memory: observed.Memory | None = None
     for device in instance.devices:
         if details is None or device.handle is None:
             continue

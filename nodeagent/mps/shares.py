@@ -5,14 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from nodeagent.plan.shares import (
-    ALL_THREADS,
-    MIN_THREADS,
-    Account,
-    Slot,
-    WantedMps,
-    percentage_text,
-)
+from nodeagent.plan import shares
 from nodeagent.structs import Struct, replace
 
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -38,7 +31,7 @@ class DaemonSpec(Struct, frozen=True):
     """
 
     device: str
-    wanted: WantedMps
+    wanted: shares.WantedMps
     pipe_directory: str
     private_shm: bool = False
 
@@ -48,7 +41,7 @@ class DaemonSpec(Struct, frozen=True):
         return self.wanted.devices_on(self.device)
 
     @property
-    def account(self) -> Account:
+    def account(self) -> shares.Account:
         return self.wanted.account
 
     @property
@@ -88,7 +81,7 @@ class DaemonSpec(Struct, frozen=True):
         return elsewhere or self.wanted.needs_restart_for(wanted.wanted)
 
 
-def client_environment(spec: DaemonSpec, slot: Slot) -> dict[str, str]:
+def client_environment(spec: DaemonSpec, slot: shares.Slot) -> dict[str, str]:
     """What the client in this slot must have in its environment, pipe directory as on the node.
 
     Only forms that no driver misreads: whole MiB by ordinal, as the daemon counts its devices.
@@ -119,7 +112,7 @@ def client_environment(spec: DaemonSpec, slot: Slot) -> dict[str, str]:
         environment[MEMORY_VARIABLE] = ",".join(limits)
     if slot.share.threads is not None:
         check_percentage(slot.share.threads)
-        environment[THREADS_VARIABLE] = percentage_text(slot.share.threads)
+        environment[THREADS_VARIABLE] = shares.percentage_text(slot.share.threads)
     return environment
 
 
@@ -136,9 +129,10 @@ def check_memory(mebibytes: int) -> None:
 
 def check_percentage(percent: float) -> None:
     """Raise ValueError beyond the range, or for more than two decimals, which would be cut off."""
-    if type(percent) not in (int, float) or not MIN_THREADS <= percent <= ALL_THREADS:
+    if type(percent) not in (int, float) or not shares.MIN_THREADS <= percent <= shares.ALL_THREADS:
         raise ValueError(
-            f"percentage {percent!r}: expected a number from {MIN_THREADS:g} to {ALL_THREADS:g}"
+            f"percentage {percent!r}: expected a number from {shares.MIN_THREADS:g} "
+            f"to {shares.ALL_THREADS:g}"
         )
-    if float(percentage_text(percent)) != percent:
+    if float(shares.percentage_text(percent)) != percent:
         raise ValueError(f"percentage {percent!r}: expected at most two decimals")

@@ -3,15 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar, assert_never
 
+from nodeagent.plan import observed
 from nodeagent.plan.names import device_name
-from nodeagent.plan.observed import (
-    ComputeInstance,
-    DeviceDaemon,
-    Gpu,
-    GpuInstance,
-    MigMode,
-    Placement,
-)
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
 from nodeagent.structs import Struct, replace
 
@@ -37,7 +30,7 @@ class DestroyGpuInstance(Struct, frozen=True):
     gpu: str
     instance: int
     profile: str
-    placement: Placement
+    placement: observed.Placement
     devices: tuple[str, ...]
     reason: str
 
@@ -49,7 +42,7 @@ class DestroyComputeInstance(Struct, frozen=True):
     instance: int
     compute: int
     profile: str
-    placement: Placement
+    placement: observed.Placement
     device: str
     reason: str
 
@@ -63,7 +56,7 @@ class CreateGpuInstance(Struct, frozen=True):
     gpu: str
     profile_id: int
     profile: str
-    placement: Placement
+    placement: observed.Placement
     compute: tuple[int, ...]
     reason: str
 
@@ -78,7 +71,7 @@ class CreateComputeInstance(Struct, frozen=True):
     instance: int
     profile: str
     slices: int
-    placement: Placement
+    placement: observed.Placement
     reason: str
 
 
@@ -91,7 +84,7 @@ class StopMps(Struct, frozen=True):
     device: str
     reason: str
     profile: str = ""
-    placement: Placement | None = None
+    placement: observed.Placement | None = None
 
 
 class StartMps(Struct, frozen=True):
@@ -107,7 +100,7 @@ class StartMps(Struct, frozen=True):
     wanted: WantedMps
     reason: str
     profile: str = ""
-    placement: Placement | None = None
+    placement: observed.Placement | None = None
     runs: bool = False
 
 
@@ -122,7 +115,7 @@ class SetComputeMode(Struct, frozen=True):
     mode: ComputeMode
     reason: str
     profile: str = ""
-    placement: Placement | None = None
+    placement: observed.Placement | None = None
 
 
 class SetTimeSlice(Struct, frozen=True):
@@ -152,28 +145,28 @@ Step = GpuStep | StopMps | StartMps
 # To show GPUs as they will be after a plan, and for tests that cut plans short. What the hardware
 # has become is always read back.
 
-_Compute = tuple[ComputeInstance, ...]
-_Device = TypeVar("_Device", Gpu, ComputeInstance)
+_Compute = tuple[observed.ComputeInstance, ...]
+_Device = TypeVar("_Device", observed.Gpu, observed.ComputeInstance)
 
 
-def after(gpu: Gpu, steps: Iterable[Step]) -> Gpu:
+def after(gpu: observed.Gpu, steps: Iterable[Step]) -> observed.Gpu:
     """The GPU once `steps` are done. Ids not yet given by the driver are negative, UUIDs empty."""
     for step in steps:
         gpu = _after(gpu, step)
     return gpu
 
 
-def _after(gpu: Gpu, step: Step) -> Gpu:
+def _after(gpu: observed.Gpu, step: Step) -> observed.Gpu:
     match step:
         case SetMigMode(enabled=enabled) if gpu.mode_change_needs_reset:
-            return replace(gpu, mig=MigMode(gpu.in_mig_mode, enabled))
+            return replace(gpu, mig=observed.MigMode(gpu.in_mig_mode, enabled))
         case SetMigMode(enabled=enabled):
             instances = gpu.instances if enabled else ()
             changed = gpu if enabled is gpu.in_mig_mode else _unshared(gpu, mig=enabled)
-            return replace(changed, mig=MigMode(enabled, enabled), instances=instances)
+            return replace(changed, mig=observed.MigMode(enabled, enabled), instances=instances)
         case ResetGpu():
             on = gpu.mig is not None and gpu.mig.pending
-            return replace(_unshared(gpu, mig=on), mig=MigMode(on, on), instances=())
+            return replace(_unshared(gpu, mig=on), mig=observed.MigMode(on, on), instances=())
         case DestroyGpuInstance(instance=gone):
             return replace(gpu, instances=tuple(i for i in gpu.instances if i.id != gone))
         case DestroyComputeInstance(instance=instance, compute=gone):
@@ -193,13 +186,13 @@ def _after(gpu: Gpu, step: Step) -> Gpu:
             assert_never(step)
 
 
-def _unshared(gpu: Gpu, *, mig: bool) -> Gpu:
+def _unshared(gpu: observed.Gpu, *, mig: bool) -> observed.Gpu:
     """The GPU with the driver's defaults for sharing, as a change of the MIG mode leaves them."""
     mode = None if mig else ComputeMode.DEFAULT
     return replace(gpu, mps=None, compute_mode=mode, time_slice=None)
 
 
-def _created(gpu: Gpu, step: CreateGpuInstance) -> GpuInstance:
+def _created(gpu: observed.Gpu, step: CreateGpuInstance) -> observed.GpuInstance:
     profile = gpu.profile(step.profile)
     whole = profile.slices if profile else max(step.compute, default=0)
     compute = tuple(
@@ -207,7 +200,7 @@ def _created(gpu: Gpu, step: CreateGpuInstance) -> GpuInstance:
         for i, slices in enumerate(step.compute)
     )
     number = -1 - step.placement.start
-    return GpuInstance(number, step.profile_id, step.profile, step.placement, compute)
+    return observed.GpuInstance(number, step.profile_id, step.profile, step.placement, compute)
 
 
 def _added(present: _Compute, step: CreateComputeInstance) -> _Compute:
@@ -216,18 +209,18 @@ def _added(present: _Compute, step: CreateComputeInstance) -> _Compute:
     return (*present, _new_device(free, step.profile, step.slices))
 
 
-def _new_device(number: int, profile: str, slices: int) -> ComputeInstance:
-    return ComputeInstance(number, profile, slices, "", compute_mode=ComputeMode.DEFAULT)
+def _new_device(number: int, profile: str, slices: int) -> observed.ComputeInstance:
+    return observed.ComputeInstance(number, profile, slices, "", compute_mode=ComputeMode.DEFAULT)
 
 
-def _edit(gpu: Gpu, instance: int, change: Callable[[_Compute], _Compute]) -> Gpu:
+def _edit(gpu: observed.Gpu, instance: int, change: Callable[[_Compute], _Compute]) -> observed.Gpu:
     edited = tuple(
         replace(i, compute=change(i.compute)) if i.id == instance else i for i in gpu.instances
     )
     return replace(gpu, instances=edited)
 
 
-def _after_sharing(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> Gpu:
+def _after_sharing(gpu: observed.Gpu, step: StopMps | StartMps | SetComputeMode) -> observed.Gpu:
     if step.device == gpu.uuid:
         return _with_sharing(gpu, step)
     meant = next((c for i, c in gpu.mig_devices() if _is_meant(step, i, c)), None)
@@ -235,7 +228,9 @@ def _after_sharing(gpu: Gpu, step: StopMps | StartMps | SetComputeMode) -> Gpu:
 
 
 def _is_meant(
-    step: StopMps | StartMps | SetComputeMode, instance: GpuInstance, device: ComputeInstance
+    step: StopMps | StartMps | SetComputeMode,
+    instance: observed.GpuInstance,
+    device: observed.ComputeInstance,
 ) -> bool:
     """Whether the step is for this device: by UUID, or without one a new one without daemon."""
     if step.device:
@@ -251,7 +246,7 @@ def _with_sharing(device: _Device, step: StopMps | StartMps | SetComputeMode) ->
             left = tuple(u for u in device.usage.processes if u.pid not in servers)
             return replace(device, mps=None, usage=replace(device.usage, processes=left))
         case StartMps(wanted=wanted):
-            daemon = device.mps or DeviceDaemon(wanted, "Starting")
+            daemon = device.mps or observed.DeviceDaemon(wanted, "Starting")
             return replace(device, mps=replace(daemon, runs=wanted))
         case SetComputeMode(mode=mode):
             before = device.earlier_mode or device.compute_mode

@@ -20,15 +20,8 @@ from nodeagent.metrics.samples import Labels, MonotonicCounters, SampleSet, Slic
 from nodeagent.metrics.selection import Selection
 from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
+from nodeagent.telemetry import ownership
 from nodeagent.telemetry.accounting import Accounts, activity, readings
-from nodeagent.telemetry.ownership import (
-    Device,
-    DeviceUse,
-    by_owner,
-    claimed,
-    pids_without_pod,
-    uses,
-)
 from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
 from nodeagent.use.advice import Advice
 from nodeagent.views.node_state import NodeState, Reading
@@ -56,7 +49,7 @@ class Exporter:
     ) -> None:
         self.work = Work()
         self.advice: tuple[Advice, ...] = ()
-        self.readings: Mapping[Device, Reading] = {}
+        self.readings: Mapping[ownership.Device, Reading] = {}
         self._selection = selection
         self._families = partial(families, host=host, renamed=renamed, repeat_whole=repeat_whole)
         self._build = build
@@ -124,13 +117,13 @@ class Exporter:
     # --- who has it -------------------------------------------------------------------------------
 
     def unknown_pids(self) -> set[int]:
-        return pids_without_pod(self._current().observed, self._all_processes())
+        return ownership.pids_without_pod(self._current().observed, self._all_processes())
 
     def put_owners(self, owners: Mapping[int, Owner]) -> None:
         self._owners = owners
 
-    def _all_processes(self) -> Mapping[Device, tuple[ProcessReading, ...]]:
-        found: dict[Device, tuple[ProcessReading, ...]] = {}
+    def _all_processes(self) -> Mapping[ownership.Device, tuple[ProcessReading, ...]]:
+        found: dict[ownership.Device, tuple[ProcessReading, ...]] = {}
         for uuid, (at, running) in self._processes.items():
             gpu = self._gpus.get(uuid)
             if gpu is None or self._clock() - at > _MAX_GAP:
@@ -167,7 +160,7 @@ class Exporter:
     def _write(self) -> bytes:
         state = self._state()
         who = self._uses(state)
-        sample = by_owner(self._sample(who), who)
+        sample = ownership.by_owner(self._sample(who), who)
         self.work.add_gpus(state.observed.gpus)
         ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
         samples = [*node_samples(state), *self._accounts.samples(), ignored, self._build]
@@ -176,11 +169,11 @@ class Exporter:
         families = self._families(sample, self._selection)
         return render([*families, *agent_families(samples), *self.work.families()])
 
-    def _uses(self, state: NodeState) -> Mapping[Device, DeviceUse]:
-        held = claimed(state.claims or ())
-        return uses(state.observed, self._all_processes(), self._owners.get, held)
+    def _uses(self, state: NodeState) -> Mapping[ownership.Device, ownership.DeviceUse]:
+        held = ownership.claimed(state.claims or ())
+        return ownership.uses(state.observed, self._all_processes(), self._owners.get, held)
 
-    def _sample(self, who: Mapping[Device, DeviceUse]) -> SampleSet:
+    def _sample(self, who: Mapping[ownership.Device, ownership.DeviceUse]) -> SampleSet:
         slices = {
             uuid: tuple(_owned(part, (uuid, _number(part)), who) for part in gpu.slices)
             for uuid, gpu in self._gpus.items()
@@ -220,7 +213,9 @@ def _number(subject: Subject) -> int | None:
     return subject.entity.id if isinstance(subject.entity, Slice) else None
 
 
-def _owned(subject: Subject, device: Device, who: Mapping[Device, DeviceUse]) -> Subject:
+def _owned(
+    subject: Subject, device: ownership.Device, who: Mapping[ownership.Device, ownership.DeviceUse]
+) -> Subject:
     use = who.get(device)
     owner = use.sole if use else None
     return Subject(subject.entity, owner.labels) if owner else subject

@@ -6,17 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from nodeagent.gpu.event_listener import Binding, Event
+from nodeagent.health import readings
 from nodeagent.health.kernel_log import pci_address
-from nodeagent.health.readings import (
-    Answer,
-    GpuEvent,
-    GpuEventKind,
-    GpuReading,
-    ModeReading,
-    NodeReading,
-    Silence,
-    XidEvent,
-)
 from nodeagent.health.state import GpuHistory
 from nodeagent.plan.plan import GpuPlan, NodePlan, Verdict
 from nodeagent.plan.steps import GpuStep, SetComputeMode, SetTimeSlice, Step
@@ -37,8 +28,8 @@ class HealthReadings:
         self._unbound: set[str] = set()  # UUIDs
 
     def round(
-        self, reading: NodeReading, found: SampleBatch, on_the_bus: tuple[str, ...] | None
-    ) -> NodeReading:
+        self, reading: readings.NodeReading, found: SampleBatch, on_the_bus: tuple[str, ...] | None
+    ) -> readings.NodeReading:
         """The reading with a round of the sampler. `on_the_bus` are the addresses of the GPUs on
         the PCI bus.
         """
@@ -51,12 +42,12 @@ class HealthReadings:
             answer=found.answer,
         )
 
-    def _gpu(self, gpu: GpuReading) -> GpuReading:
+    def _gpu(self, gpu: readings.GpuReading) -> readings.GpuReading:
         if gpu.uuid in self._unbound and gpu.answer is not None:
             if gpu.answer.silence is None:  # it was bound again, unreported
                 self._unbound.discard(gpu.uuid)
             else:
-                return replace(gpu, answer=replace(gpu.answer, silence=Silence.UNBOUND))
+                return replace(gpu, answer=replace(gpu.answer, silence=readings.Silence.UNBOUND))
         plan = self._planned()
         mine = [p for p in plan.gpus if p.before.uuid == gpu.uuid] if plan else []
         if not gpu.complete or not mine:
@@ -64,18 +55,18 @@ class HealthReadings:
         return replace(gpu, modes=owned_modes(mine[0], gpu))
 
     def events(
-        self, reading: NodeReading, events: Iterable[Event], gpus: Mapping[str, GpuHistory]
-    ) -> NodeReading | None:
+        self, reading: readings.NodeReading, events: Iterable[Event], gpus: Mapping[str, GpuHistory]
+    ) -> readings.NodeReading | None:
         """The reading with events that NVML reported; None where health does not care. `gpus` is
         what is known of them by UUID.
         """
-        xids: list[XidEvent] = []
-        others: list[GpuEvent] = []
-        bound: list[GpuReading] = []
+        xids: list[readings.XidEvent] = []
+        others: list[readings.GpuEvent] = []
+        bound: list[readings.GpuReading] = []
         for event in events:
             if isinstance(event, Binding):
                 bound += self._bound(event, gpus)
-            elif isinstance(event, XidEvent):
+            elif isinstance(event, readings.XidEvent):
                 xids.append(event)
             elif event.gpu:
                 others.append(event)
@@ -83,21 +74,25 @@ class HealthReadings:
             return None
         return replace(reading, gpus=tuple(bound), xids=tuple(xids), events=tuple(others))
 
-    def _bound(self, event: Binding, gpus: Mapping[str, GpuHistory]) -> Iterable[GpuReading]:
+    def _bound(
+        self, event: Binding, gpus: Mapping[str, GpuHistory]
+    ) -> Iterable[readings.GpuReading]:
         for uuid, past in gpus.items():
             if _number(past.pci_bus_id) != event.gpu:
                 continue
-            known = GpuReading(uuid, past.index, past.pci_bus_id)
+            known = readings.GpuReading(uuid, past.index, past.pci_bus_id)
             if event.kind == _TAKEN_OFF:
                 self._unbound.add(uuid)
-                answer = Answer(Silence.UNBOUND, event.at, "the kernel driver was taken off it")
+                answer = readings.Answer(
+                    readings.Silence.UNBOUND, event.at, "the kernel driver was taken off it"
+                )
             else:
                 self._unbound.discard(uuid)
-                answer = Answer()  # what it is like now, the next samples show
+                answer = readings.Answer()  # what it is like now, the next samples show
             yield replace(known, answer=answer)
 
 
-def owned_modes(plan: GpuPlan, read: GpuReading) -> tuple[ModeReading, ...]:
+def owned_modes(plan: GpuPlan, read: readings.GpuReading) -> tuple[readings.ModeReading, ...]:
     """Modes of one GPU that the agent owns, as they were read beside what the plan in force makes
     of them; one that the plan does not name is left out.
     """
@@ -106,11 +101,11 @@ def owned_modes(plan: GpuPlan, read: GpuReading) -> tuple[ModeReading, ...]:
     gpu, found = plan.after, []
     mig = gpu.mig
     if read.mig is not None and mig is not None and mig.current == mig.pending:
-        found.append(ModeReading("MIG mode", _word(read.mig), _word(mig.current)))
+        found.append(readings.ModeReading("MIG mode", _word(read.mig), _word(mig.current)))
     divided = mig is not None and mig.current
     # The compute mode is the agent's own as long as it has changed it.
     if read.compute_mode and gpu.compute_mode and gpu.earlier_mode and not divided:
-        mode = ModeReading("compute mode", read.compute_mode.value, gpu.compute_mode.value)
+        mode = readings.ModeReading("compute mode", read.compute_mode.value, gpu.compute_mode.value)
         found.append(mode)
     return tuple(found)
 
@@ -171,8 +166,8 @@ class OwnChanges:
             self._given_up.remove(gpu)
             self._at_work[gpu][-1][1] = self._uptime()
 
-    def caused(self, event: GpuEvent) -> bool:
-        if event.kind is not GpuEventKind.FOREIGN_MIG_CHANGE:
+    def caused(self, event: readings.GpuEvent) -> bool:
+        if event.kind is not readings.GpuEventKind.FOREIGN_MIG_CHANGE:
             return False
         since = event.at if event.since is None else event.since
         times = self._at_work.get(event.gpu, ())

@@ -2,18 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from nodeagent.terminal import status_words
+from nodeagent.terminal import status_page, status_words
 from nodeagent.terminal.claims_page import claim_lines
 from nodeagent.terminal.events_page import event_lines
 from nodeagent.terminal.mps_page import daemon_lines
 from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, indent, line
 from nodeagent.terminal.slices import Cell, drawing
-from nodeagent.terminal.status_page import (
-    headline_lines,
-    other_troubles,
-    title_lines,
-    trouble_lines,
-)
 from nodeagent.text import gibibytes
 
 _FACTS = {
@@ -31,8 +25,8 @@ def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Lin
     """
     (gpu,) = status["gpus"]
     # Those of health are below, with the GPU.
-    others = (t for t in other_troubles(status) if not t.get("evidence"))
-    problems = [row for trouble in others for row in trouble_lines(trouble)]
+    others = (t for t in status_page.other_troubles(status) if not t.get("evidence"))
+    problems = [row for trouble in others for row in status_page.trouble_lines(trouble)]
     body = (
         *_health(gpu),
         *_readings(gpu),
@@ -49,8 +43,8 @@ def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Lin
         *status_words.room_lines(gpu),
     )
     return (
-        *headline_lines(status),
-        *title_lines(status),  # its message may be of another GPU
+        *status_page.headline_lines(status),
+        *status_page.title_lines(status),  # its message may be of another GPU
         *([BLANK, *problems] if problems else []),
         BLANK,
         *_title(gpu),

@@ -8,17 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from nodeagent.claims import model
 from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS, Consumed
-from nodeagent.claims.model import (
-    CLASSES,
-    ClaimHeldUp,
-    ClaimRecord,
-    ClaimReference,
-    ClaimRefused,
-    ClaimState,
-    Configuration,
-    Result,
-)
 from nodeagent.claims.names import DRIVER, NVIDIA_DRIVER, WHOLE_GPU
 from nodeagent.claims.offering.devices import read_name
 from nodeagent.claims.offering.resource_slices import read_quantity
@@ -39,7 +30,7 @@ from nodeagent.text import quote
 
 def read_allocation(
     claim: ClaimObject, *, namespace: str, name: str, uid: str, nvidia: bool = False
-) -> tuple[Result, ...]:
+) -> tuple[model.Result, ...]:
     """This driver's devices that the claim was allocated which the kubelet named; one at least.
 
     With `nvidia` configurations for NVIDIA's driver count as ones for this driver, and without
@@ -47,35 +38,37 @@ def read_allocation(
     driver, too, they are its own. Where this driver has that name they count, too. Raises
     ClaimRefused, which names the claim, the request or field, and what to do.
     """
-    reference = ClaimReference(namespace, name)
+    reference = model.ClaimReference(namespace, name)
     if claim.uid != uid:
-        raise ClaimHeldUp.of("anotherUid", claim=reference, found=quote(claim.uid), uid=quote(uid))
+        raise model.ClaimHeldUp.of(
+            "anotherUid", claim=reference, found=quote(claim.uid), uid=quote(uid)
+        )
     if claim.allocated is None:
-        raise ClaimHeldUp.of("notAllocated", claim=reference)
+        raise model.ClaimHeldUp.of("notAllocated", claim=reference)
     return _Reader(reference, claim.allocated, nvidia, refuses=not nvidia).results()
 
 
-def read_state(claim: ClaimObject | None, record: ClaimRecord) -> ClaimState:
+def read_state(claim: ClaimObject | None, record: model.ClaimRecord) -> model.ClaimState:
     """Compare the record with its claim, `claim` being what has its name, None where nothing has.
 
     One that cannot be read is UNKNOWN, so that nothing of it is released.
     """
     if claim is None or claim.uid != record.uid:
-        return ClaimState.GONE
+        return model.ClaimState.GONE
     if claim.allocated is None:
-        return ClaimState.DEALLOCATED
+        return model.ClaimState.DEALLOCATED
     if not any(result.is_own for result in claim.allocated.results):
-        return ClaimState.OTHER_RESULTS
+        return model.ClaimState.OTHER_RESULTS
     # A record has its configuration as the settings had it read: either way it is the same claim.
-    state = ClaimState.OTHER_RESULTS
+    state = model.ClaimState.OTHER_RESULTS
     for nvidia in (False, True):
         try:
             results = _Reader(record.reference, claim.allocated, nvidia).results()
-        except ClaimRefused:
-            state = ClaimState.UNKNOWN
+        except model.ClaimRefused:
+            state = model.ClaimState.UNKNOWN
             continue
         if record.is_of(results):
-            return ClaimState.SAME
+            return model.ClaimState.SAME
     return state
 
 
@@ -87,14 +80,14 @@ class _Configured:
     """A configuration as it was written, and as it was read."""
 
     written: WrittenConfiguration
-    found: Configuration | NvidiaConfiguration
+    found: model.Configuration | NvidiaConfiguration
 
     def concerns(self, result: AllocatedDevice) -> bool:
         fits = not isinstance(self.found, NvidiaConfiguration) or self.found.fits(result.device)
         return self.written.concerns(result) if fits else self.written.names(result)
 
     @property
-    def sharing(self) -> Configuration | None:
+    def sharing(self) -> model.Configuration | None:
         """The sharing of most devices."""
         return self.found.sharing if isinstance(self.found, NvidiaConfiguration) else self.found
 
@@ -105,28 +98,28 @@ class _Reader:
     `nvidia` and where this driver is called so, are refused with `refuses`, and else passed over.
     """
 
-    claim: ClaimReference
+    claim: model.ClaimReference
     devices: AllocatedDevices
     nvidia: bool
     refuses: bool = False
 
-    def results(self) -> tuple[Result, ...]:
+    def results(self) -> tuple[model.Result, ...]:
         configurations = tuple(self._configurations())
         results = tuple(
             self._result(one, configurations) for one in self.devices.results if one.is_own
         )
         if not results:
-            raise ClaimRefused.of("noDevice", claim=self.claim)
+            raise model.ClaimRefused.of("noDevice", claim=self.claim)
         self._check_together(results)
         return results
 
     # --- results --------------------------------------------------------------------------------
 
-    def _result(self, one: AllocatedDevice, configurations: Sequence[_Configured]) -> Result:
+    def _result(self, one: AllocatedDevice, configurations: Sequence[_Configured]) -> model.Result:
         admin = bool(one.admin_access)
         if admin and one.device != WHOLE_GPU:
-            raise ClaimRefused.of("adminOfPart", claim=self.claim, one=one, driver=DRIVER)
-        result = Result(
+            raise model.ClaimRefused.of("adminOfPart", claim=self.claim, one=one, driver=DRIVER)
+        result = model.Result(
             one.request,
             one.pool,
             one.device,
@@ -139,7 +132,7 @@ class _Reader:
         interval = result.configuration
         changes = isinstance(interval, TimeSlice) and interval is not TimeSlice.DEFAULT
         if changes and result.device != WHOLE_GPU:
-            raise ClaimRefused.of("timeSliceOfPart", claim=self.claim, one=one, driver=DRIVER)
+            raise model.ClaimRefused.of("timeSliceOfPart", claim=self.claim, one=one, driver=DRIVER)
         return result
 
     def _consumed(self, one: AllocatedDevice) -> Consumed | None:
@@ -153,16 +146,16 @@ class _Reader:
         try:
             amounts = [read_quantity(found.get(name, "0")) for name in (MEMORY, THREADS, CLIENTS)]
         except ValueError as error:
-            raise ClaimRefused.of(
+            raise model.ClaimRefused.of(
                 "consumedCapacity", claim=self.claim, one=one, why=error
             ) from error
         return Consumed(*amounts)
 
-    def _check_together(self, results: Sequence[Result]) -> None:
+    def _check_together(self, results: Sequence[model.Result]) -> None:
         """A device has one name in the claim's CDI file."""
         for (pool, device, _), count in Counter(result.key for result in results).items():
             if count > 1:
-                raise ClaimRefused.of("twice", claim=self.claim, device=device, pool=pool)
+                raise model.ClaimRefused.of("twice", claim=self.claim, device=device, pool=pool)
 
     # --- configurations -------------------------------------------------------------------------
 
@@ -196,7 +189,7 @@ class _Reader:
 
     def _read(
         self, path: DocumentPath, one: WrittenConfiguration, parameters: object, driver: str
-    ) -> Configuration | NvidiaConfiguration:
+    ) -> model.Configuration | NvidiaConfiguration:
         try:
             return read_configuration(
                 parameters, one.source, path, driver=driver, nvidia=self._counts_nvidias
@@ -206,7 +199,7 @@ class _Reader:
 
     def _chosen(
         self, one: AllocatedDevice, configurations: Sequence[_Configured]
-    ) -> Configuration | None:
+    ) -> model.Configuration | None:
         """The last of the claim's own, else the last of its class's; nothing is merged but what is
         the class's alone to say.
         """
@@ -228,7 +221,7 @@ class _Reader:
             if theirs.concerns(one) and counted.keys().isdisjoint({written.source, Source.CLAIM}):
                 self._read(path, written, parameters, NVIDIA_DRIVER)
 
-    def _said(self, chosen: _Configured, one: AllocatedDevice) -> Configuration | None:
+    def _said(self, chosen: _Configured, one: AllocatedDevice) -> model.Configuration | None:
         """The sharing of that device by the configuration."""
         if not isinstance(chosen.found, NvidiaConfiguration):
             return chosen.found
@@ -241,17 +234,17 @@ class _Reader:
 
     def _refused_configuration(
         self, one: WrittenConfiguration, error: DocumentError
-    ) -> ClaimRefused:
+    ) -> model.ClaimRefused:
         """The first fault in full, and how many more there are."""
         if one.source is Source.CLASS:
-            writer, where = "a DeviceClass", f"in spec.config of the DeviceClass ({CLASSES})"
+            writer, where = "a DeviceClass", f"in spec.config of the DeviceClass ({model.CLASSES})"
         else:
             writer = "the claim"
             where = f"in spec.devices.config of the claim or its template ({self.claim.show})"
         requests = f" for {', '.join(map(quote, one.requests[:3]))}" if one.requests else ""
         more = len(error.problems) - 1
         rest = f" (and {more} more)" if more else ""
-        return ClaimRefused(
+        return model.ClaimRefused(
             f"{self.claim}: configuration of {writer}{requests}: {error.message}{rest}",
             remedy=" ".join(filter(None, (error.remedy, where))),
         )

@@ -9,13 +9,8 @@ from typing import Final, NoReturn
 
 from nodeagent.claims.model import Configuration
 from nodeagent.claims.names import DRIVER, NVIDIA_DRIVER
+from nodeagent.claims.serving import nvidia_configuration
 from nodeagent.claims.serving.claim_object import Source
-from nodeagent.claims.serving.nvidia_configuration import (
-    NVIDIA_KINDS,
-    NVIDIAS,
-    NvidiaConfiguration,
-    kind_of,
-)
 from nodeagent.documents.findings import DocumentPath, Findings
 from nodeagent.documents.grammar import DocumentValue, Given, Key, Rule, form, read_with, then, word
 from nodeagent.documents.mps import MPS
@@ -33,16 +28,16 @@ _ADMINISTRATORS = ("user", "enforce", "oversubscribe")
 
 def read_configuration(
     parameters: object, source: Source, path: DocumentPath, *, driver: str, nvidia: bool
-) -> Configuration | NvidiaConfiguration:
+) -> Configuration | nvidia_configuration.NvidiaConfiguration:
     """Return what the parameters at `path` of an allocation, written for `driver`, ask for.
 
     Those of NVIDIA's driver are honoured with `nvidia`, and refused without; with it the agent's
     own may be written for that driver, too. Raises DocumentError with every fault.
     """
-    kind, to_nvidia = kind_of(parameters), driver == NVIDIA_DRIVER
-    if (kind == KIND and nvidia) if to_nvidia else kind not in NVIDIA_KINDS:
+    kind, to_nvidia = nvidia_configuration.kind_of(parameters), driver == NVIDIA_DRIVER
+    if (kind == KIND and nvidia) if to_nvidia else kind not in nvidia_configuration.NVIDIA_KINDS:
         return read_with(_OURS[source], parameters, Findings(), path)
-    rule = NVIDIAS[source] if nvidia else _NOT_HONOURED
+    rule = nvidia_configuration.NVIDIAS[source] if nvidia else _NOT_HONOURED
     return read_with(rule, parameters, Findings(), path)
 
 
@@ -98,7 +93,7 @@ _OURS = {Source.CLASS: _ours(then(MPS, _class_mps)), Source.CLAIM: _ours(then(MP
 
 
 def _not_honoured(place: DocumentValue) -> NoReturn:
-    kind = kind_of(place.value)
+    kind = nvidia_configuration.kind_of(place.value)
     raise place.refuse(
         f"found {quote(kind) if kind else 'a configuration'} of NVIDIA's driver, which this node "
         "does not honour",
@@ -108,4 +103,4 @@ def _not_honoured(place: DocumentValue) -> NoReturn:
     )
 
 
-_NOT_HONOURED: Rule[NvidiaConfiguration] = Rule(_not_honoured, {})
+_NOT_HONOURED: Rule[nvidia_configuration.NvidiaConfiguration] = Rule(_not_honoured, {})

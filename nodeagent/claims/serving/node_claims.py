@@ -13,27 +13,9 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
-from nodeagent.claims.model import (
-    ClaimedDevice,
-    ClaimHeldUp,
-    ClaimRecord,
-    ClaimReference,
-    ClaimState,
-    RecordPhase,
-    Result,
-)
+from nodeagent.claims import model, parts
 from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.outcomes import require_done, require_lasting_unused, require_ready
-from nodeagent.claims.parts import (
-    clear_ids,
-    daemon_of,
-    gpu_removed,
-    to_prepare,
-    to_release,
-    unchanged,
-    with_instances,
-    with_intent,
-)
 from nodeagent.claims.records import RecordStore, UnreadableRecord
 from nodeagent.claims.serving.admission import intended, joined, require_admission
 from nodeagent.claims.serving.allocation import read_allocation, read_state
@@ -93,7 +75,7 @@ class NodeClaims:
         self._owners = owners
         self.fetch = fetch
         self.fetch_pod = fetch_pod
-        self._coming: dict[str, ClaimRecord] = {}  # by uid, until they are in the store
+        self._coming: dict[str, model.ClaimRecord] = {}  # by uid, until they are in the store
         self.observe = observe
         self.files = files
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -107,7 +89,7 @@ class NodeClaims:
 
     # --- what the kubelet asks for ----------------------------------------------------------------
 
-    async def prepare(self, namespace: str, name: str, uid: str) -> tuple[ClaimedDevice, ...]:
+    async def prepare(self, namespace: str, name: str, uid: str) -> tuple[model.ClaimedDevice, ...]:
         """Make the claim's devices, or verify them, and publish its CDI file.
 
         Raises NodeagentError, and goes on from where it was when it is called again.
@@ -115,10 +97,10 @@ class NodeClaims:
         async with self.lock(uid):
             found = await self.fetch(namespace, name)
             if found is None:
-                raise ClaimHeldUp.of("gone", claim=ClaimReference(namespace, name))
+                raise model.ClaimHeldUp.of("gone", claim=model.ClaimReference(namespace, name))
             record = self.store.get(uid)
             state = await asyncio.to_thread(read_state, found, record) if record else None
-            if record is None or state is not ClaimState.SAME:
+            if record is None or state is not model.ClaimState.SAME:
                 results = await asyncio.to_thread(
                     read_allocation,
                     found,
@@ -130,7 +112,7 @@ class NodeClaims:
                 if record is not None:
                     await self.remove(record)
                 self.store.refuse_unreadable(uid)
-                record = await self._intended(ClaimReference(namespace, name), uid, results)
+                record = await self._intended(model.ClaimReference(namespace, name), uid, results)
                 return await self._make_first(record, found)
             return await self.make(record)
 
@@ -147,34 +129,34 @@ class NodeClaims:
 
     # --- with the claim's lock held ---------------------------------------------------------------
 
-    async def make(self, record: ClaimRecord) -> tuple[ClaimedDevice, ...]:
+    async def make(self, record: model.ClaimRecord) -> tuple[model.ClaimedDevice, ...]:
         """Have its parts settled, GPU after GPU, and publish its CDI file. The record has at each
         moment what may have been made. A daemon's primary, which has the lowest UUID, comes last.
         """
         uuids = sorted(record.gpus, reverse=True)
         for uuid in uuids:
 
-            async def goal(gpu: Gpu, asked: ClaimRecord = record) -> DesiredGpu:
+            async def goal(gpu: Gpu, asked: model.ClaimRecord = record) -> DesiredGpu:
                 return await self._goal(asked, gpu)
 
             makes = any(device.is_made and device.gpu == uuid for device in record.devices)
             part = Part(uuid, goal, Expected.CREATION if makes else Expected.ANYTHING)
             outcome = await self._owners.settle(part)
             require_done(outcome, record)
-            record = with_instances(self.store.get(record.uid) or record, outcome.after)
+            record = parts.with_instances(self.store.get(record.uid) or record, outcome.after)
             try:
                 require_ready(outcome, record)
                 if uuid == uuids[-1]:
                     observed = await self.observe()
                     await uncancelled(asyncio.to_thread(self.files.publish, record, observed))
-                    record = replace(record, phase=RecordPhase.READY)
+                    record = replace(record, phase=model.RecordPhase.READY)
             finally:  # once, since each write waits for the disk
                 await self.store.keep(record)
         return record.devices
 
     async def _intended(
-        self, claim: ClaimReference, uid: str, results: tuple[Result, ...]
-    ) -> ClaimRecord:
+        self, claim: model.ClaimReference, uid: str, results: tuple[model.Result, ...]
+    ) -> model.ClaimRecord:
         """The record of what is going to be made; written once a GPU's lock is held."""
         observed, places = await self.observe(), self.places
         return await asyncio.to_thread(
@@ -190,8 +172,8 @@ class NodeClaims:
         )
 
     async def _make_first(
-        self, record: ClaimRecord, claim: ClaimObject
-    ) -> tuple[ClaimedDevice, ...]:
+        self, record: model.ClaimRecord, claim: ClaimObject
+    ) -> tuple[model.ClaimedDevice, ...]:
         """Make it unless its pods cannot use it beside their other claims, which may be made at the
         same time: the later of two sees the other.
         """
@@ -202,7 +184,9 @@ class NodeClaims:
         finally:
             del self._coming[record.uid]
 
-    async def _for_containers(self, record: ClaimRecord, claim: ClaimObject) -> ClaimRecord:
+    async def _for_containers(
+        self, record: model.ClaimRecord, claim: ClaimObject
+    ) -> model.ClaimRecord:
         """The record with one MPS daemon for what reaches one container; what no container can use
         together is refused. Pods are read only where MPS is about.
         """
@@ -211,7 +195,7 @@ class NodeClaims:
             one
             for one in known.values()
             if one.namespace == record.namespace and one.name != record.name
-            if one.phase is not RecordPhase.RELEASING
+            if one.phase is not model.RecordPhase.RELEASING
         ]
         if any(device.mps for one in (record, *others) for device in one.devices):
             reads = [self.fetch_pod(record.namespace, name) for name, _ in claim.pods[:MAX_PODS]]
@@ -220,10 +204,12 @@ class NodeClaims:
             refuse_conflicts(record, others, pods)
         return record
 
-    async def _admitted(self, record: ClaimRecord) -> ClaimRecord:
+    async def _admitted(self, record: model.ClaimRecord) -> model.ClaimRecord:
         """One that wants a daemon for several GPUs is admitted to all of them, or has nothing."""
         others = self.store.others(record)
-        record = joined(record, [one for one in others if one.phase is not RecordPhase.RELEASING])
+        record = joined(
+            record, [one for one in others if one.phase is not model.RecordPhase.RELEASING]
+        )
         if any(len(device.daemon) > 1 for device in record.devices):
             observed = await self.observe()
             async with self.lock(""):
@@ -233,19 +219,19 @@ class NodeClaims:
                 await self.store.keep(record)
         return record
 
-    async def _goal(self, asked: ClaimRecord, gpu: Gpu) -> DesiredGpu:
+    async def _goal(self, asked: model.ClaimRecord, gpu: Gpu) -> DesiredGpu:
         """Refuse what another claim has, and write ahead; the GPU's lock is held."""
         async with self.lock(""):
             record = self.store.get(asked.uid) or asked
             others = self.store.others(record)
             require_admission(record, gpu, others, self.store.unreadable)
-            record = with_intent(record, gpu, self.places.boot_id, others)
+            record = parts.with_intent(record, gpu, self.places.boot_id, others)
             await self.store.keep(record)
-        return to_prepare(record, gpu, others)
+        return parts.to_prepare(record, gpu, others)
 
-    async def remove(self, record: ClaimRecord) -> None:
+    async def remove(self, record: model.ClaimRecord) -> None:
         """The instances that are proven to be the claim's, its CDI file, its record."""
-        record = replace(record, phase=RecordPhase.RELEASING)
+        record = replace(record, phase=model.RecordPhase.RELEASING)
         await self.store.keep(record)
         # An administrator only looks at what it has: nothing of that goes.
         own = [device for device in record.devices if not device.result.admin_access]
@@ -268,24 +254,24 @@ class NodeClaims:
                 for uuid in gpus():
                     await self._release_on_gpu(record, uuid)
                     # Whatever comes in its place now is not its, and has its ids as a rule.
-                    record = clear_ids(record, uuid)
+                    record = parts.clear_ids(record, uuid)
                 await uncancelled(self._forget(record))
             except NodeagentError:
                 await self.store.keep(record)
                 raise
 
-    async def _forget(self, record: ClaimRecord) -> None:
+    async def _forget(self, record: model.ClaimRecord) -> None:
         await asyncio.to_thread(self.files.withdraw, [file_name(record.uid)])
         await self.store.remove(record.uid)
 
     async def _release_on_gpu(
-        self, record: ClaimRecord, uuid: str, *, only_plan: bool = False
+        self, record: model.ClaimRecord, uuid: str, *, only_plan: bool = False
     ) -> None:
         """Have what the claim has on one GPU removed; with `only_plan`, raise what forbids that."""
         if record.boot_id != self.places.boot_id:  # what is there was not made for it
-            if gpu_removed(uuid, await self.observe()):
+            if parts.gpu_removed(uuid, await self.observe()):
                 return
-            record = clear_ids(record)
+            record = parts.clear_ids(record)
 
         here = [device for device in record.devices if device.gpu == uuid]
         served = record.daemon_on(uuid) is not None
@@ -296,8 +282,8 @@ class NodeClaims:
             require_lasting_unused(record, gpu, other_pods)
             unread = any(one.concerns(uuid) for one in self.store.unreadable)
             if unread and (served or any(device.shared for device in here)):
-                return unchanged(gpu, record.title)  # its daemon may be another claim's, too
-            return to_release(record, gpu, others)
+                return parts.unchanged(gpu, record.title)  # its daemon may be another claim's, too
+            return parts.to_release(record, gpu, others)
 
         is_shared = served or any(device.mps for device in here)
         removes = all(device.is_made for device in here) and not is_shared
@@ -324,7 +310,7 @@ class NodeClaims:
             # It may have ended on another GPU, and here only the compute mode is to come back.
             ended = gpu.mps is None and not any(gpu.uuid in one.gpus for one in self.store.records)
             left = ended or self._is_left(gpu)
-            return DesiredGpu(None, over, ends=True) if left else unchanged(gpu, over)
+            return DesiredGpu(None, over, ends=True) if left else parts.unchanged(gpu, over)
 
         for gpu in filter(self._is_left, observed.gpus):
             await self._owners.settle(Part(gpu.uuid, goal))
@@ -333,7 +319,7 @@ class NodeClaims:
         """Whether the GPU has a daemon that claims had, and no record may be of."""
         unread = any(one.concerns(gpu.uuid) for one in self.store.unreadable)
         is_theirs = gpu.mps is not None and gpu.mps.runs.sharing.of_claims
-        return is_theirs and not unread and not daemon_of(gpu.uuid, self.store.records)
+        return is_theirs and not unread and not parts.daemon_of(gpu.uuid, self.store.records)
 
     async def sweep(self) -> None:
         """Delete the CDI files that no record stands for. Raises PathRefused."""
@@ -343,5 +329,5 @@ class NodeClaims:
                 again = stale([name], self._known())
                 await asyncio.to_thread(self.files.withdraw, again)
 
-    def _known(self) -> tuple[ClaimRecord | UnreadableRecord, ...]:
+    def _known(self) -> tuple[model.ClaimRecord | UnreadableRecord, ...]:
         return (*self.store.records, *self.store.unreadable)

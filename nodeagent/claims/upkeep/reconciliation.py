@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
-from nodeagent.claims.model import (
-    Allocated,
-    ClaimedDevice,
-    ClaimRecord,
-    ClaimState,
-    FileState,
-    RecordPhase,
-)
+from nodeagent.claims import model
 from nodeagent.claims.outcomes import usage_of, usage_without
 from nodeagent.claims.parts import daemon_of, daemon_of_part, gpu_removed, instance_of
 from nodeagent.mps.lifecycle.model import DaemonPhase
@@ -40,11 +33,11 @@ class Snapshot:
 
     boot_id: str
     node: ObservedNode
-    records: tuple[ClaimRecord, ...] = ()
+    records: tuple[model.ClaimRecord, ...] = ()
     unreadable: tuple[UnreadableRecord, ...] = ()
-    claims: Mapping[str, ClaimState] = field(default_factory=dict)
-    files: Mapping[str, FileState] = field(default_factory=dict)
-    allocations: tuple[Allocated, ...] | None = None
+    claims: Mapping[str, model.ClaimState] = field(default_factory=dict)
+    files: Mapping[str, model.FileState] = field(default_factory=dict)
+    allocations: tuple[model.Allocated, ...] | None = None
     planned: frozenset[tuple[str, Placement]] = frozenset()
 
 
@@ -74,7 +67,7 @@ def reconcile(snapshot: Snapshot) -> dict[str, Decision]:
     return {record.uid: decision_of(record, snapshot) for record in snapshot.records}
 
 
-def decision_of(record: ClaimRecord, snapshot: Snapshot) -> Decision:
+def decision_of(record: model.ClaimRecord, snapshot: Snapshot) -> Decision:
     """Decide for one record of the snapshot's."""
     return _Claim(record, snapshot).decision()
 
@@ -115,7 +108,7 @@ class _Found:
     is in its place, and was not made for it; or it is missing. `unknown`: why that is not known.
     """
 
-    device: ClaimedDevice
+    device: model.ClaimedDevice
     gpu: Gpu | None = None
     instance: GpuInstance | None = None
     is_there: bool = False
@@ -126,7 +119,7 @@ class _Found:
         return not (self.is_there or self.instance or self.unknown)
 
 
-def _find(device: ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Found:
+def _find(device: model.ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Found:
     gpu = snapshot.node.gpu(device.gpu)
     if gpu is None:
         if rebooted and gpu_removed(device.gpu, snapshot.node):
@@ -156,7 +149,7 @@ def _find(device: ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Foun
 class _Claim:
     """A record beside all the rest."""
 
-    def __init__(self, record: ClaimRecord, snapshot: Snapshot) -> None:
+    def __init__(self, record: model.ClaimRecord, snapshot: Snapshot) -> None:
         self._record = record
         self._snapshot = snapshot
         self._rebooted = record.boot_id != snapshot.boot_id
@@ -181,7 +174,9 @@ class _Claim:
                 blocker = found.instance
                 where = f"GPU instance {blocker.id} ({blocker.profile} at {blocker.placement})"
                 return self._left(f"{where} is in its place, and was not made for it")
-        return self._ready() if self._record.phase is RecordPhase.READY else self._unfinished()
+        return (
+            self._ready() if self._record.phase is model.RecordPhase.READY else self._unfinished()
+        )
 
     def _left(self, why: str) -> Decision:
         problem = Problem.of(Code.IN_USE, "claimKept", claim=self._record.title, why=why)
@@ -189,16 +184,16 @@ class _Claim:
 
     def _end(self) -> str:
         """Return why the claim is over; "" while it is not, or that is not known."""
-        if self._record.phase is RecordPhase.RELEASING:
+        if self._record.phase is model.RecordPhase.RELEASING:
             return "its release was begun"
-        match self._snapshot.claims.get(self._record.uid, ClaimState.UNKNOWN):
-            case ClaimState.GONE:
+        match self._snapshot.claims.get(self._record.uid, model.ClaimState.UNKNOWN):
+            case model.ClaimState.GONE:
                 return "the claim is gone"
-            case ClaimState.DEALLOCATED:
+            case model.ClaimState.DEALLOCATED:
                 return "the claim is deallocated"
-            case ClaimState.OTHER_RESULTS:
+            case model.ClaimState.OTHER_RESULTS:
                 return "the claim was allocated again"
-            case ClaimState.SAME | ClaimState.UNKNOWN:
+            case model.ClaimState.SAME | model.ClaimState.UNKNOWN:
                 return ""
             case other:
                 assert_never(other)
@@ -209,10 +204,10 @@ class _Claim:
         """The kubelet asks again, unless it was answered before: a claim that has a CDI file, or a
         pod with its devices, was ready once.
         """
-        file = self._snapshot.files.get(self._record.uid, FileState.MISSING)
+        file = self._snapshot.files.get(self._record.uid, model.FileState.MISSING)
         keys = {result.key for result in self._record.results}
         runs = any(one.key in keys for one in self._allocations if self._is_own(one))
-        if runs or file is not FileState.MISSING:
+        if runs or file is not model.FileState.MISSING:
             return _REPAIR
         return self._left("it was not finished; the kubelet retries")
 
@@ -224,7 +219,7 @@ class _Claim:
         is_whole = (
             not (missing or self._rebooted)
             and all(_is_intact(found) and self._is_served(found) for found in self.found)
-            and self._snapshot.files.get(self._record.uid) is FileState.SAME
+            and self._snapshot.files.get(self._record.uid) is model.FileState.SAME
         )
         return _LEAVE if is_whole else _REPAIR
 
@@ -272,13 +267,13 @@ class _Claim:
         return ""
 
     @property
-    def _allocations(self) -> tuple[Allocated, ...]:
+    def _allocations(self) -> tuple[model.Allocated, ...]:
         return self._snapshot.allocations or ()
 
-    def _is_own(self, one: Allocated) -> bool:
+    def _is_own(self, one: model.Allocated) -> bool:
         return (one.namespace, one.claim) == (self._record.namespace, self._record.name)
 
-    def _is_administrators(self, one: Allocated) -> bool:
+    def _is_administrators(self, one: model.Allocated) -> bool:
         """Monitors may have what others use, and do not hold it up."""
         return any(
             (one.namespace, one.claim, one.key) == (record.namespace, record.name, result.key)

@@ -13,14 +13,7 @@ from typing import Final
 from nodeagent.claims.model import Allocated, ClaimRecord, ClaimState, RecordPhase
 from nodeagent.claims.serving.allocation import read_state
 from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.claims.upkeep.reconciliation import (
-    ClaimAction,
-    Decision,
-    Snapshot,
-    decision_of,
-    foreign_instances,
-    reconcile,
-)
+from nodeagent.claims.upkeep import reconciliation
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.observed import ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
@@ -57,7 +50,7 @@ class Upkeep:
         except NodeagentError as error:
             return (*problems, _problem(error))
         snapshot = await self._snapshot(observed, claims, allocations)
-        decisions = await asyncio.to_thread(reconcile, snapshot)
+        decisions = await asyncio.to_thread(reconciliation.reconcile, snapshot)
         async with asyncio.TaskGroup() as group:  # a cancellation waits until each has ended
             settling = {
                 uid: group.create_task(self._settle(uid, decision))
@@ -65,7 +58,7 @@ class Upkeep:
             }
         found = {uid: task.result() for uid, task in settling.items()}
         self.problems = {uid: problem for uid, problem in found.items() if problem}
-        foreign = await asyncio.to_thread(lambda: tuple(foreign_instances(snapshot)))
+        foreign = await asyncio.to_thread(lambda: tuple(reconciliation.foreign_instances(snapshot)))
         try:
             await self._claims.sweep()
             await self._claims.end_left(observed)
@@ -73,9 +66,9 @@ class Upkeep:
             problems = (*problems, _problem(error))
         return (*problems, *self.problems.values(), *foreign)
 
-    async def _settle(self, uid: str, decision: Decision) -> Problem | None:
+    async def _settle(self, uid: str, decision: reconciliation.Decision) -> Problem | None:
         """Carry one decision out; a failure is a problem of that claim alone."""
-        if decision.action is ClaimAction.LEAVE and (
+        if decision.action is reconciliation.ClaimAction.LEAVE and (
             decision.problem is None or decision.problem.code == Code.GPU_UNKNOWN
         ):
             return decision.problem
@@ -86,24 +79,26 @@ class Upkeep:
                     return None
                 # Whoever waits for the lock is not to wait for the API server, too: a claim that is
                 # gone by now is released in the next round.
-                ask = decision.action is not ClaimAction.REPAIR
+                ask = decision.action is not reconciliation.ClaimAction.REPAIR
                 decision = await self._decide(record, ask=ask)
                 match decision.action:
-                    case ClaimAction.REPAIR:
+                    case reconciliation.ClaimAction.REPAIR:
                         await self._claims.make(record)
-                    case ClaimAction.RELEASE:
+                    case reconciliation.ClaimAction.RELEASE:
                         await self._claims.remove(record)
-                    case ClaimAction.LEAVE:
+                    case reconciliation.ClaimAction.LEAVE:
                         pass
         except NodeagentError as error:
             return _problem(error)
         return decision.problem
 
-    async def _decide(self, record: ClaimRecord, *, ask: bool) -> Decision:
+    async def _decide(self, record: ClaimRecord, *, ask: bool) -> reconciliation.Decision:
         """Decide again by what is there now; `ask` the API server about the claim, too."""
         claims, allocations, _ = await self._observe_claims([record] if ask else [])
         observed = await self._claims.observe()
-        return decision_of(record, await self._snapshot(observed, claims, allocations, [record]))
+        return reconciliation.decision_of(
+            record, await self._snapshot(observed, claims, allocations, [record])
+        )
 
     # --- what is known ----------------------------------------------------------------------------
 
@@ -113,13 +108,13 @@ class Upkeep:
         claims: Claims,
         allocations: Allocations,
         concerned: Collection[ClaimRecord] | None = None,
-    ) -> Snapshot:
+    ) -> reconciliation.Snapshot:
         """`concerned` are the records whose CDI files are read, all where it is None."""
         records = self._claims.store.records
         files = await asyncio.to_thread(
             self._claims.files.states, records if concerned is None else concerned, observed
         )
-        return Snapshot(
+        return reconciliation.Snapshot(
             self._claims.places.boot_id,
             observed,
             records,

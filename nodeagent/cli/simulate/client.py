@@ -10,12 +10,7 @@ from nodeagent.cli.simulated_node import device_named, pipes_of, state_file
 from nodeagent.errors import NodeagentError, UsageError
 from nodeagent.mps.files.client_files import NotPlain, file_name
 from nodeagent.mps.files.publisher import ENV_DIRECTORY
-from nodeagent.simulation.mps.clients import (
-    DEVICES_UNAVAILABLE,
-    OUT_OF_MEMORY,
-    ClientError,
-    SimulatedClient,
-)
+from nodeagent.simulation.mps import clients
 from nodeagent.text import gibibytes
 
 _FOR_EVER = float("inf")
@@ -24,8 +19,8 @@ _MAX_FILE = 64 * 1024  # bytes of an env file
 _PIPES, _DEVICES = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"
 
 _MEANINGS = {
-    OUT_OF_MEMORY: "out of memory",
-    DEVICES_UNAVAILABLE: "the device's compute mode keeps it out",
+    clients.OUT_OF_MEMORY: "out of memory",
+    clients.DEVICES_UNAVAILABLE: "the device's compute mode keeps it out",
     805: "connection failed",
     806: "the server is gone",
     807: "the server takes no clients now",
@@ -39,7 +34,7 @@ def run_client(options: Namespace, output: Output) -> None:
     device, pipes, environment = _place(options)
     until = time.monotonic() + (_FOR_EVER if options.seconds is None else options.seconds)
     uid = _owner(pipes) if options.uid is None else options.uid
-    with SimulatedClient(
+    with clients.SimulatedClient(
         pipes, uid=uid, environment=environment, state=state, device=device
     ) as client:
         try:
@@ -60,14 +55,14 @@ def run_client(options: Namespace, output: Output) -> None:
             facts |= {"accepted": True, "device": device, "memory": limits, "threads": threads}
             output.document(facts)
             _stay(client, until)
-        except ClientError as error:
+        except clients.ClientError as error:
             meaning = _MEANINGS.get(error.code, "unknown")
             message = f"the client ended with CUDA error {error.code} ({meaning})"
             raise NodeagentError(message) from error
 
 
 def _accepted(
-    client: SimulatedClient, until: float, who: str, output: Output
+    client: clients.SimulatedClient, until: float, who: str, output: Output
 ) -> dict[str, float] | None:
     """What the client may use; None when its time was over before a server took it."""
     reported = False
@@ -81,21 +76,21 @@ def _accepted(
     return None
 
 
-def _allocated(client: SimulatedClient, size: int | None, output: Output) -> int:
+def _allocated(client: clients.SimulatedClient, size: int | None, output: Output) -> int:
     """Allocate memory; returns how many bytes the client has."""
     if size is None:
         return 0
     try:
         client.allocate(size)
-    except ClientError as error:
-        if error.code != OUT_OF_MEMORY:
+    except clients.ClientError as error:
+        if error.code != clients.OUT_OF_MEMORY:
             raise
         raise NodeagentError.of("outOfMemory", size=gibibytes(size), code=error.code) from error
     output.sentence(f"it allocated {gibibytes(size)}")
     return size
 
 
-def _stay(client: SimulatedClient, until: float) -> None:
+def _stay(client: clients.SimulatedClient, until: float) -> None:
     """Wait until the client's time is over; raises ClientError when server or agent end it."""
     while (left := until - time.monotonic()) > 0:
         with suppress(TimeoutError):

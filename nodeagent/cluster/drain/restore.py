@@ -13,13 +13,8 @@ import structlog
 
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.node_view import NodeView
+from nodeagent.cluster.drain import changes
 from nodeagent.cluster.drain.allocatable import AwaitedAllocatable
-from nodeagent.cluster.drain.changes import (
-    NodeChange,
-    restorations,
-    restoring,
-    uncordoning,
-)
 from nodeagent.cluster.drain.node import DrainedNode, api_problem
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.pacing import Backoff
@@ -73,7 +68,7 @@ class Restore:
         """Whether something that was done around a change, by an earlier agent too, is not yet put
         back.
         """
-        paused = restoring(self._node.known.labels)
+        paused = changes.restoring(self._node.known.labels)
         return self._node_changed or (bool(paused) and not self._node.may_have_paused())
 
     # --- events -----------------------------------------------------------------------------------
@@ -186,16 +181,16 @@ class Restore:
         view = self._node.known
         return not self._changes(view) and (self._await_offer() or not self._uncordoning(view))
 
-    def _changes(self, node: NodeView) -> tuple[NodeChange, ...]:
-        return restorations(
+    def _changes(self, node: NodeView) -> tuple[changes.NodeChange, ...]:
+        return changes.restorations(
             node,
             self._node.plugin_pods,
             plugin_config=self._configuration_due(),
             stay_paused=not self._node_changed and self._node.may_have_paused(),
         )
 
-    def _uncordoning(self, node: NodeView) -> NodeChange | None:
-        return None if self.holds_cordon else uncordoning(node)
+    def _uncordoning(self, node: NodeView) -> changes.NodeChange | None:
+        return None if self.holds_cordon else changes.uncordoning(node)
 
     async def _delete(self, selectors: Iterable[PodSelector], deleted: set[str]) -> None:
         for selector in selectors:

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from nodeagent.cluster.kubelet.allocations import (
-    Anywhere,
-    ByClaim,
-    ByFile,
-    ByPlace,
-    ByUuid,
-    DeviceId,
-    Holding,
-)
+from nodeagent.cluster.kubelet import allocations
 from nodeagent.cluster.kubelet.processes import ProcessPod, ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu import users
@@ -125,15 +117,15 @@ class KubeletUsage(UsageSource):
         except OSError as error:
             return UnknownUsers(f"{self._socket.parent} cannot be read: {error.strerror}")
 
-    def _unrecorded(self, found: Sequence[Holding]) -> tuple[Holding, ...]:
+    def _unrecorded(self, found: Sequence[allocations.Holding]) -> tuple[allocations.Holding, ...]:
         known = self._recorded() if self._recorded else ()
         return tuple(
             one
             for one in found
-            if not (isinstance(one.device, ByClaim) and one.device.claim in known)
+            if not (isinstance(one.device, allocations.ByClaim) and one.device.claim in known)
         )
 
-    async def _allocations(self) -> tuple[Holding, ...]:
+    async def _allocations(self) -> tuple[allocations.Holding, ...]:
         if self._client is None:  # gRPC is imported only where there is a kubelet
             self._client = await asyncio.to_thread(self._make_client)
         from nodeagent.cluster.kubelet.pod_resources import KubeletBusy
@@ -166,7 +158,7 @@ def _answers(gpu: Gpu) -> bool:
 class Allocations:
     """Everything that was allocated at one moment."""
 
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[allocations.Holding, ...] = ()
 
     def users(self, device: MigDeviceRef) -> Usage:
         """Who was given the MIG device, or may have been."""
@@ -176,60 +168,63 @@ class Allocations:
         """Who was given the GPU itself, or may have been."""
         return self._usage(gpu.minor, lambda held: _is_gpu(held, gpu))
 
-    def _usage(self, minor: int | None, is_held: Callable[[DeviceId], bool]) -> Usage:
+    def _usage(self, minor: int | None, is_held: Callable[[allocations.DeviceId], bool]) -> Usage:
         found = tuple(sorted({_user(one) for one in self.holdings if is_held(one.device)}))
         for one in self.holdings:
-            if isinstance(one.device, Anywhere):
+            if isinstance(one.device, allocations.Anywhere):
                 reason = (
                     f"pod {one.pod} was given the device {one.device.name!r}, "
                     "and it is not known which one that is"
                 )
                 return Usage(found, known=False, reason=reason)
-        if minor is None and any(isinstance(one.device, ByFile | ByPlace) for one in self.holdings):
+        if minor is None and any(
+            isinstance(one.device, allocations.ByFile | allocations.ByPlace)
+            for one in self.holdings
+        ):
             reason = "the driver does not report which device file the GPU has"
             return Usage(found, known=False, reason=reason)
         return Usage(found)
 
 
-def _user(one: Holding) -> User:
+def _user(one: allocations.Holding) -> User:
     pod = one.pod
     return User(0, source="kubelet", namespace=pod.namespace, pod=pod.name, container=one.container)
 
 
-def _is_device(held: DeviceId, device: MigDeviceRef) -> bool:
+def _is_device(held: allocations.DeviceId, device: MigDeviceRef) -> bool:
     """Whether what is held is this MIG device, a part of it or its GPU instance, not the GPU."""
     match held:
-        case ByUuid(uuid):
+        case allocations.ByUuid(uuid):
             return bool(device.uuid) and uuid == device.uuid.lower()
-        case ByFile(minor, instance):
+        case allocations.ByFile(minor, instance):
             return (minor, instance) == (device.minor, device.gpu_instance)
-        case ByPlace(minor, start):
+        case allocations.ByPlace(minor, start):
             place = device.placement
             return minor == device.minor and (place is None or bool(place.mask >> start & 1))
-        case ByClaim(gpu, start):
+        case allocations.ByClaim(gpu, start):
             if start is None or gpu != device.gpu.lower():
                 return False
             return device.placement is None or device.placement.start == start
-        case Anywhere():
+        case allocations.Anywhere():
             return False  # `Allocations._usage` has it make all users unknown
         case _:
             assert_never(held)
 
 
-def _is_gpu(held: DeviceId, gpu: GpuRef) -> bool:
+def _is_gpu(held: allocations.DeviceId, gpu: GpuRef) -> bool:
     """Whether what is held is the GPU as a whole, or an instance that it does not have."""
     match held:
-        case ByUuid(uuid):
+        case allocations.ByUuid(uuid):
             return uuid == gpu.gpu.lower()
-        case ByFile(minor, instance):
+        case allocations.ByFile(minor, instance):
             return minor == gpu.minor and instance is None
-        case ByPlace(minor, start):
+        case allocations.ByPlace(minor, start):
             if minor != gpu.minor or gpu.instances is None:
                 return False
             return not any(place.mask >> start & 1 for place in gpu.instances)
-        case ByClaim(uuid, start):
+        case allocations.ByClaim(uuid, start):
             return start is None and uuid == gpu.gpu.lower()
-        case Anywhere():
+        case allocations.Anywhere():
             return False
         case _:
             assert_never(held)

@@ -31,13 +31,7 @@ from nodeagent.cluster.kubelet.allocations import (
     read_device_id,
     read_own_device,
 )
-from nodeagent.cluster.kubelet.generated.podresources_pb2 import (
-    ClaimResource,
-    DynamicResource,
-    ListPodResourcesRequest,
-    ListPodResourcesResponse,
-    PodResources,
-)
+from nodeagent.cluster.kubelet.generated import podresources_pb2
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import Signature
 from nodeagent.text import listed
@@ -136,7 +130,7 @@ class PodResourcesClient:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             f"/{SERVICE}/List"
         )
-        request = ListPodResourcesRequest().SerializeToString()
+        request = podresources_pb2.ListPodResourcesRequest().SerializeToString()
         try:
             answer = await call(request, timeout=self._deadline)
             if self._kept is None:
@@ -193,15 +187,15 @@ def allocated_in(answer: bytes) -> tuple[Allocated, ...]:
     return tuple(dict.fromkeys(found))  # kubelets that were restarted list them twice
 
 
-def _pods_in(answer: bytes) -> Sequence[PodResources]:
+def _pods_in(answer: bytes) -> Sequence[podresources_pb2.PodResources]:
     """Decoded here: inside gRPC a failure would be logged past the agent's logging."""
     try:
-        return ListPodResourcesResponse.FromString(answer).pod_resources
+        return podresources_pb2.ListPodResourcesResponse.FromString(answer).pod_resources
     except DecodeError as error:
         raise KubeletError(f"the kubelet's answer to List is unreadable: {error}") from error
 
 
-def _holdings(pod: PodResources) -> Iterator[Holding]:
+def _holdings(pod: podresources_pb2.PodResources) -> Iterator[Holding]:
     """The kubelet has one entry for each device."""
     name = PodName(pod.namespace, pod.name)
     for container in pod.containers:
@@ -215,14 +209,16 @@ def _holdings(pod: PodResources) -> Iterator[Holding]:
                     yield Holding(name, container.name, found)
 
 
-def _claimed_device(claim: DynamicResource, claimed: ClaimResource) -> DeviceId | None:
+def _claimed_device(
+    claim: podresources_pb2.DynamicResource, claimed: podresources_pb2.ClaimResource
+) -> DeviceId | None:
     if not is_own(claimed.driver_name, claimed.pool_name):
         return read_claimed_device(claimed.driver_name, claimed.device_name)
     named = claim.claim_namespace, claim.claim_name
     return read_own_device(named, claimed.pool_name, claimed.device_name)
 
 
-def _claimed(pod: PodResources) -> Iterator[Allocated]:
+def _claimed(pod: podresources_pb2.PodResources) -> Iterator[Allocated]:
     """List a pod's devices of this agent's own driver, with their claims."""
     for container in pod.containers:
         for claim in container.dynamic_resources:

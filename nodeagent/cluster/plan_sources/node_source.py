@@ -8,24 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Final, assert_never
 
 from nodeagent.cluster.client.node_view import NodeView, Wanted
+from nodeagent.reconcile import plan_update
 from nodeagent.reconcile.plan_file import PlanFile
-from nodeagent.reconcile.plan_update import (
-    DeferredPlan,
-    NoPlan,
-    PlanText,
-    PlanUpdate,
-    UnreadablePlan,
-)
 from nodeagent.structs import replace
 from nodeagent.text import quote
 from nodeagent.views.node_state import NodeState
 
-NO_NODE = NoPlan("the cluster has no Node of this name")
+NO_NODE = plan_update.NoPlan("the cluster has no Node of this name")
 
-Requested = PlanUpdate | DeferredPlan
+Requested = plan_update.PlanUpdate | plan_update.DeferredPlan
 Offer = Callable[[Requested], None]
 """Takes what a source offers."""
-FollowFile = Callable[[Callable[[PlanUpdate], None]], PlanFile]
+FollowFile = Callable[[Callable[[plan_update.PlanUpdate], None]], PlanFile]
 """Makes the plan file that offers what it holds to this function."""
 
 
@@ -50,7 +44,7 @@ class NodeSource:
         self._view: NodeView | None = None
         self._is_observed = False  # the Node, or that there is none
         self._rounds_before = 0  # when the last offer was made
-        self.file: PlanUpdate | None = None  # None: not read yet
+        self.file: plan_update.PlanUpdate | None = None  # None: not read yet
         self.last_offer: Requested | None = None
 
     async def run(self) -> None:
@@ -65,13 +59,15 @@ class NodeSource:
 
     def use_last_good(self, why: str) -> None:
         """Keep the last good plan in force while there is no view of the Node yet."""
-        self._offer(NoPlan(why))
+        self._offer(plan_update.NoPlan(why))
 
     def requested(self, view: NodeView) -> Requested | None:
         """What the Node asks for; None while that is not known."""
         raise NotImplementedError
 
-    def answer(self, view: NodeView, state: NodeState, offered: PlanUpdate | None) -> Wanted:
+    def answer(
+        self, view: NodeView, state: NodeState, offered: plan_update.PlanUpdate | None
+    ) -> Wanted:
         """What is to be written on the Node; `offered` is what `state` was made from."""
         return Wanted()
 
@@ -93,7 +89,7 @@ class NodeSource:
         """
         return self.last_offer is not None and state.rounds > self._rounds_before
 
-    def _take_file(self, file: PlanUpdate) -> None:
+    def _take_file(self, file: plan_update.PlanUpdate) -> None:
         self.file = file
         self.update()
 
@@ -104,7 +100,7 @@ PLAN: Final = "nodeagent.io/plan"
 PLAN_NAME: Final = "nodeagent.io/plan-name"
 
 
-def offer(annotations: Mapping[str, str], file: PlanUpdate) -> PlanUpdate:
+def offer(annotations: Mapping[str, str], file: plan_update.PlanUpdate) -> plan_update.PlanUpdate:
     """What the annotations ask for; `file` is what the plan file offers, for a name alone.
 
     A plan counts before a name alone, and takes the name along: it may be a mig-parted file. An
@@ -113,16 +109,16 @@ def offer(annotations: Mapping[str, str], file: PlanUpdate) -> PlanUpdate:
     plan, name = annotations.get(PLAN), annotations.get(PLAN_NAME) or None
     if plan is not None:
         # A lone surrogate is refused where texts are read, with its place.
-        return PlanText(plan.encode("utf-8", "surrogatepass"), name)
+        return plan_update.PlanText(plan.encode("utf-8", "surrogatepass"), name)
     if name is None:
-        return NoPlan(f"the Node has no annotation {PLAN}, and no {PLAN_NAME}")
+        return plan_update.NoPlan(f"the Node has no annotation {PLAN}, and no {PLAN_NAME}")
     match file:
-        case PlanText():
+        case plan_update.PlanText():
             return replace(file, configuration=name)
-        case NoPlan(reason, problem):
+        case plan_update.NoPlan(reason, problem):
             why = f"the annotation {PLAN_NAME} is {quote(name)}, but {reason}"
-            return NoPlan(why, replace(problem, message=why) if problem else None)
-        case UnreadablePlan():
+            return plan_update.NoPlan(why, replace(problem, message=why) if problem else None)
+        case plan_update.UnreadablePlan():
             return file
         case _:
             assert_never(file)
@@ -134,7 +130,7 @@ class AnnotationSource(NodeSource):
     Before the file is read, a name alone means nothing yet. The status annotation is the answer.
     """
 
-    def requested(self, view: NodeView) -> PlanUpdate | None:
+    def requested(self, view: NodeView) -> plan_update.PlanUpdate | None:
         if self.file is None and PLAN not in view.annotations:
             return None
         return offer(view.annotations, self.file or NO_NODE)

@@ -4,14 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from nodeagent.errors import (
-    DeadlineExceeded,
-    DriverError,
-    DriverUnavailable,
-    GpuInUse,
-    GpuLost,
-    NodeagentError,
-)
+from nodeagent import errors
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
@@ -57,7 +50,7 @@ class Change(Struct, frozen=True):
     def require_time(self, what: str) -> None:
         """Raise DeadlineExceeded if it is too late for what cannot be undone: readings are old."""
         if time.monotonic() > self.until:
-            raise DeadlineExceeded.of("givenUp", what=what)
+            raise errors.DeadlineExceeded.of("givenUp", what=what)
 
     def require_fresh(self, *, looked: bool = True) -> None:
         """Call before the readings decide; raises StaleReadings."""
@@ -69,9 +62,9 @@ class Change(Struct, frozen=True):
         for _ in range(_REREADS):
             try:
                 return ask()
-            except (DriverUnavailable, GpuLost, DeadlineExceeded):
+            except (errors.DriverUnavailable, errors.GpuLost, errors.DeadlineExceeded):
                 raise
-            except DriverError:
+            except errors.DriverError:
                 if not self.sleep(_PAUSE):
                     raise
         return ask()
@@ -94,7 +87,7 @@ def find_instance(
     name = str(ProfileName.parse(device).gpu_instance)
     try:
         handle, info = _instance(gpu, instance)
-    except DriverError as error:
+    except errors.DriverError as error:
         if error.code != NOT_FOUND:
             raise
         raise other_than_planned(
@@ -122,22 +115,22 @@ def mig_device(uuid: str) -> Device:
     """The MIG device of that UUID, which must still be there."""
     try:
         return nvml.device_by_uuid(uuid)
-    except DriverError as error:
+    except errors.DriverError as error:
         if error.code in NOT_KNOWN:
             raise other_than_planned(f"there is no MIG device {uuid} any more") from error
         raise
 
 
-def other_than_planned(found: str) -> DriverError:
+def other_than_planned(found: str) -> errors.DriverError:
     """The error of a device that is not what was planned for, or has not become it."""
-    return DriverError.of("otherThanPlanned", also={"name": "NotAsPlanned"}, found=found)
+    return errors.DriverError.of("otherThanPlanned", also={"name": "NotAsPlanned"}, found=found)
 
 
-def cannot_restore(what: str, device: str, why: str = "") -> NodeagentError:
+def cannot_restore(what: str, device: str, why: str = "") -> errors.NodeagentError:
     """A setting is not changed, because its original could not be restored."""
-    return NodeagentError.of("notRestorable", what=what, device=device, why=why)
+    return errors.NodeagentError.of("notRestorable", what=what, device=device, why=why)
 
 
-def in_use(why: str, *usages: Usage) -> GpuInUse:
+def in_use(why: str, *usages: Usage) -> errors.GpuInUse:
     """A step is refused because devices have these users, or may have some."""
-    return GpuInUse(why, remedy=in_use_remedy(*usages))
+    return errors.GpuInUse(why, remedy=in_use_remedy(*usages))

@@ -17,18 +17,12 @@ from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 
-from nodeagent.files.open_directory import (
-    DIRECTORY_FLAGS,
-    OpenDirectory,
-    PathRefused,
-    Remedies,
-    refusing,
-)
+from nodeagent.files import open_directory
 from nodeagent.files.unasked import open_below
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
 
-_REMEDIES = Remedies(
+_REMEDIES = open_directory.Remedies(
     owner="find out what created it; remove it if no daemon runs there",
     symlink="remove it, or set run.dir to where it leads",
     system="run as root, or set run.dir to a directory that can be written",
@@ -72,9 +66,9 @@ def _lift_and_remove(top: int) -> None:
 def _taken(path: Path | str, above: int | None = None) -> Iterator[int]:
     """An open directory that from now on only this process' user can change."""
     if above is None:
-        descriptor = os.open(path, DIRECTORY_FLAGS)
+        descriptor = os.open(path, open_directory.DIRECTORY_FLAGS)
     else:
-        descriptor = open_below(above, str(path), DIRECTORY_FLAGS)
+        descriptor = open_below(above, str(path), open_directory.DIRECTORY_FLAGS)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
             os.fchown(descriptor, os.geteuid(), -1)
@@ -127,7 +121,7 @@ def pipe_directory(run_dir: Path, device: str) -> str:
     top = _top(run_dir, device)
     socket = os.fsencode(f"{top}/pipe/{LONGEST_SOCKET}")
     if len(socket) > MAX_SOCKET_PATH:
-        raise PathRefused.of(
+        raise open_directory.PathRefused.of(
             "mpsSocket",
             socket=os.fsdecode(socket),
             bytes=len(socket),
@@ -152,7 +146,9 @@ def make_directories(run_dir: Path, device: str, *, uid: int, gid: int, shm: boo
     """
     pipe = pipe_directory(run_dir, device)
     with ExitStack() as stack:
-        opened = OpenDirectory.opened(run_dir, make=True, remedies=_REMEDIES, group=True)
+        opened = open_directory.OpenDirectory.opened(
+            run_dir, make=True, remedies=_REMEDIES, group=True
+        )
         above = stack.enter_context(opened)
         _check_passable(Path(os.path.realpath(run_dir)), uid, gid)
         for name in ("mps", device):
@@ -173,7 +169,7 @@ def seal_pipe_directory(pipe: str) -> None:
     """
     if os.geteuid() != 0:
         return
-    descriptor = open_in(Path(pipe), "", DIRECTORY_FLAGS)
+    descriptor = open_in(Path(pipe), "", open_directory.DIRECTORY_FLAGS)
     try:
         found = os.fstat(descriptor)
         if (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) != (0, 0, _MODES["pipe"]):
@@ -217,7 +213,7 @@ def remove_directories(run_dir: Path, device: str) -> None:
         else:
             remove_tree(top)  # the record goes last, so that after a crash the rest is still known
     except OSError as error:
-        raise PathRefused.of(
+        raise open_directory.PathRefused.of(
             "notRemoved", path=error.filename or top, folder=top, why=error.strerror
         ) from error
 
@@ -226,7 +222,7 @@ def open_in(directory: Path, name: str, flags: int, mode: int = 0) -> int:
     """Open a file in a directory that another user has, or with "" the directory. Raises OSError,
     also where anything is mounted on it.
     """
-    above = os.open(directory.parent, DIRECTORY_FLAGS)
+    above = os.open(directory.parent, open_directory.DIRECTORY_FLAGS)
     try:
         return open_below(above, f"{directory.name}/{name}".rstrip("/"), flags, mode)
     finally:
@@ -255,14 +251,14 @@ def _has_mounts(top: Path) -> bool:
 def _top(run_dir: Path, device: str) -> str:
     text = str(run_dir)
     if not run_dir.is_absolute() or ".." in run_dir.parts:
-        raise PathRefused.of("runDirRelative", text=text)
+        raise open_directory.PathRefused.of("runDirRelative", text=text)
     if not text.isprintable() or ":" in text:
-        raise PathRefused.of("runDirCharacters", text=text)
+        raise open_directory.PathRefused.of("runDirCharacters", text=text)
     if not is_device_name(device):
-        raise PathRefused.of("deviceName", device=device)
+        raise open_directory.PathRefused.of("deviceName", device=device)
     top = f"{text}/mps/{device}"
     if any(f"{text}/".startswith(f"{default}/") for default in DEFAULT_DIRECTORIES):
-        raise PathRefused.of("defaultDirectory", folder=top)
+        raise open_directory.PathRefused.of("defaultDirectory", folder=top)
     return top
 
 
@@ -280,9 +276,9 @@ def _check_passable(path: Path, uid: int, gid: int) -> None:
     Where it may not, servers end with status 0 again and again and say nothing.
     """
     for level in (*reversed(path.parents), path):
-        with refusing("looked at", level, _REMEDIES):
+        with open_directory.refusing("looked at", level, _REMEDIES):
             found = level.stat()
         if not may_pass(found, uid, gid):
-            raise PathRefused.of(
+            raise open_directory.PathRefused.of(
                 "notPassed", user=uid, level=level, mode=f"{stat.S_IMODE(found.st_mode):o}"
             )
