@@ -110,7 +110,6 @@ class Cluster:
         return len(list((self.folder / "cdi").glob("nodeagent.io-claim_*.json")))
 
     def client(self, claim: Claim) -> SimulatedClient:
-        """A CUDA program in a container that has the claim's device, as its CDI file gives it."""
         file = self.folder / "cdi" / f"nodeagent.io-claim_{claim.uid}.json"
         [device] = json.loads(file.read_text())["devices"]
         environment = dict(text.split("=", 1) for text in device["containerEdits"]["env"])
@@ -150,7 +149,6 @@ def _configured(config: dict[str, Any], claim: dict[str, Any]) -> dict[str, Any]
 
 
 def claim_settings(folder: Path, mode: str = "dynamic") -> dict[str, str]:
-    """Of an agent that serves claims, as variables."""
     return {
         "NODEAGENT_DRA_MODE": mode,
         "NODEAGENT_KUBELET_DIR": str(folder / "kubelet"),

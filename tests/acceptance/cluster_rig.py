@@ -119,7 +119,6 @@ class Member:
     # --- the plan and what came of it -----------------------------------------------------------
 
     def plan(self, text: str) -> str:
-        """Ask for this plan, as a user of the cluster does."""
         self.api.annotate(self.name, **{PLAN: text})
         return text
 

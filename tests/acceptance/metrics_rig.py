@@ -27,8 +27,6 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Watched:
-    """A driver's GPUs, their metrics, and the state that they are exported with."""
-
     def __init__(
         self, driver: Driver, *, current: Callable[[], NodeState] | None = None, **variables: str
     ) -> None:

@@ -164,7 +164,6 @@ def run_directory_problem(home: Home) -> str:
 
 
 def second_agent(home: Home) -> subprocess.CompletedProcess[str]:
-    """Start another agent like the first one and wait for its end."""
     return home.run(
         *("run", "--state", str(home.state), "--plan", str(home.plan), "--listen", "127.0.0.1:0"),
         *("--run-dir", f"{home.folder}/run", "--state-dir", f"{home.folder}/state"),

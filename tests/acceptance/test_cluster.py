@@ -226,7 +226,6 @@ def test_a_new_node_is_not_taken_for_the_last_one(tmp_path: Path) -> None:
 
 
 def offering_pools(url: str) -> set[str]:
-    """The pools that offer a device on the API server of this URL."""
     specs = [item["spec"] for item in json.loads(slices(url))["items"]]
     return {spec["pool"]["name"] for spec in specs if spec.get("devices")}
 

@@ -44,7 +44,6 @@ def problems(member: Member) -> list[dict[str, Any]]:
 
 
 def paths(member: Member) -> list[str | None]:
-    """The places in the plan that the status annotation names."""
     return [problem.get("path") for problem in problems(member)]
 
 

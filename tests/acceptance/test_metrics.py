@@ -244,7 +244,6 @@ class Truth:
             self.lives.append(life)
 
     def was_there(self, gpu: str, number: int, since: float) -> bool:
-        """Whether an instance of this id was there at any time since then."""
         return any(
             life.gpu == gpu and life.id == number and life.died >= since for life in self.lives
         )

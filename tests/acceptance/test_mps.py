@@ -138,7 +138,6 @@ def _started(home: Home, plan: str, count: int = 1) -> list[dict[str, Any]]:
 
 
 def _status(home: Home, phase: str) -> dict[str, Any]:
-    """The agent's picture of the node, once it is in this phase."""
     return dict(home.until(lambda: (s := home.status()) and s["phase"] == phase and s))
 
 

@@ -187,7 +187,6 @@ _WHY_NOT = why_not() or ("" if shutil.which("jq") else "jq is not installed")
 
 
 async def _type(commands: str, folder: Path) -> None:
-    """Have a shell run them; each has to end with 0."""
     shell = await asyncio.create_subprocess_exec(
         "bash",
         "-c",

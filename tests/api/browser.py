@@ -40,7 +40,6 @@ class Tab:
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     async def read(self) -> None:
-        """Take what the browser sends, until it ends."""
         async for message in self._socket:
             said = json.loads(message.data)
             if "id" in said:
@@ -53,7 +52,6 @@ class Tab:
                     self.errors.append(entry["text"])
 
     async def call(self, method: str, **parameters: object) -> dict[str, Any]:
-        """What a method of the protocol gives."""
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": parameters})

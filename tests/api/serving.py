@@ -149,8 +149,6 @@ class Doing:
 
 
 class Api:
-    """A listening API and a client for it."""
-
     def __init__(self, agent: Agent) -> None:
         self.answers = agent
         self.refusals = Refusals()
@@ -188,7 +186,6 @@ async def api(
     limits: RequestLimits = TCP_LIMITS,
     host: str = "127.0.0.1",
 ) -> AsyncIterator[Api]:
-    """Serve what a node that was just observed answers."""
     node = await observe() if observed else None
     served = Api(answers := Agent(node, daemons, doing, previewing))
     async with AsyncExitStack() as stack:
@@ -201,7 +198,6 @@ async def api(
 
 
 def assert_described(path: str, status: int, body: Any, method: str = "get") -> None:
-    """The answer is one that the description promises."""
     answer = DESCRIPTION["paths"][path][method]["responses"][str(status)]
     schema = answer["content"]["application/json"]["schema"]
     root = {**schema, "components": DESCRIPTION["components"]}

@@ -65,7 +65,6 @@ class Process:
         return self.until(lambda body: body["phase"] == phase)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end."""
         self.popen.send_signal(number)
         return self.wait()
 
@@ -84,7 +83,6 @@ class Process:
 
 @contextlib.contextmanager
 def agent(folder: Path, *arguments: str, **options: str) -> Iterator[Process]:
-    """Run an agent; it is gone in the end."""
     process = Process(folder, *arguments, **options)
     try:
         yield process

@@ -34,7 +34,6 @@ def _scraped(folder: Path) -> dict[Series, float]:
 def until_scraped(
     folder: Path, condition: Callable[[dict[Series, float]], bool]
 ) -> dict[Series, float]:
-    """Wait until the metrics meet the condition, and return them."""
     deadline = time.monotonic() + stretched(SOON)
     while time.monotonic() < deadline:
         if condition(series := _scraped(folder)):

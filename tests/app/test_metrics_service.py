@@ -23,7 +23,6 @@ from tests.rig import open_driver
 async def watching(
     boards: str = "t4:1", **settings: Any
 ) -> AsyncIterator[tuple[Watched, SimulatedNode]]:
-    """The metrics of a simulated node, while they are served."""
     with simulated(boards) as node:
         async with open_driver() as driver:
             observed = await driver.observe()

@@ -22,7 +22,6 @@ def write(folder: Path, text: str) -> Path:
 
 
 async def reported(rig: Rig, times: int) -> None:
-    """Wait until changed settings were reported so often."""
     await rig.until(lambda: len(rig.reported(EventType.SETTINGS_KEPT)) == times)
 
 

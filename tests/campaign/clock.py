@@ -36,7 +36,6 @@ class Clock:
         self.random.seed(seed)
 
     def pass_to(self, moment: float) -> None:
-        """Let time pass until then, unless it is past."""
         self.now = max(self.now, moment)
 
     def monotonic(self) -> float:
@@ -68,7 +67,6 @@ class Clock:
 
     @property
     def next_thread(self) -> float:
-        """When the first of the sleeping threads wakes."""
         return min((turn.until for turn in self.turns), default=math.inf)
 
 

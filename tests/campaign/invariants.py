@@ -48,5 +48,4 @@ def of_log(lines: list[str]) -> list[Violation]:
 
 
 def of_text(name: str, text: str) -> list[Violation]:
-    """What a page of the agent must not show."""
     return [Violation(TRACEBACK, f"in {name}")] if "Traceback" in text else []

@@ -73,7 +73,6 @@ class Border:
 
     @property
     def is_hindered(self) -> bool:
-        """Whether something may go wrong at any time."""
         return bool(self.holds or self.ignored or self.full_at is not None)
 
     def end_faults(self) -> None:

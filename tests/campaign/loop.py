@@ -48,7 +48,6 @@ class MachineLoop(asyncio.SelectorEventLoop):
         return super().call_later(max(delay, _TICK), callback, *args, context=context)
 
     def run_for(self, seconds: float) -> None:
-        """Run so long, unless it is stopped before."""
         timer = self.call_later(seconds, self.stop)
         self.run_forever()
         timer.cancel()

@@ -225,8 +225,6 @@ class Machine:
 
 
 class _Life:
-    """One process of the agent."""
-
     def __init__(self, machine: Machine, settings: Settings) -> None:
         self._machine = machine
         self._settings = settings

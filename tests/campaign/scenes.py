@@ -88,7 +88,6 @@ def _then(day: Day, action: Action) -> Steps:
 
 
 def _one(action: Callable[[Day], Action]) -> Callable[[Day], Steps]:
-    """A scene of one action."""
     return lambda day: _then(day, action(day))
 
 

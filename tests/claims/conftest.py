@@ -33,7 +33,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def home(folder: Path) -> Home:
-    """A machine on which nothing was claimed yet."""
     return Home(folder)
 
 

@@ -116,7 +116,6 @@ class PodsOfProcesses(UsageSource):
 
 
 def reserve(claims: NodeClaims, claim: tuple[str, str, str], pod: str) -> None:
-    """The API server says that the pod has the claim."""
     claims.pods.was_read(claim[:2], reserved(claim[2], pod))
 
 

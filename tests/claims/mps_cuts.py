@@ -107,7 +107,6 @@ class World:
         return [problem.message for problem in await self.home.upkeep(claims).round()]
 
     async def until_well(self, claims: NodeClaims, rig: Rig) -> None:
-        """Look after the claims until nothing is amiss."""
         async with asyncio.timeout(stretched(SOON)):
             while await self.look_after(claims, rig):
                 await asyncio.sleep(0.05)
@@ -128,12 +127,10 @@ class World:
 
 
 async def prepare(world: World, claims: NodeClaims) -> object:
-    """What the kubelet asks for."""
     return await claims.prepare(*world.claim)
 
 
 async def release(_: World, claims: NodeClaims) -> None:
-    """Likewise."""
     await claims.release(OWN)
 
 

@@ -84,7 +84,6 @@ def client(home: Home, machine: NodeRig, device: ClaimedDevice) -> SimulatedClie
 
 
 async def unresolved(claims: NodeClaims, home: Home, rig: Rig) -> list[str]:
-    """What upkeep leaves, of a node as it is now."""
     await rig.round()
     upkeep = Upkeep(claims, allocations=home.allocations, planned=frozenset)
     return [problem.message for problem in await upkeep.round()]

@@ -60,7 +60,6 @@ def claim_object(claim: object) -> ClaimObject:
 
 
 def reserved(uid: str, *pods: str) -> ClaimObject:
-    """A claim that is reserved for these pods of its namespace."""
     consumers = [{"resource": "pods", "name": name, "uid": f"uid-{name}"} for name in pods]
     return claim_object({"metadata": {"uid": uid}, "status": {"reservedFor": consumers}})
 

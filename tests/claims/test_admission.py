@@ -65,7 +65,6 @@ def test_a_claim_that_was_made_again_under_its_name() -> None:
 
 
 def claim(mps: WantedMps | None, **changes: Any) -> ClaimedDevice:
-    """A device beside the first, with this daemon."""
     return mig_device(placement=BESIDE, mps=mps, **changes)
 
 

@@ -197,7 +197,6 @@ async def test_a_driver_that_hangs_for_long(node: SimulatedNode, home: Home) -> 
 
 
 async def until_prepared(prepare: Callable[[], Awaitable[object]]) -> None:
-    """The kubelet asks again until it succeeds."""
     async with asyncio.timeout(stretched(SOON)):
         while True:
             try:

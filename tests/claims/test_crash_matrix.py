@@ -46,7 +46,6 @@ class World:
 
     @contextmanager
     def copied(self, folder: Path) -> Iterator[World]:
-        """Another machine that is like this one."""
         state = folder.with_name(f"node-{folder.name}.json")  # its changes are none of the agent's
         state.write_bytes(json.encode(self.node.state))
         with simulated(state=state) as node:
@@ -62,7 +61,6 @@ class World:
 
     @asynccontextmanager
     async def life(self, border: Border | None = None) -> AsyncIterator[NodeClaims]:
-        """One agent's, until it is killed."""
         with watched(self.node, self.home, border or Border()):
             async with self.home.core() as (claims, _):
                 yield claims
@@ -126,17 +124,14 @@ class Scenario:
 
 
 async def prepare(world: World, claims: NodeClaims) -> object:
-    """What the kubelet asks for."""
     return await claims.prepare(*world.claim)
 
 
 async def release(_: World, claims: NodeClaims) -> None:
-    """Likewise."""
     await claims.release(OWN)
 
 
 async def look_after(world: World, claims: NodeClaims) -> object:
-    """What the agent does by itself."""
     return await world.home.upkeep(claims).round()
 
 
@@ -155,12 +150,10 @@ async def in_mig_mode(world: World) -> None:
 
 
 async def beside_a_neighbour(world: World) -> None:
-    """Not prepared yet."""
     await world.settle(own=False)
 
 
 async def prepared(world: World) -> None:
-    """Nothing is amiss."""
     await world.settle(own=True)
 
 
@@ -241,7 +234,6 @@ async def is_released(world: World, scenario: Scenario) -> None:
 
 
 async def runs_on(world: World, scenario: Scenario) -> None:
-    """Nobody asks for anything."""
     async with world.life() as claims:
         assert await look_after(world, claims) == ()
         world.check(OWN, *scenario.neighbours, places=scenario.places)

@@ -28,14 +28,11 @@ LAYOUT = Layout((), "gpus[0].mig")
 
 
 def planned(*fixed: tuple[str, int], room: bool = True) -> Planned:
-    """A planned layout of whole instances at recorded places."""
     return Planned(LAYOUT, tuple(FixedInstance(*place) for place in fixed), room)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The devices as they are published, and why they are fewer."""
-
     devices: dict[str, OfferedDevice]
     reason: Problem | None
 

@@ -30,7 +30,6 @@ KINDS = {"gpu": "GpuConfig", MIG_DEVICE: "MigDeviceConfig"}
 
 
 def nvidias(parameters: Json, source: str = "FromClaim", **changes: Any) -> Json:
-    """A configuration of an allocation for NVIDIA's driver."""
     return config_json(parameters, source, **{"driver": "gpu.nvidia.com", **changes})
 
 

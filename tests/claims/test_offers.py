@@ -214,7 +214,6 @@ def names_in(offer: PoolOffer) -> set[str]:
 
 
 def using(device: str) -> ClaimRecord:
-    """A claim that has it."""
     return record(mig_device(gpu=H100.uuid, result=mig_result(pool=POOL, device=device)))
 
 

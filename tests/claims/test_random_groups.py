@@ -49,7 +49,6 @@ class Days:
         self.seen: set[tuple[str, bool]] = set()  # what was wanted, and whether it was to be had
 
     async def live(self, rounds: int) -> None:
-        """The life of one agent."""
         async with Serving(Driver(observe_deadline=30, step_deadline=30), self.daemons) as hardware:
             owners = GpuOwners(nullcontext(hardware), Policy())
             await owners.open()
@@ -102,7 +101,6 @@ class Days:
         return claim
 
     async def end(self, claims: NodeClaims) -> None:
-        """One of the claims'."""
         one = self.held.pop(self._rng.randrange(len(self.held)))
         await claims.release(one.claim[2])
         del self._home.claims[one.claim[:2]]

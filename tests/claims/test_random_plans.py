@@ -167,7 +167,6 @@ class Day:
         return self.home.claim(self.count, *found), found[0]
 
     def reboot(self) -> None:
-        """The machine is started again."""
         self.lives += 1
         self.home.boot_id = f"boot {self.lives}"
         self.node.reboot()

@@ -246,8 +246,6 @@ HARDWARE = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One combination."""
-
     phase: RecordPhase
     rebooted: bool
     hardware: str  # of HARDWARE, or "unknown"
@@ -302,7 +300,6 @@ class Case:
 
     @property
     def foreign(self) -> bool:
-        """Whether there is an instance that belongs to no claim."""
         return bool(HARDWARE.get(self.hardware)) and not self.is_there
 
     @property

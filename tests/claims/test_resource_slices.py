@@ -311,7 +311,6 @@ def offer_of(board: str, number: int = 0) -> PoolOffer:
 
 
 def assert_consistent(server: Server) -> None:
-    """What a scheduler requires before it uses a pool."""
     for specs in server.pools().values():
         assert len({spec["pool"]["generation"] for spec in specs}) == 1
         assert {spec["pool"]["resourceSliceCount"] for spec in specs} == {len(specs)}

@@ -17,8 +17,6 @@ from nodeagent.cli import main
 
 @dataclass(frozen=True)
 class Ended:
-    """How one command ended."""
-
     code: int
     out: str
     err: str
@@ -81,7 +79,6 @@ def short() -> Iterator[Path]:
 
 @pytest.fixture
 def program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Program:
-    """The program, with a node to be made."""
     return Program(tmp_path, capsys)
 
 

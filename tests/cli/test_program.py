@@ -108,7 +108,6 @@ SLOW = {"aiohttp", "structlog", "psutil", "pydantic", "kubernetes", "asyncinotif
 
 
 def _imported(*words: str) -> set[str]:
-    """The modules that a process imports for this command line."""
     code = (
         f"import atexit, sys; sys.argv[1:] = {words!r}; "
         "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "

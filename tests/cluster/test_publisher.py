@@ -24,8 +24,6 @@ PACE = PublisherIntervals(patience=0.15, first_answer=0.1, follow=QUICK, write=Q
 
 
 class Labelling(NodeSource):
-    """A source that writes one label on the Node."""
-
     def __init__(self) -> None:
         self.offers: list[object] = []
         super().__init__(self.offers.append, rounds=lambda: 0)
@@ -49,8 +47,6 @@ class CountingHooks(ClusterHooks):
 
 
 class PublishedNode:
-    """A publisher with what it was given and what came of it."""
-
     def __init__(self, server: ApiServer, access: ClusterAccess, node: str = "n") -> None:
         self.server = server
         self.events = EventLog()

@@ -16,8 +16,6 @@ pytestmark = pytest.mark.virtual_time
 
 @dataclass(frozen=True)
 class Thing:
-    """An object that only has its version."""
-
     name: str
     resource_version: str
 

@@ -50,7 +50,6 @@ def offer_of(board: str = "h100-80gb", number: int = 0) -> PoolOffer:
 
 
 def published(server: ApiServer) -> list[PoolOffer]:
-    """What a scheduler sees: the offers of all complete pools."""
     pools: dict[str, list[Any]] = {}
     for one in server.store.all(SLICES):
         pools.setdefault(one["spec"]["pool"]["name"], []).append(one)

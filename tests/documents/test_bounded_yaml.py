@@ -16,7 +16,6 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 def faults(text: str | bytes) -> tuple[Problem, ...]:
-    """The problems for which `text` is refused."""
     with pytest.raises(DocumentError) as caught:
         read_tree(text)
     return caught.value.problems

@@ -20,7 +20,6 @@ FILE = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}\n"
 
 
 def problems_of(text: str | bytes, configuration: str | None = None) -> tuple[Problem, ...]:
-    """The problems for which a text is refused; none when it is read."""
     try:
         read_document(text, configuration=configuration)
     except DocumentError as error:

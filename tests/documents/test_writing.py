@@ -39,7 +39,6 @@ T4 = 0x1EB810DE
 
 
 def instance(start: int, *devices: str, gi: int = 1, size: int = 4) -> GpuInstance:
-    """A GPU instance at `start` with these devices in it."""
     return GpuInstance(
         id=gi,
         profile_id=0,

@@ -103,7 +103,6 @@ def refused(path: Path, why: str, *, make: bool = False) -> PathRefused:
 
 
 def refused_in(top: OpenDirectory, name: str, why: str, *, make: bool = True) -> None:
-    """That the directory in an open one cannot be opened for this reason."""
     with pytest.raises(PathRefused, match=why), top.child(name, make=make):
         pass
 

@@ -32,8 +32,6 @@ SOON = 60.0  # seconds that an agent may take for anything, on a busy machine
 
 
 class Cluster:
-    """An API server with one Node, in a thread of its own."""
-
     def __init__(self, folder: Path) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -158,14 +156,11 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def stage(folder: Path, session: Session) -> Iterator[Stage]:
-    """What an agent's case acts on, while the block runs."""
     with contextlib.ExitStack() as stack:
         yield Stage(folder, session, stack)
 
 
 class Stage:
-    """Runs the lines of an agent's case."""
-
     def __init__(self, folder: Path, session: Session, stack: contextlib.ExitStack) -> None:
         self._folder = folder
         self._session = session

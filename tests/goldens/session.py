@@ -24,7 +24,6 @@ class Session:
         self.folder = folder
 
     def transcript(self, command: str) -> str:
-        """The command, what it printed, and its exit code."""
         return "".join(self._one(each) for each in alternatives(command))
 
     def _one(self, command: str) -> str:

@@ -59,7 +59,6 @@ def add_compute(gpu: Gpu, instance: GpuInstance, slices: int) -> steps.CreateCom
 def compute_mode(
     gpu: Gpu, mode: ComputeMode, device: ComputeInstance | None = None
 ) -> steps.SetComputeMode:
-    """The compute mode of the GPU, or of one of its MIG devices."""
     return steps.SetComputeMode(gpu.uuid, device.uuid if device else gpu.uuid, mode, REASON)
 
 

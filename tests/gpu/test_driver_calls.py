@@ -59,7 +59,6 @@ async def recut(driver: Driver, layout: Multiset) -> None:
 
 
 def calls(node: SimulatedNode) -> dict[str, int]:
-    """What was called since the journal was cleared."""
     return dict(Counter(call.name for call in node.journal.calls))
 
 

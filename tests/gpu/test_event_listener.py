@@ -34,7 +34,6 @@ async def listener(driver: Driver) -> EventListener:
 
 
 def xids(heard: tuple[Event, ...]) -> list[int]:
-    """The XIDs, in order; there is nothing else."""
     assert all(isinstance(event, readings.XidEvent) for event in heard)
     return [event.xid for event in heard if isinstance(event, readings.XidEvent)]
 

@@ -31,7 +31,6 @@ def moment(uptime: float, ahead: float = 0.0) -> Moment:
 
 
 def gpu(**values: Any) -> GpuReading:
-    """A reading of the GPU, with what is given and nothing else."""
     return GpuReading(**{"uuid": GPU, "pci_bus_id": ADDRESS, **values})
 
 
@@ -69,7 +68,6 @@ class Node:
         return self.read(gpu(), events=(GpuEvent(kind, GPU, self.now + 1, **values),))
 
     def reboot(self) -> Evaluation:
-        """The node comes up again, and nothing is known of it yet."""
         self.boot += "+"
         self.now = 0.0
         return self.read()
@@ -78,7 +76,6 @@ class Node:
         return {finding.cause for finding in self.state.findings}
 
     def one(self, cause: str) -> Finding:
-        """The only finding of this cause."""
         (found,) = [f for f in self.state.findings if f.cause == cause]
         return found
 
@@ -91,11 +88,9 @@ def known() -> Node:
 
 
 def counts(node: Node) -> dict[int, int]:
-    """How many XIDs of each number were counted."""
     return {count.xid: count.count for count in node.state.xids}
 
 
 def ends(node: Node) -> list[End]:
-    """How findings ended with the last reading."""
     assert node.last is not None
     return [ended.end for ended in node.last.ended]

@@ -30,12 +30,10 @@ REMEDIES = HealthRemedies("gpu-node-0", in_cluster=True, observed=ObservedNode()
 
 
 def health_json(findings: Iterable[Finding]) -> Json:
-    """As answers have them."""
     return as_json(health_shape(findings, REMEDIES, 3))
 
 
 def news(evaluation: Evaluation) -> tuple[HealthEvent, ...]:
-    """The events of an evaluation."""
     return events(evaluation, default_table(), REMEDIES.of_finding)
 
 

@@ -37,7 +37,6 @@ class Asked:
     namespace: str = ""
 
     def context(self) -> dict[str, Any]:
-        """What the expressions see."""
         extra = {NODE_NAME: [self.node]} if self.node else {}
         user = {"username": self.user, **({"extra": extra} if extra else {})}
         request = {"operation": self.operation, "userInfo": user, "namespace": self.namespace}
@@ -127,5 +126,4 @@ def _value(program: cel.Expression, context: dict[str, Any]) -> Any:
 
 @functools.cache
 def policy(name: str) -> AdmissionPolicy:
-    """One of POLICIES, compiled."""
     return AdmissionPolicy(one(written(POLICIES[name]), "ValidatingAdmissionPolicy", name))

@@ -51,7 +51,6 @@ def annotated(**keys: str | None) -> Object:
 
 
 def labelled(**keys: str | None) -> Object:
-    """As `annotated`."""
     return {"metadata": {"labels": _keys(keys)}}
 
 
@@ -70,7 +69,6 @@ def condition(kind: str, *others: Object) -> Object:
 
 
 def tainted(*taints: Object) -> Object:
-    """A Node with these taints and no others."""
     return {"spec": {"taints": list(taints)}}
 
 

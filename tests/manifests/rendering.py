@@ -44,7 +44,6 @@ def with_components(folder: Path, name: str, components: Iterable[str]) -> tuple
 
 
 def with_service_monitor(folder: Path) -> tuple[Document, ...]:
-    """What monitoring has with a ServiceMonitor."""
     return _together(folder, "monitoring", ["monitoring/service-monitor"])
 
 
@@ -60,7 +59,6 @@ def _together(folder: Path, resource: str, components: Iterable[str]) -> tuple[D
 
 
 def render(folder: Path) -> tuple[Document, ...]:
-    """All documents of the kustomization in the folder."""
     result = subprocess.run(
         ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
     )
@@ -69,12 +67,10 @@ def render(folder: Path) -> tuple[Document, ...]:
 
 
 def written(path: str) -> tuple[Document, ...]:
-    """The documents of a file below manifests/, as they are written there."""
     return tuple(yaml.safe_load_all((MANIFESTS / path).read_text(encoding="utf-8")))
 
 
 def one(documents: Iterable[Document], kind: str, name: str = "nodeagent") -> Document:
-    """The only document of this kind and name."""
     (found,) = (d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name))
     return found
 

@@ -217,7 +217,6 @@ async def enforce(admin: Admin, documents: Iterable[Document], *, of_nvidia: boo
 
 
 def written_in(kind: str, *parameters: Json, driver: str = DRIVER) -> Json:
-    """An object of this kind with these configurations."""
     config = [{"opaque": {"driver": driver, "parameters": one}} for one in parameters]
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nodeagent.io"}}
     spec: Json = {"devices": {"requests": [request], "config": config}}

@@ -45,7 +45,6 @@ def _environment(container: rendering.Document) -> dict[str, str]:
 
 
 def _settings(name: str) -> Settings:
-    """What is in force in a pod of this overlay."""
     return load_settings(
         rendering.MANIFESTS / "overlays" / name / "settings.yaml", _environment(CONTAINER), {}
     )

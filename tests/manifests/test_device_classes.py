@@ -42,7 +42,6 @@ KEY = "gpu.nvidia.com"
 
 @cache
 def classes() -> dict[str, Document]:
-    """By name."""
     return {one["metadata"]["name"]: one for one in written("components/dra/classes.yaml")}
 
 
@@ -72,7 +71,6 @@ def as_cel(device: dict[str, Any], driver: str = DRIVER) -> Any:
 
 @cache
 def selector(expression: str) -> cel.Expression:
-    """Compiled."""
     return compiled(expression, {"device": cel.Type.DYN})
 
 
@@ -180,7 +178,6 @@ def test_schemas(version: str) -> None:
 
 
 def documents(name: str) -> list[Document]:
-    """Of an example."""
     (path,) = (one for one in EXAMPLES if one.stem == name)
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 

@@ -48,7 +48,6 @@ def _chart() -> Any:
 
 
 def _of(name: str) -> dict[str, Any]:
-    """The values of an overlay."""
     (values,) = rendering.written(f"helm/nodeagent/values/{name}.yaml")
     return values
 
@@ -56,7 +55,6 @@ def _of(name: str) -> dict[str, Any]:
 def _rendered(
     values: dict[str, Any], namespace: str = "default", chart: Any = None
 ) -> dict[str, str]:
-    """The texts that Helm makes of the templates."""
     manifests: dict[str, str] = (chart or _chart()).render(
         values, name="nodeagent", namespace=namespace
     )

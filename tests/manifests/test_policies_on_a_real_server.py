@@ -36,7 +36,6 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 @pytest.fixture(scope="module")
 def server(real_server: RealApiServer | None) -> RealApiServer:
-    """It is there, or these tests are skipped."""
     assert real_server
     return real_server
 
@@ -76,7 +75,6 @@ class Admin:
         return yaml.safe_load(text)
 
     async def node(self, name: str, like: dict[str, Any] = BARE) -> None:
-        """Create a Node of this name."""
         await self.made(NODES, {**like, "metadata": {**like["metadata"], "name": name}})
         status, text = await self.ask("PATCH", f"{NODES}/{name}/status", {"status": like["status"]})
         assert status == 200, text
@@ -136,7 +134,6 @@ async def _until_in_force(server: RealApiServer) -> None:
 
 @pytest.fixture
 async def admin(guarded: RealApiServer) -> AsyncIterator[Admin]:
-    """The administrator of that server."""
     async with aiohttp.ClientSession() as session:
         yield Admin(guarded, session)
 

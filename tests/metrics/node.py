@@ -36,7 +36,6 @@ def gpu(index: int, model: str = "NVIDIA H100 80GB HBM3") -> GpuIdentity:
 def pod(
     name: str, container: str = "main", namespace: str = "team-a"
 ) -> tuple[tuple[str, str], ...]:
-    """The attributes of what a pod holds."""
     return (("container", container), ("namespace", namespace), ("pod", name))
 
 

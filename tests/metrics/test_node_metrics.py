@@ -30,7 +30,6 @@ def _lines(
 
 
 def written(samples: Iterable[AgentSample]) -> dict[str, str]:
-    """The value of each series in the text."""
     lines = render(agent_families(samples)).decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 

@@ -65,7 +65,6 @@ IMPATIENT = 1.0  # seconds for an answer of a daemon that is not well
 def wanted(
     memory: int | None = 4096, threads: float | None = 50.0, *, uid: int = US, count: int = 2
 ) -> WantedMps:
-    """A daemon with one share."""
     gid = uid if IS_ROOT else os.getegid()
     sharing = Sharing((Share("small", count, memory, threads),), "report")
     return WantedMps(sharing, Account(uid, gid))

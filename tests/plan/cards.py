@@ -133,7 +133,6 @@ def divided(
 
 
 def places(gpu: observed.Gpu) -> set[Place]:
-    """Where which GPU instances lie."""
     return {(i.profile, i.placement.start) for i in gpu.instances}
 
 

@@ -26,7 +26,6 @@ A, B, C, D = mps(), mps(2048), mps(None), mps(uid=2000)
 def daemon(
     runs: WantedMps, clients: Usage | None = None, servers: tuple[int, ...] = ()
 ) -> DeviceDaemon:
-    """A daemon that is ready and has no client, or these."""
     return DeviceDaemon(runs, "Ready", pid=99, servers=servers, clients=clients or Usage())
 
 
@@ -84,7 +83,6 @@ T4 = without_mig(card("t4"))
 
 
 def whole(wanted: WantedMps | None = None, **more: object) -> DesiredGpu:
-    """MPS for a GPU as a whole."""
     return DesiredGpu(None, "gpus[0]", mps=wanted, **more)  # type: ignore[arg-type]  # by name
 
 
@@ -102,5 +100,4 @@ def running(runs: WantedMps, gpu: Gpu = T4, clients: Usage | None = None, **more
 
 
 def kinds(result: GpuPlan) -> list[type]:
-    """The types of the steps, in order."""
     return [type(step) for step in result.steps]

@@ -15,7 +15,6 @@ DAEMONS = st.sampled_from([None, A, B, C, D])
 
 
 def wanted(mps: WantedMps | None, start: int | None = None) -> WantedInstance:
-    """One instance."""
     return WantedInstance("1g.10gb", 1, start, "gpus[0].mig", mps)
 
 

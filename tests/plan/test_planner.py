@@ -40,7 +40,6 @@ MODE_OFF = MigMode(current=False, pending=False)
 
 
 def kinds(steps: object) -> list[type]:
-    """The types of the steps, in order."""
     assert isinstance(steps, tuple)
     return [type(step) for step in steps]
 

@@ -22,7 +22,6 @@ NODE = ObservedNode(
 
 
 def selector(text: str) -> desired.DeviceSelector:
-    """A selector as the document reader makes it."""
     path = "gpus[0].devices[0]"
     return desired.DeviceSelector(text, path, int(text) if text.isdigit() else text)
 
@@ -45,12 +44,10 @@ def layout(*items: tuple[str, int], start: int | None = None) -> desired.MigLayo
 
 
 def resolved(*entries: desired.PlanEntry) -> desired.DesiredNode:
-    """The answer, when the document is accepted."""
     return resolve(desired.PlanDocument(entries, "sha256:0"), NODE)
 
 
 def refused(*entries: desired.PlanEntry, node: ObservedNode = NODE) -> DocumentError:
-    """The answer, when the document is refused."""
     with pytest.raises(DocumentError) as caught:
         resolve(desired.PlanDocument(entries, "sha256:0"), node)
     return caught.value

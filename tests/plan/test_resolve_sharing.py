@@ -29,13 +29,11 @@ def answer(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> d
 
 
 def resolved(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> desired.DesiredGpu:
-    """What the one GPU that the entry names is to be."""
     (gpu,) = answer(entry, host, node).gpus.values()
     return gpu
 
 
 def refused(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> Problem:
-    """Why the document is refused; there is one reason."""
     with pytest.raises(DocumentError) as caught:
         answer(entry, host, node)
     (problem,) = caught.value.problems
@@ -43,7 +41,6 @@ def refused(entry: str, host: Host | None = None, node: ObservedNode = NODE) -> 
 
 
 def whole(entry: str, host: Host | None = None) -> WantedMps:
-    """The MPS of a GPU as a whole."""
     mps = resolved(entry, host).mps
     assert mps is not None
     return mps

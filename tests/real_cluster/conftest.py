@@ -80,7 +80,6 @@ def dividing(cluster: Cluster, folder: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def pair(cluster: Cluster, folder: Path) -> Iterator[Node]:
-    """With two GPUs that claims may share."""
     with serving(cluster, folder, "h100-80gb:2", NODEAGENT_DRA_SHARE="memory") as node:
         yield node
 
@@ -89,7 +88,6 @@ def pair(cluster: Cluster, folder: Path) -> Iterator[Node]:
 def serving(
     cluster: Cluster, folder: Path, boards: str = "h100-80gb:8", **settings: str
 ) -> Iterator[Node]:
-    """The node with these boards, its agent with these variables."""
     if not NODE:
         pytest.skip("no node")
     node = Node(folder, cluster)

@@ -47,7 +47,6 @@ class Place:
 
 
 def place() -> Place:
-    """The node of NODEAGENT_TEST_NODE."""
     found = yaml.safe_load(Path(NODE).read_text())
     return Place(
         found["name"],
@@ -90,22 +89,18 @@ class Cluster:
         return code, json.loads(text) if text.startswith("{") else text
 
     def get(self, path: str) -> Any:
-        """The JSON of what is there."""
         code, found = self.ask("GET", path)
         assert code == 200, f"{path}: {found}"
         return found
 
     def items(self, path: str) -> list[Any]:
-        """The objects of a list."""
         return list(self.get(path)["items"])
 
     def create(self, path: str, body: Any) -> None:
-        """An object that is not there yet."""
         code, found = self.ask("POST", path, body)
         assert code == 201, found
 
     def annotate(self, node: str, key: str, value: str | None) -> None:
-        """As an administrator does."""
         patch = {"metadata": {"annotations": {key: value}}}
         code, found = self.ask("PATCH", f"/api/v1/nodes/{node}", patch)
         assert code == 200, found
@@ -133,22 +128,18 @@ class Member(Home):
         self.settings["NODEAGENT_HEALTH_KERNEL_LOG"] = str(folder / "kmsg")
 
     def run_agent(self) -> None:
-        """Start the agent, without waiting for anything."""
         which = ("--node-name", self.node, "--kubeconfig", str(self.config))
         self.start("--source", "annotation", *which)
 
     def until(self, condition: Callable[[], T], *, seconds: float = SOON) -> T:
-        """Wait until it is so, and give what it is then."""
         return until(condition, self.said, seconds=seconds)
 
     def close(self) -> None:
-        """End the agent, and whatever it started."""
         self.end_everything()
         os.close(self._kernel)
 
     @contextlib.contextmanager
     def cards(self) -> Iterator[SimulatedNode]:
-        """Do something to the cards."""
         with SimulatedNode(state=self.state) as node:
             yield node
 
@@ -193,12 +184,10 @@ class Node(Member):
         self.until(lambda: len(self.offer()) == 2 * gpus)
 
     def registrations(self) -> int:
-        """How often the kubelet has taken an agent of this folder as its driver."""
         said = self.said() if (self.folder / "stderr").exists() else ""
         return said.count("the kubelet registered the DRA driver")
 
     def offer(self) -> list[Any]:
-        """Its ResourceSlices."""
         found = self.cluster.items(f"{RESOURCE}/resourceslices")
         return [one for one in found if one["spec"].get("nodeName") == self.place.name]
 
@@ -282,7 +271,6 @@ class Node(Member):
         self.until(lambda: all(waiting(self.pods()[name]) for name in names))
 
     def delete(self, *names: str) -> None:
-        """These pods."""
         for name in names:
             self.cluster.ask("DELETE", f"{PODS}/{name}")
 
@@ -295,11 +283,9 @@ class Node(Member):
         self.until(lambda: (self.slices(), self.cdi()) == ([], []))
 
     def cdi(self) -> list[Path]:
-        """The CDI files of claims."""
         return list(self.place.cdi_dir.glob("nodeagent.io-claim_*.json"))
 
     def inside(self, pod: str, command: str, container: str = "main") -> str:
-        """What a command in its container prints."""
         return self.cluster.kubectl("exec", pod, "-c", container, "--", "sh", "-c", command)
 
     def kill_containers(self) -> None:

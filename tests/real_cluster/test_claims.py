@@ -14,7 +14,6 @@ NAMES = [f"pod-{number}" for number in range(5)]
 
 
 def versions(node: Node) -> dict[str, str]:
-    """Which version each ResourceSlice of the node has."""
     return {one["metadata"]["name"]: one["metadata"]["resourceVersion"] for one in node.offer()}
 
 
@@ -163,7 +162,6 @@ def taints(node: Node) -> list[str]:
 
 
 def resource_health(node: Node, pod: str) -> list[str]:
-    """What the pod's status says of its devices."""
     (container,) = node.pods()[pod]["status"]["containerStatuses"]
     found = container.get("allocatedResourcesStatus", ())
     return [one["health"] for status in found for one in status["resources"]]

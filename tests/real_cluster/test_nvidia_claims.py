@@ -74,7 +74,6 @@ def recreate(cluster: Cluster, device_class: str) -> None:
 
 
 def request(name: str = "gpu", kind: str = "gpu", *selectors: str, **more: Any) -> Json:
-    """Of a claim for devices of NVIDIA's class."""
     cel = [{"cel": {"expression": one}} for one in selectors]
     return {
         "name": name,
@@ -83,7 +82,6 @@ def request(name: str = "gpu", kind: str = "gpu", *selectors: str, **more: Any) 
 
 
 def config(kind: str, *requests: str, **sharing: Any) -> Json:
-    """A configuration for NVIDIA's driver."""
     parameters = {
         "apiVersion": "resource.nvidia.com/v1beta1",
         "kind": kind,

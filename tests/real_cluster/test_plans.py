@@ -20,8 +20,6 @@ HALVES = "version: v1\ngpus: [{devices: all, mig: {3g.40gb: 2}}]\n"
 
 
 def await_status(cluster: Cluster, node: str, plan: str) -> None:
-    """Wait until the Node says that it is as the plan asks for."""
-
     def said() -> dict[str, Any]:
         found = cluster.get(f"/api/v1/nodes/{node}")["metadata"].get("annotations", {})
         return dict(json.loads(found.get(STATUS, "{}")))

@@ -9,13 +9,11 @@ CLASS = "mps.nodeagent.io"
 
 
 def share(node: Node, name: str, memory: str, **more: str) -> None:
-    """A pod with so much of the GPU."""
     node.claim(name, CLASS, {MEMORY: memory, **more})
     node.pod(name, claim=name)
 
 
 def limits(node: Node, pod: str) -> list[str]:
-    """What its container finds of MPS' limits."""
     return sorted(node.inside(pod, "env | grep -E 'MEM_LIMIT|PERCENTAGE' || true").split())
 
 

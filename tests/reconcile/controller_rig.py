@@ -41,11 +41,9 @@ class Agent:
     memory: OriginalSettings
 
     async def planned(self, text: str) -> NodePlan:
-        """What a document would lead to now."""
         return plan(_desired(text, observed := await self.node.observe()), observed)
 
     async def reach(self, text: str, *, parallel: int = 1) -> NodeOutcome:
-        """One round: observe, plan, carry out."""
         return await execute(await self.planned(text), self.node, parallel=parallel)
 
     async def made(self, text: str) -> GpuOutcome:
@@ -55,7 +53,6 @@ class Agent:
         return outcome.gpus[0]
 
     async def gpu(self) -> Gpu:
-        """The first, as it is now."""
         return (await self.node.observe()).gpus[0]
 
 
@@ -66,7 +63,6 @@ def _desired(text: str, observed: ObservedNode) -> DesiredNode:
 
 
 def document(*gpus: str) -> str:
-    """A plan whose entries are these, in flow style."""
     return f"version: v1\ngpus: [{', '.join(gpus)}]\n"
 
 
@@ -77,7 +73,6 @@ RECUT = document("{devices: [0], mig: {1g.10gb: 2}, mps: {replicas: 2}}")
 
 
 def mig_devices(gpu: Gpu) -> list[ComputeInstance]:
-    """As they lie on the card."""
     ordered = sorted(gpu.instances, key=lambda instance: instance.placement)
     return [device for instance in ordered for device in instance.compute]
 
@@ -130,7 +125,6 @@ class NodeRig(FleetRig):
             yield Agent(whole, fleet, memory)
 
     def published(self, device: str) -> set[str]:
-        """The slots that have an env file."""
         folder = self.run_dir / "mps" / device / "env"
         return {path.stem for path in folder.iterdir()} if folder.exists() else set()
 

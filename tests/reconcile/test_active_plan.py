@@ -20,19 +20,16 @@ from tests.rig import open_driver, plan_text
 
 
 def made() -> ActivePlan:
-    """A plan without a past."""
     return ActivePlan(LoopControl())
 
 
 async def observe(boards: str = "h100-80gb:2") -> ObservedNode:
-    """A simulated node."""
     with simulated(boards):
         async with open_driver() as driver:
             return await driver.observe()
 
 
 async def evaluated(plan: ActivePlan, observed: ObservedNode) -> PlanEvaluation:
-    """Read what was offered and judge it."""
     await plan.read_offer()
     return plan.evaluate(observed, Policy())
 

@@ -165,8 +165,6 @@ async def test_their_problems_are_the_nodes(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class OneEach:
-    """Asks for one instance on each GPU that there is."""
-
     profile: str
 
     def on(self, observed: ObservedNode) -> PlanUpdate:

@@ -16,7 +16,6 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 def make_log(**sizes: int) -> EventLog:
-    """A log whose clock stands still."""
     return EventLog(now=lambda: NOON, **sizes)
 
 

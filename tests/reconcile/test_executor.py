@@ -25,7 +25,6 @@ WAITING = MigMode(current=False, pending=True)
 
 
 async def planned(driver: Driver, mig: str, policy: Policy | None = None) -> NodePlan:
-    """The plan for all GPUs, as they are now."""
     observed = await driver.observe()
     desired = resolve(read_document(plan_text(mig)), observed)
     assert isinstance(desired, DesiredNode), desired
@@ -33,17 +32,14 @@ async def planned(driver: Driver, mig: str, policy: Policy | None = None) -> Nod
 
 
 async def apply(driver: Driver, mig: str, *, parallel: int = 8) -> NodeOutcome:
-    """Plan and carry out."""
     return await execute(await planned(driver, mig), driver, parallel=parallel)
 
 
 def results(outcome: GpuOutcome) -> list[StepResult]:
-    """How the steps ended, in their order."""
     return [report.result for report in outcome.steps]
 
 
 def codes(outcome: GpuOutcome) -> list[str]:
-    """Which problems there are."""
     return [problem.code for problem in outcome.problems]
 
 

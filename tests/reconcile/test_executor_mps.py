@@ -44,7 +44,6 @@ H100 = card("h100-80gb")
 
 
 def failing(kinds: type[Step] | UnionType, why: str | Exception, **has: object) -> Fails:
-    """At steps of these kinds that have these values."""
     error = NodeagentError(why) if isinstance(why, str) else why
 
     def fails(step: Step) -> Exception | None:
@@ -105,7 +104,6 @@ class PaperNode:
         return replace(gpu, instances=tuple(instances))
 
     async def execute(self, desired: DesiredGpu) -> GpuOutcome:
-        """Plan for what there is, and do it."""
         made = plan(DesiredNode({self.gpu.uuid: desired}), ObservedNode((self.gpu,)))
         assert made.steps
         return (await execute(made, self, parallel=1)).gpus[0]

@@ -41,7 +41,6 @@ async def uuids(agent: Agent) -> list[str]:
 
 
 def client(rig: NodeRig, primary: str) -> SimulatedClient:
-    """A program that uses both GPUs."""
     lines = (rig.run_dir / "mps" / primary / "env" / "clients-0.env").read_text().splitlines()
     environment = dict(line.split("=", 1) for line in lines)
     pipes = rig.pipes(primary)

@@ -26,7 +26,6 @@ ONE, TWO = "{1g.10gb: 1}", "{1g.10gb: 2}"
 
 
 def looks(node: SimulatedNode) -> Counter[int | None]:
-    """How often each GPU was looked at."""
     return Counter(call.gpu for call in node.journal.named(LOOK))
 
 

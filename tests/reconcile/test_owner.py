@@ -67,7 +67,6 @@ def released(name: str, start: int) -> Goal:
 
 
 async def without_plan(rig: Rig) -> None:
-    """A node whose source holds no plan."""
     rig.plan.offer(NoPlan("no plan"))
     await rig.settle(Phase.NO_PLAN)
 

@@ -17,8 +17,6 @@ ONE, TWO = b"version: v1\ngpus: []\n", b"version: v1\ngpus:\n- devices: all\n"
 
 
 class Source:
-    """A watched file and what it offered."""
-
     def __init__(self, path: Path) -> None:
         self.offers: list[PlanUpdate] = []
         self.file = PlanFile(path, self.offers.append, quiet=0.02, recheck_every=None)
@@ -33,7 +31,6 @@ class Source:
 
 @asynccontextmanager
 async def watching(path: Path) -> AsyncIterator[Source]:
-    """Watch the file; the first look is done."""
     source = Source(path)
     task = asyncio.create_task(source.file.run())
     try:
@@ -65,7 +62,6 @@ def replace_as_vim_does(path: Path) -> None:
 
 
 def delete_and_write(path: Path) -> None:
-    """Delete, then write."""
     path.unlink()
     path.write_bytes(TWO)
 
@@ -79,7 +75,6 @@ def link_another(path: Path) -> None:
 
 
 def symlink_another(path: Path) -> None:
-    """Put a symbolic link to another file there."""
     other = path.with_name("other.yaml")
     other.write_bytes(TWO)
     link = path.with_name("link")
@@ -88,7 +83,6 @@ def symlink_another(path: Path) -> None:
 
 
 def move_from_elsewhere(path: Path) -> None:
-    """Move a file in from another folder."""
     other = path.parent.parent / "elsewhere.yaml"
     other.write_bytes(TWO)
     subprocess.run(["mv", other, path], check=True)

@@ -29,7 +29,6 @@ def make(first: float = 10, limit: float = 60, *, mend: bool = True) -> WorkQueu
 
 
 def evaluated(gpu: Gpu, desired: DesiredGpu = DESIRED) -> PlanEvaluation:
-    """What there is to do for it."""
     node = DesiredNode({gpu.uuid: desired})
     return PlanEvaluation(plan(node, ObservedNode((gpu,))), desired=node)
 
@@ -43,7 +42,6 @@ def fail(queue: WorkQueue, now: float, *problems: Problem) -> None:
 
 
 def may_try(queue: WorkQueue, gpu: Gpu, now: float, desired: DesiredGpu = DESIRED) -> bool:
-    """Whether it is to be worked on."""
     return bool(queue.choose(evaluated(gpu, desired), now))
 
 
@@ -130,7 +128,6 @@ def observe(queue: WorkQueue, gpu: Gpu, desired: DesiredGpu = WANTED) -> tuple[G
 
 
 def is_left(queue: WorkQueue) -> bool:
-    """Whether the GPU is left as it drifted, and reported so."""
     codes = {problem.code for problem in queue.problems(evaluated(OFF, WANTED).gpus[0])}
     assert may_try(queue, OFF, 0, WANTED) is (Code.DRIFT not in codes)
     return Code.DRIFT in codes

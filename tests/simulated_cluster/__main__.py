@@ -50,7 +50,6 @@ def starting(url: str) -> str:
 
 
 def ending(url: str) -> str:
-    """The shell command that deletes that pod."""
     return shlex.join(["curl", "-sSo/dev/null", "-XDELETE", f"{pods(url)}/{POD}"])
 
 

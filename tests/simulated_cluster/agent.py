@@ -99,7 +99,6 @@ class AgentProcess:
 
 
 def digest(plan: str) -> str:
-    """What the status names as the digest of this plan."""
     return f"sha256:{hashlib.sha256(plan.encode()).hexdigest()}"
 
 

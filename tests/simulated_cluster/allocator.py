@@ -200,7 +200,6 @@ def _pool(slices: Sequence[Device]) -> Pool:
 
 
 def of_profile(profile: str) -> Callable[[Device], bool]:
-    """What the selector of a profile's device class says."""
     return _with_attribute("gpu.nvidia.com/profile", profile)
 
 

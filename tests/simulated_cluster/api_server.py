@@ -102,7 +102,6 @@ class ApiServer:
 
     @contextlib.asynccontextmanager
     async def refusing(self) -> AsyncIterator[None]:
-        """Connections are refused within the block."""
         await self.stop()
         try:
             yield

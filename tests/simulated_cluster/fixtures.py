@@ -13,7 +13,6 @@ from tests.simulated_cluster.api_server import ApiServer
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """An API server where everyone may ask, with one Node."""
     async with ApiServer() as api:
         api.add_node("n")
         yield api

@@ -60,7 +60,6 @@ class Refused(Exception):
         self.headers = dict(headers or {})
 
     def status(self) -> dict[str, Any]:
-        """The Status object that the client reads."""
         return {
             "kind": "Status",
             "apiVersion": "v1",

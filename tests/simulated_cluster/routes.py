@@ -28,7 +28,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(server: ApiServer) -> web.Application:
-    """The application in front of the server's store."""
     routes = Routes(server)
     app = web.Application(middlewares=[routes.around], client_max_size=LARGEST_BODY)
     namespaced = "/api/v1/namespaces/{namespace}/{plural:pods|events}"

@@ -23,7 +23,6 @@ class Scheduler:
         self._api = api
 
     def claim(self, namespace: str, name: str) -> dict[str, Any]:
-        """A claim that waits for its allocation."""
         return self._api.store.create("resourceclaims", namespace, {"metadata": {"name": name}})
 
     def allocate(
@@ -45,7 +44,6 @@ class Scheduler:
         return found[0].device
 
     def delete(self, namespace: str, name: str) -> None:
-        """The claim goes, with its allocation."""
         self._api.store.delete(Key("resourceclaims", namespace, name))
 
     def _allocated(self) -> Iterator[Allocated]:

@@ -28,7 +28,6 @@ class Case:
     counters: str = ""
 
     def slices(self) -> list[Json]:
-        """The pool as it is published."""
         sets = [{"name": "gpu", "counters": _ones(self.counters)}] if self.counters else []
         contents = [{"sharedCounters": sets}] * bool(sets) + [{"devices": list(self.devices)}]
         pool = {"name": f"{NODE}/{self.name}", "generation": 1, "resourceSliceCount": len(contents)}
@@ -174,7 +173,6 @@ def requests(claim: str) -> list[tuple[str, dict[str, int]]]:
 
 
 def written(found: Sequence[allocator.Allocated]) -> str:
-    """As the cases have it."""
     consumed = ((one, sorted((one.consumed or {}).items())) for one in found)
     return " + ".join(
         " ".join((one.device, *(f"{name}={quantity(n)}" for name, n in of))) for one, of in consumed
@@ -182,7 +180,6 @@ def written(found: Sequence[allocator.Allocated]) -> str:
 
 
 def allocated(case: Case, version: allocator.Version) -> list[str]:
-    """What each claim of the case gets."""
     pools = allocator.complete_pools(case.slices())
     taken: list[allocator.Allocated] = []
     said = []

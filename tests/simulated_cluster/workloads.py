@@ -141,8 +141,6 @@ def asked_by(pod: dict[str, Any]) -> str:
 
 
 def _wanted(asked: str) -> Callable[[Device], bool]:
-    """What the device class of a resource takes."""
-
     def wanted(device: Device) -> bool:
         attributes: dict[str, dict[str, str]] = device["attributes"]
         profile = attributes.get("gpu.nvidia.com/profile", {}).get("string", "")

@@ -31,7 +31,6 @@ def node_with(
 
 
 def refused(error: str, *asked: Callable[[], object]) -> None:
-    """Each of these calls fails with this error of pynvml's."""
     for ask in asked:
         with pytest.raises(getattr(pynvml, f"NVMLError_{error}")):
             ask()

@@ -10,6 +10,5 @@ __all__ = ["driver", "hasty", "known", "node"]
 
 @pytest.fixture
 async def known(driver: Driver) -> Driver:
-    """The driver of two H100, which were counted."""
     await driver.observe()
     return driver

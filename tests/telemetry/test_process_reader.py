@@ -24,7 +24,6 @@ async def _look(driver: Driver, reader: ProcessReader | None = None) -> ProcessS
 
 @asynccontextmanager
 async def _busy(*, zero: bool = False) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
-    """A T4 with a process of each kind."""
     with simulated("t4:1", switches=Switches(zero_outside_mig=zero)) as node:
         node.occupy(0, 101, memory=100 * MIB)
         node.occupy(0, 102, memory=None, kind="graphics")

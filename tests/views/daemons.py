@@ -52,7 +52,6 @@ def mps_client(  # noqa: PLR0917  # what a client can have
 def mps_daemon(
     device: str, state: str, wanted: WantedMps | None = None, why: str = "", **more: Any
 ) -> MpsDaemon:
-    """A daemon that is to be `wanted`."""
     return MpsDaemon(
         device=device,
         state=state,

@@ -110,10 +110,8 @@ BLOCKED = replace(
 
 
 def content_of(state: NodeState) -> Json:
-    """What the status annotation says of it."""
     return status_content(state, headline(state, in_cluster=True))
 
 
 def conditions_of(state: NodeState) -> Mapping[str, Condition]:
-    """The Node's conditions in this state."""
     return conditions(state, headline(state, in_cluster=True))

@@ -90,7 +90,6 @@ ON = MigMode(current=True, pending=True)
 
 
 def instance(number: int, profile: str, start: int, *pids: int) -> GpuInstance:
-    """A GPU instance with one device that these processes use."""
     usage = Usage(tuple(User(pid, "python") for pid in pids))
     device = ComputeInstance(0, profile, 1, f"MIG-{number}", usage=usage)
     return GpuInstance(number, 19, profile, Placement(start, 1), (device,))

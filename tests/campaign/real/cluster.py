@@ -224,7 +224,6 @@ class Cluster:
         return self._do(lambda: list(names))
 
     def published(self) -> Published:
-        """What the agent has the Node and its devices say."""
         return self._do(self._published)
 
     def _published(self) -> Published:

@@ -55,8 +55,6 @@ def play(episode: day.Episode) -> Outcome:
 
 
 class Player:
-    """Acts on one machine."""
-
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._node = machine.node

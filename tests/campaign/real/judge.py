@@ -106,7 +106,6 @@ class Judge:
     # --- what is so -------------------------------------------------------------------------------
 
     def differences(self, plan: Plan, *, with_claims: bool = False) -> list[str]:
-        """What is not as this plan says, with claims beside it or without."""
         with self._node.looks():
             return truth.differences(self._node, self._home.folder, plan, with_more=with_claims)
 

@@ -110,7 +110,6 @@ class Follower:
 
 
 def requested(server: ApiServer) -> str:
-    """The requests so far: `l` for each list, `w` for each watch."""
     return "".join("w" if request.watch else "l" for request in server.requests)
 
 
@@ -132,12 +131,10 @@ async def follows(server: ApiServer, seen: Follower, text: str) -> None:
 
 
 def writes(server: ApiServer) -> list[Request]:
-    """The requests that would change something."""
     return [request for request in server.requests if request.write]
 
 
 def status(server: ApiServer) -> str | None:
-    """The status annotation as the server has it."""
     found = server.node("n")["metadata"].get("annotations", {}).get(STATUS)
     assert isinstance(found, str | None)
     return found
@@ -155,5 +152,4 @@ async def settled(server: ApiServer, made: Follower, text: str) -> None:
 
 
 async def written(server: ApiServer, count: int) -> None:
-    """So many requests were made to write."""
     await until(lambda: len(writes(server)) == count)

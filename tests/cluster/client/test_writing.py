@@ -17,7 +17,6 @@ MERGE = "application/merge-patch+json"
 
 @pytest.fixture
 async def made(access: ClusterAccess) -> AsyncIterator[rig.Follower]:
-    """The Node is followed and kept."""
     made = rig.Follower(access)
     async with made.running():
         yield made

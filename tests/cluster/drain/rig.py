@@ -103,7 +103,6 @@ class Agent:
         return problems
 
     async def prepare(self) -> tuple[Problem, ...]:
-        """What the loop has done before work."""
         return await self.around.prepare(todo_of(judged([BEFORE])[0]))
 
     def codes(self) -> list[str]:

@@ -33,7 +33,6 @@ LOST = replace(SPLIT, access=Access.LOST)
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """A server with the Node, whose plugin has the strategy mixed."""
     async with ApiServer() as api:
         api.add_node(NODE, labels=MIXED)
         yield api

@@ -32,7 +32,6 @@ def client(rig: Rig) -> Iterator[SimulatedClient]:
 
 
 def target_of(pid: int, uid: int | None = ME) -> ClientToEnd:
-    """A process, as a client of the plan's user."""
     found = identify(pid)
     assert isinstance(found, ProcessIdentity)
     return ClientToEnd(found, uid)

@@ -66,7 +66,6 @@ def every(
 def compared(
     request: pytest.FixtureRequest, installed: Callable[[str], Programs], real: Programs | None
 ) -> Programs:
-    """The versions that were compared with real programs, and the real ones."""
     return chosen(request.param, installed, real)
 
 

@@ -15,8 +15,6 @@ OUT_OF_MEMORY, CONNECTION_FAILED, NOT_READY, TERMINATED = 2, 805, 807, 810
 
 
 class Clients:
-    """Starts clients of one daemon; they end with the test."""
-
     def __init__(self, rig: Rig, stack: ExitStack) -> None:
         self._rig, self._stack = rig, stack
 

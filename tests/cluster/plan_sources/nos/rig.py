@@ -64,12 +64,10 @@ def state(
 def offer(
     annotations: Mapping[str, str], labels: Mapping[str, str], observed: ObservedNode
 ) -> PlanUpdate:
-    """The plan that nos has for a node with these annotations and labels."""
     return DeferredNosPlan(annotations, labels).on(observed)
 
 
 def ignored(annotations: Mapping[str, str], labels: Mapping[str, str]) -> tuple[Problem, ...]:
-    """What is ignored on a node with these annotations and labels."""
     return DeferredNosPlan(annotations, labels).ignored
 
 
