@@ -63,10 +63,7 @@ class ClusterService:
         """
         if self._source != "file":
             self.publisher.source = make_source(
-                self._source,
-                offer=offer,
-                rounds=lambda: self._states.newest.rounds,
-                follow=follow,
+                self._source, offer=offer, rounds=lambda: self._states.newest.rounds, follow=follow
             )
         return self.publisher.source
 

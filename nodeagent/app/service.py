@@ -136,10 +136,7 @@ class Agent:
         last_good = last_good_plan(paths.state_file(PLAN_NAME))
         self._active_plan = ActivePlan(control, self._mps.host_for, self._beside, last_good)
         self._sampling = SamplingService(
-            driver,
-            settings.sample,
-            begin=control.settled.wait,
-            held=lambda: self._health.held,
+            driver, settings.sample, begin=control.settled.wait, held=lambda: self._health.held
         )
         self._metrics = MetricsService(
             settings,
@@ -161,12 +158,7 @@ class Agent:
         ]
         if self._claims:
             files.append(self._claims.places.file)
-        self._own_files = OwnFiles(
-            paths,
-            lock,
-            files,
-            repaired=self._mps.node.publish,
-        )
+        self._own_files = OwnFiles(paths, lock, files, repaired=self._mps.node.publish)
         self._after_change = AfterChange(settings.after_change, states)
         # The loop over all of them, and who follows the states that it publishes.
         self._reconciler = Reconciler(

@@ -6,13 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.mps.lifecycle.model import DaemonPhase
-from nodeagent.plan.desired import (
-    DesiredGpu,
-    Layout,
-    MigDisabled,
-    Reserved,
-    WantedInstance,
-)
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, Reserved, WantedInstance
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode
 from nodeagent.plan.shares import TimeSlice, WantedMps
 from nodeagent.structs import replace

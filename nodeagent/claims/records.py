@@ -252,9 +252,7 @@ class RecordStore:
             self._take(found, lambda record: not waiting.isdisjoint((record.uid, "")))
 
     def _take(
-        self,
-        found: Iterable[ClaimRecord | UnreadableRecord],
-        counts: Callable[[ClaimRecord], bool],
+        self, found: Iterable[ClaimRecord | UnreadableRecord], counts: Callable[[ClaimRecord], bool]
     ) -> None:
         """Take over the records that are new and count."""
         found = tuple(found)

@@ -67,9 +67,7 @@ _CLUSTER = (
 )
 _RECONCILING = (
     choice(
-        "--drift",
-        choices("drift"),
-        "what to do about changes by other programs (default: mend)",
+        "--drift", choices("drift"), "what to do about changes by other programs (default: mend)"
     ),
     _RESET,
     _PARALLEL,
@@ -188,8 +186,7 @@ MPS_COMMANDS: dict[str, Command] = {
         (_ANY_DEVICE, _SETTINGS, _LISTEN, _RUN_DIR),
     ),
     "restart": Command(
-        "restart the daemon of a device",
-        (_DEVICE, flag("--force", _LOSS), _SETTINGS, _RUN_DIR),
+        "restart the daemon of a device", (_DEVICE, flag("--force", _LOSS), _SETTINGS, _RUN_DIR)
     ),
     "drain": Command(
         "admit no new clients, wait for the present ones, then end the daemon",

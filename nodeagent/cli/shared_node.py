@@ -137,11 +137,7 @@ async def _opened(
 
 
 def _make_sharing(
-    settings: Settings,
-    directory: Path | None,
-    document: PlanDocument | None,
-    *,
-    read_only: bool,
+    settings: Settings, directory: Path | None, document: PlanDocument | None, *, read_only: bool
 ) -> _Sharing:
     """Looks up the users that the document names, which may block. `directory` is that of
     a simulated node's daemons.

@@ -13,13 +13,7 @@ from typing import Final, Literal
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
-from nodeagent.cluster.client.node_view import (
-    NodeView,
-    Wanted,
-    difference,
-    patch_of,
-    read_node,
-)
+from nodeagent.cluster.client.node_view import NodeView, Wanted, difference, patch_of, read_node
 from nodeagent.cluster.keeper import Keeper, WriteIntervals
 from nodeagent.cluster.reflector import INTERVALS, Reflector, WatchIntervals
 

@@ -25,12 +25,7 @@ from nodeagent.views.layout_facts import (
 )
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.shapes import Event, Json
-from nodeagent.views.status_annotation import (
-    STATUS,
-    StatusAnnotation,
-    has_looked,
-    status_content,
-)
+from nodeagent.views.status_annotation import STATUS, StatusAnnotation, has_looked, status_content
 
 # Steps, as their result is published; what claims have Events of; what the Node itself shows.
 _NOT_PUBLISHED: Final = frozenset(

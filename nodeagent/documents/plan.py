@@ -207,11 +207,7 @@ _ENTRY = grammar.form(
     grammar.Key(
         "mps", MPS_OF_GPUS, "MPS on the GPU; beside a MIG layout, on each instance without mps"
     ),
-    grammar.Key(
-        "timeSlice",
-        TIME_SLICE,
-        "how long a process runs before the next one's turn",
-    ),
+    grammar.Key("timeSlice", TIME_SLICE, "how long a process runs before the next one's turn"),
     grammar.Key(
         "whenInUse",
         grammar.word("wait", "evict"),

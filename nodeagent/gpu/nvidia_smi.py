@@ -21,13 +21,7 @@ from nodeagent.programs import run_program
 _MAX_OUTPUT = 2000  # characters of the program's words that go into an error
 # Where programs and the driver's libraries are, which in a container are not the usual places;
 # the last two are for the program that stands in for nvidia-smi under simulation.
-_INHERITED = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "LD_PRELOAD",
-    "PYTHONPATH",
-    "NODEAGENT_SIMULATED_STATE",
-)
+_INHERITED = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "NODEAGENT_SIMULATED_STATE")
 
 # By the number that --set-timeslice takes: "0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG".
 _TIME_SLICES: Final = (TimeSlice.DEFAULT, TimeSlice.SHORT, TimeSlice.MEDIUM, TimeSlice.LONG)

@@ -241,9 +241,7 @@ class ProcessLists:
             if counts(process)
         }
         return Usage(
-            tuple(users[pid] for pid in sorted(users)),
-            known=not self.problem,
-            reason=self.problem,
+            tuple(users[pid] for pid in sorted(users)), known=not self.problem, reason=self.problem
         )
 
 

@@ -57,10 +57,7 @@ class Evaluation(Struct, frozen=True):
 
 
 def evaluate(
-    state: HealthState,
-    reading: NodeReading,
-    xids: XidTable,
-    observed: ObservedNode = _NOTHING_SEEN,
+    state: HealthState, reading: NodeReading, xids: XidTable, observed: ObservedNode = _NOTHING_SEEN
 ) -> Evaluation:
     """Evaluate `reading` on top of `state`; `observed` has who uses what a finding hits."""
     now = reading.at
@@ -125,10 +122,7 @@ def _turned_back(known: Mapping[str, GpuHistory], gpus: tuple[GpuReading, ...]) 
 
 
 def _histories(
-    known: Mapping[str, GpuHistory],
-    reading: NodeReading,
-    now: Moment,
-    resets: frozenset[str],
+    known: Mapping[str, GpuHistory], reading: NodeReading, now: Moment, resets: frozenset[str]
 ) -> dict[str, GpuHistory]:
     histories = dict(known)
     for uuid in resets & histories.keys():
@@ -263,8 +257,7 @@ def _measure(
     unread = {uuid: _READ - observed[uuid] for uuid in complete}
     return {
         uuid: replace(
-            past,
-            checked=(past.checked - unread.get(uuid, set()) | checked[uuid]) - unsure[uuid],
+            past, checked=(past.checked - unread.get(uuid, set()) | checked[uuid]) - unsure[uuid]
         )
         for uuid, past in state.gpus.items()
     }

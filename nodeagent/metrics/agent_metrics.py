@@ -35,8 +35,7 @@ class AgentSample(Struct, frozen=True):
 
 
 AGENT_METRICS = json.decode(
-    pkgutil.get_data("nodeagent.metrics", "agent_metrics.json") or b"",
-    type=tuple[AgentMetric, ...],
+    pkgutil.get_data("nodeagent.metrics", "agent_metrics.json") or b"", type=tuple[AgentMetric, ...]
 )
 _BY_NAME = {metric.name: metric for metric in AGENT_METRICS}
 

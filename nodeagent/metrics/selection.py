@@ -139,9 +139,7 @@ def _read(number: int, line: str, *, suggest: bool) -> SelectedField | SelectedL
         return _unknown(number, name, suggest=suggest)
     if kind not in _TYPES:
         return LineFault(
-            number,
-            f"{name} has the type {_quoted(kind)}",
-            remedy=f"one of {', '.join(_TYPES)}",
+            number, f"{name} has the type {_quoted(kind)}", remedy=f"one of {', '.join(_TYPES)}"
         )
     if kind == "label":
         return SelectedLabel(row, name)

@@ -143,10 +143,7 @@ class ControlCommand(Struct, Generic[T_co], frozen=True):
             raise UnexpectedReply(message) from None
 
 
-_REFUSALS = {
-    "Unknown command": UnknownCommand,
-    "Server [0-9]+ not found": UnknownServer,
-}
+_REFUSALS = {"Unknown command": UnknownCommand, "Server [0-9]+ not found": UnknownServer}
 
 
 def get_server_list() -> ControlCommand[tuple[int, ...]]:

@@ -121,10 +121,7 @@ def _launcher(settings: MpsSettings, places: MpsPlaces) -> Launcher:
     if way == "child":
         return ChildLauncher(programs, find_flag=find_flag)
     return ServiceLauncher(
-        programs,
-        host=way == "hostSystemd",
-        deadline=_SERVICE_DEADLINE,
-        find_flag=find_flag,
+        programs, host=way == "hostSystemd", deadline=_SERVICE_DEADLINE, find_flag=find_flag
     )
 
 

@@ -39,12 +39,7 @@ from nodeagent.structs import replace
 _ANY_HOST = Host()
 
 _INVALID = frozenset(
-    {
-        Code.INVALID_VALUE,
-        Code.UNKNOWN_DEVICE,
-        Code.DUPLICATE_DEVICE,
-        Code.UNKNOWN_PROFILE,
-    }
+    {Code.INVALID_VALUE, Code.UNKNOWN_DEVICE, Code.DUPLICATE_DEVICE, Code.UNKNOWN_PROFILE}
 )
 
 

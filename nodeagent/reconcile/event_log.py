@@ -178,11 +178,7 @@ class EventLog:
     """
 
     def __init__(
-        self,
-        *,
-        size: int = 500,
-        follower_capacity: int = 1000,
-        now: Callable[[], datetime] = _now,
+        self, *, size: int = 500, follower_capacity: int = 1000, now: Callable[[], datetime] = _now
     ) -> None:
         self._events: dict[int, Event] = {}  # by id, the oldest first
         self._size = size

@@ -39,10 +39,7 @@ class KubernetesSettings(Group):
         Texts,
         "Labels of the pods that deletePods deletes on this node; several labels of "
         "one pod with commas between.",
-    ] = (
-        "app=nvidia-device-plugin-daemonset",
-        "app.kubernetes.io/name=nvidia-device-plugin",
-    )
+    ] = ("app=nvidia-device-plugin-daemonset", "app.kubernetes.io/name=nvidia-device-plugin")
     cordon: Annotated[bool, "Whether the node is cordoned while its devices change."] = False
     taints: Annotated[
         bool,
@@ -100,8 +97,7 @@ class DraSettings(Group):
         "memory. Needs mode dynamic.",
     ] = "off"
     share_mig: Annotated[
-        SharedGpu,
-        "The same for MIG devices; time: by turns of the driver's length.",
+        SharedGpu, "The same for MIG devices; time: by turns of the driver's length."
     ] = "off"
     driver: Annotated[
         Literal["gpu.nodeagent.io", "gpu.nvidia.com"],

@@ -44,11 +44,7 @@ def may_join(profile: GpuProfile, present: Collection[GpuProfile]) -> bool:
 
 
 def choose(
-    places: Iterable[_Place],
-    taken: int,
-    *,
-    keep: Iterable[Slices],
-    order: Callable[[_Place], int],
+    places: Iterable[_Place], taken: int, *, keep: Iterable[Slices], order: Callable[[_Place], int]
 ) -> _Place | None:
     """The place the driver takes when none is given, None when none is free.
 

@@ -81,11 +81,7 @@ class GpuReader:
         self._texts: dict[int, str] = {}
 
     def read(
-        self,
-        gpu: GpuDevice,
-        session: int,
-        tiers: frozenset[Tier],
-        gone: Collection[int] | None,
+        self, gpu: GpuDevice, session: int, tiers: frozenset[Tier], gone: Collection[int] | None
     ) -> GpuSample:
         """Read the due tiers of a GPU, FAST, SLOW or both. Raises DriverError.
 

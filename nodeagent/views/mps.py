@@ -227,13 +227,7 @@ def _problems_of(daemon: MpsDaemon, devices: DevicesByUuid) -> Iterator[Problem]
         name, end = client_words(client), "" if terminates else _commands([client])
         for finding in client.findings:
             yield Problem.of(
-                Code.MPS_CLIENT,
-                case,
-                gpu=gpu,
-                device=device,
-                client=name,
-                finding=finding,
-                end=end,
+                Code.MPS_CLIENT, case, gpu=gpu, device=device, client=name, finding=finding, end=end
             )
 
 

@@ -65,11 +65,7 @@ def _answer(
 ) -> Json:
     """The answer as JSON; `digest` is "" where there is no document."""
     answer = shapes.Plan(
-        verdict=verdict,
-        digest=digest,
-        source=source,
-        gpus=list(gpus),
-        problems=list(problems),
+        verdict=verdict, digest=digest, source=source, gpus=list(gpus), problems=list(problems)
     )
     return as_json(answer)
 

@@ -57,12 +57,7 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         cluster=state.cluster,
         health=health_shape(of_gpu(state.health, ""), remedies) if state.health else None,
         gpus=[
-            _gpu(
-                g,
-                state,
-                _health(g, state.health, remedies),
-                state.free_shares.get(g.uuid),
-            )
+            _gpu(g, state, _health(g, state.health, remedies), state.free_shares.get(g.uuid))
             for g in gpus
         ],
         mps=daemon_shapes(daemons, state.observed),

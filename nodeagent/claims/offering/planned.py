@@ -137,11 +137,7 @@ def _keeping(goal: DesiredGpu, gpu: Gpu, used: Reserved, daemon: WantedMps | Non
 
 
 def _pinned(
-    layout: Layout,
-    gpu: Gpu,
-    used: Reserved,
-    daemon: WantedMps | None,
-    reserved: Sequence[Reserved],
+    layout: Layout, gpu: Gpu, used: Reserved, daemon: WantedMps | None, reserved: Sequence[Reserved]
 ) -> Layout | None:
     """The layout with one of its instances fixed there, to be used as it is; None where that
     cannot be.
@@ -221,10 +217,7 @@ class PlannedPlaces:
         return replace(goal, mig=replace(goal.mig, instances=wanted))
 
     def record(
-        self,
-        gpus: Iterable[Gpu],
-        goals: Mapping[str, DesiredGpu],
-        records: Sequence[ClaimRecord],
+        self, gpus: Iterable[Gpu], goals: Mapping[str, DesiredGpu], records: Sequence[ClaimRecord]
     ) -> None:
         """Keep the places of the layouts that are there. Raises nothing: the file says what is
         wrong with it, and it is tried again.

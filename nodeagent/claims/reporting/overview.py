@@ -85,11 +85,7 @@ def _unreadable(one: UnreadableRecord, facts: ClaimFacts) -> Claim:
 
 
 def _claim(
-    facts: ClaimFacts,
-    uid: str,
-    key: ClaimKey,
-    phase: ClaimPhase,
-    problems: Iterable[Problem] = (),
+    facts: ClaimFacts, uid: str, key: ClaimKey, phase: ClaimPhase, problems: Iterable[Problem] = ()
 ) -> Claim:
     """The claim as the kubelet's attempts have it."""
     attempt = facts.attempts.get(uid)

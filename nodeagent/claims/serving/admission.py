@@ -167,8 +167,7 @@ def _on_some(wanted: WantedMps, own: Iterable[str], devices: tuple[str, ...]) ->
     """What is wanted of some GPUs, of a daemon that serves more of them."""
     shares = tuple(
         replace(
-            one,
-            by_device=tuple((gpu, one.memory_on(gpu) or 0, one.total_on(gpu)) for gpu in own),
+            one, by_device=tuple((gpu, one.memory_on(gpu) or 0, one.total_on(gpu)) for gpu in own)
         )
         for one in wanted.sharing.shares
     )

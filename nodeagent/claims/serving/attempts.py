@@ -215,10 +215,7 @@ class Patience:
             self.wake()
 
     async def persist(
-        self,
-        uid: str,
-        work: Callable[[], Awaitable[_Result]],
-        on_wait: Callable[[Transient], None],
+        self, uid: str, work: Callable[[], Awaitable[_Result]], on_wait: Callable[[Transient], None]
     ) -> _Result:
         """What the work on the claim gives at last; `on_wait` gets what it waits for, each time.
 

@@ -46,10 +46,7 @@ def within_class(own: Configuration | None, of_class: Configuration | None) -> C
     if not isinstance(own, MpsEntry) or not isinstance(of_class, MpsEntry):
         return own
     return replace(
-        own,
-        user=of_class.user,
-        enforce=of_class.enforce,
-        oversubscribe=of_class.oversubscribe,
+        own, user=of_class.user, enforce=of_class.enforce, oversubscribe=of_class.oversubscribe
     )
 
 

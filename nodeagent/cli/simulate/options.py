@@ -42,8 +42,7 @@ _OCCUPY = (
     _DEVICE,
     option("--pid", metavar="N", type=positive, help="its process id"),
     flag(
-        "--follow",
-        "the process is one of this machine; when it ends, it is gone from the device",
+        "--follow", "the process is one of this machine; when it ends, it is gone from the device"
     ),
     option(
         "--command",

@@ -22,12 +22,7 @@ from msgspec.json import Decoder
 
 from nodeagent import __version__
 from nodeagent.cluster.client import faults
-from nodeagent.cluster.client.credentials import (
-    Credentials,
-    Endpoint,
-    read_endpoint,
-    tls_context,
-)
+from nodeagent.cluster.client.credentials import Credentials, Endpoint, read_endpoint, tls_context
 from nodeagent.cluster.client.faults import ClusterFault, CredentialsUnusable, NotAuthenticated
 from nodeagent.cluster.client.requests import JsonObject, Request
 from nodeagent.own_thread import OwnThread

@@ -111,11 +111,7 @@ def evict_pod(namespace: str, name: str, *, uid: str) -> Request:
 
 def delete_pod(namespace: str, name: str, *, uid: str) -> Request:
     """The deletion of this very pod, and of none that came after it under its name."""
-    body: JsonObject = {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "preconditions": {"uid": uid},
-    }
+    body: JsonObject = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
     path = _path("pods", name, namespace=namespace)
     return Request(f"the deletion of {namespace}/{name}", "DELETE", path, body=body)
 

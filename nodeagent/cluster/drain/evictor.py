@@ -28,12 +28,7 @@ from nodeagent.structs import replace
 class Evictor:
     """Evicts what the last observation asks for while `run` runs. Not beside another manager."""
 
-    def __init__(
-        self,
-        node: DrainedNode,
-        restore: Restore,
-        policy: Policy,
-    ) -> None:
+    def __init__(self, node: DrainedNode, restore: Restore, policy: Policy) -> None:
         self._node = node
         self._restore = restore
         self._policy = policy

@@ -32,11 +32,7 @@ class NodeSource:
     """
 
     def __init__(
-        self,
-        offer: Offer,
-        *,
-        rounds: Callable[[], int],
-        follow: FollowFile | None = None,
+        self, offer: Offer, *, rounds: Callable[[], int], follow: FollowFile | None = None
     ) -> None:
         self._offer = offer
         self._rounds = rounds

@@ -216,8 +216,7 @@ class ClientWatch:
             return ()
         known = [
             replace(
-                facts,
-                seen=self._seen.setdefault((daemon.device, facts.pid, facts.start_time), now),
+                facts, seen=self._seen.setdefault((daemon.device, facts.pid, facts.start_time), now)
             )
             for facts in await read_clients(pids)
             if facts.pid in named or facts.client.user == daemon.user
@@ -253,11 +252,7 @@ class ClientWatch:
         self._not_before = {p: t for p, t in self._not_before.items() if p in there}
 
     def _enforce(
-        self,
-        daemon: RunningDaemon,
-        clients: Sequence[Judged],
-        spared: frozenset[int],
-        now: float,
+        self, daemon: RunningDaemon, clients: Sequence[Judged], spared: frozenset[int], now: float
     ) -> None:
         for client in clients:
             key = daemon.key_of(client)

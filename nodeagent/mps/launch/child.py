@@ -54,11 +54,7 @@ def can_mount_own_shm() -> bool:
 def _own_mounts() -> ctypes.CDLL:
     """Give the calling thread mounts of its own. Raises OSError with the step that was refused."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.mount.argtypes = (
-        *(ctypes.c_char_p,) * 3,
-        ctypes.c_ulong,
-        ctypes.c_void_p,
-    )
+    libc.mount.argtypes = (*(ctypes.c_char_p,) * 3, ctypes.c_ulong, ctypes.c_void_p)
     _check(libc.unshare(_CLONE_NEWNS), "a mount namespace cannot be made")
     _check(libc.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None), "mounts cannot be kept apart")
     return libc

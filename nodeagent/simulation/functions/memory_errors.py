@@ -23,19 +23,13 @@ from nodeagent.simulation.state import WHOLE
 
 _AMPERE, _HOPPER = (8, 0), (9, 0)
 _PAGE_CAUSES = ("singleBit", "doubleBit")
-_VOLATILE_UNCORRECTED = (
-    pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-    pynvml.NVML_VOLATILE_ECC,
-)
+_VOLATILE_UNCORRECTED = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
 
 
 c_reading("nvmlDeviceGetEccMode", number("ecc.mode"), number("ecc.pending"))
 c_reading(
     "nvmlDeviceGetSramEccErrorStatus",
-    (
-        versioned("nvmlEccSramErrorStatus_v1"),
-        {"bThresholdExceeded": "ecc.sramThreshold"},
-    ),
+    (versioned("nvmlEccSramErrorStatus_v1"), {"bThresholdExceeded": "ecc.sramThreshold"}),
     since=_AMPERE,
 )
 c_reading(
@@ -63,10 +57,7 @@ c_reading(
 )
 c_reading(
     "nvmlDeviceGetUnrepairableMemoryFlag_v1",
-    (
-        versioned("nvmlUnrepairableMemory_v1"),
-        {"unrepairableMemory": "memory.unrepairable"},
-    ),
+    (versioned("nvmlUnrepairableMemory_v1"), {"unrepairableMemory": "memory.unrepairable"}),
     since=_AMPERE,
 )
 

@@ -79,11 +79,7 @@ GENERAL_ERRORS = (Code.UNINITIALIZED, Code.INVALID_ARGUMENT, Code.GPU_IS_LOST, C
 
 
 def c_function(
-    *errors: Code,
-    name: str = "",
-    changes: bool = False,
-    opens: bool = False,
-    raw: bool = False,
+    *errors: Code, name: str = "", changes: bool = False, opens: bool = False, raw: bool = False
 ) -> Callable[[Body], Body]:
     """Declare a C function, by another `name` than the body's where one body serves several."""
 

@@ -67,10 +67,7 @@ def _read_flags(flags: list[str], version: Version) -> Start | int | None:
     if len(starts) != 1 or not known.issuperset(flags):
         sys.stderr.write("usage: nvidia-cuda-mps-control [-d | -f] [-h]\n")
         return 1
-    return Start(
-        foreground=starts[0] in _FOREGROUND,
-        multiuser=not _MULTIUSER.isdisjoint(flags),
-    )
+    return Start(foreground=starts[0] in _FOREGROUND, multiuser=not _MULTIUSER.isdisjoint(flags))
 
 
 def _begin(version: Version, wanted: Start, knobs: Watched) -> Daemon:
@@ -95,14 +92,7 @@ def _begin(version: Version, wanted: Start, knobs: Watched) -> Daemon:
         pid_file=version.pid_file,
         slow_sockets=float(knobs.get("slow_sockets", 0)),
     )
-    return Daemon(
-        version,
-        files=files,
-        log=log,
-        server_log=server_log,
-        knobs=knobs,
-        start=wanted,
-    )
+    return Daemon(version, files=files, log=log, server_log=server_log, knobs=knobs, start=wanted)
 
 
 def _in_background(version: Version, wanted: Start, knobs: Watched) -> int:

@@ -18,13 +18,8 @@ from google.protobuf.message import Message
 from nodeagent.claims.model import ClaimedDevice
 from nodeagent.claims.names import DRIVER, NVIDIA_DRIVER
 from nodeagent.claims.reporting.device_reports import DeviceHealth
-from nodeagent.cluster.kubelet.generated import (
-    dra_health_pb2,
-    dra_pb2,
-)
-from nodeagent.cluster.kubelet.generated import (
-    pluginregistration_pb2 as registration_pb2,
-)
+from nodeagent.cluster.kubelet.generated import dra_health_pb2, dra_pb2
+from nodeagent.cluster.kubelet.generated import pluginregistration_pb2 as registration_pb2
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
 from nodeagent.cluster.kubelet.plugin.sockets import check_path, remove_dead, serve
 from nodeagent.errors import NodeagentError
@@ -88,9 +83,7 @@ def _service(name: str, **methods: tuple[type[Message], Any]) -> grpc.GenericRpc
     """A gRPC service; `methods` give the type of each request, and what answers it."""
     handlers: dict[str, Any] = {
         method: grpc.unary_unary_rpc_method_handler(
-            answer,
-            request_deserializer=request.FromString,
-            response_serializer=_serialized,
+            answer, request_deserializer=request.FromString, response_serializer=_serialized
         )
         for method, (request, answer) in methods.items()
     }

@@ -177,11 +177,7 @@ def read_spec(annotations: Mapping[str, str]) -> Requests:
             case str(why) if len(ignored) < _MAX_WORDED:
                 ignored.append(
                     Problem.of(
-                        Code.INVALID_VALUE,
-                        "nosIgnored",
-                        path=_path(key),
-                        name=quote(key),
-                        why=why,
+                        Code.INVALID_VALUE, "nosIgnored", path=_path(key), name=quote(key), why=why
                     )
                 )
     said = islice(chain(ignored, _duplicates(asked)), _MAX_WORDED)
