@@ -1,7 +1,5 @@
 """A node of a cluster within the test: a reconciler on simulated GPUs, and its Node."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -10,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.credentials import Kubeconfig
@@ -108,7 +106,7 @@ class Member:
         self.publisher.publish(state, self.rig.plan.offered)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Member]:
+    async def running(self) -> AsyncIterator[Self]:
         async with (
             self.access,
             rig.running(self.rig),

@@ -1,7 +1,5 @@
 """An agent as a process on a simulated node, alone or in a cluster, and what it shows."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client
@@ -154,12 +152,6 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         found.close()
 
 
-@contextlib.contextmanager
-def stage(folder: Path, session: Session) -> Iterator[Stage]:
-    with contextlib.ExitStack() as stack:
-        yield Stage(folder, session, stack)
-
-
 class Stage:
     def __init__(self, folder: Path, session: Session, stack: contextlib.ExitStack) -> None:
         self._folder = folder
@@ -230,3 +222,9 @@ class Stage:
             case ["get", "events"]:
                 return self._cluster.events()
         raise AssertionError(arguments)
+
+
+@contextlib.contextmanager
+def stage(folder: Path, session: Session) -> Iterator[Stage]:
+    with contextlib.ExitStack() as stack:
+        yield Stage(folder, session, stack)

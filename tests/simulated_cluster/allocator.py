@@ -7,12 +7,10 @@ a NoSchedule taint are passed over. A device that allows several allocations is 
 its capacity lasts, and takes from the counters once.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from nodeagent.claims.offering.resource_slices import quantity, read_quantity
 
@@ -47,7 +45,7 @@ class Allocated(NamedTuple):
         return {**found, "shareID": share, "consumedCapacity": consumed}
 
     @classmethod
-    def of(cls, result: Device) -> Allocated:
+    def of(cls, result: Device) -> Self:
         """Reverses `result`."""
         consumed = result.get("consumedCapacity")
         amounts = None if consumed is None else {k: read_quantity(v) for k, v in consumed.items()}

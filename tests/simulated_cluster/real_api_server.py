@@ -4,8 +4,6 @@ The same contract tests run against it as against our own server; where the two 
 one is right.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -18,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 START_SECONDS = 60.0
 TOKEN = "token-of-the-tests"
@@ -87,7 +85,7 @@ class RealApiServer:
         self._await(ready=True)
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[RealApiServer]:
+    def running(self) -> Iterator[Self]:
         """Start both, end both; blocks."""
         key = self._folder / "service-account.key"
         subprocess.run(
