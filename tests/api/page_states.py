@@ -6,14 +6,7 @@ from nodeagent.health.findings import Moment
 from nodeagent.health.readings import GpuReading, NodeReading, XidEvent, XidSource
 from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import (
-    Access,
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    Memory,
-    ObservedNode,
-)
+from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, Memory, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem

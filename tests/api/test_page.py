@@ -202,11 +202,7 @@ def test_a_change_takes_its_steps() -> None:
     rows = _computed(f"withSteps({json.dumps(events)})")
     assert [
         [row["message"], *(step["message"] for step in row.get("steps", ()))] for row in rows
-    ] == [
-        ["4"],
-        ["3", "2"],
-        ["1", "0"],
-    ]
+    ] == [["4"], ["3", "2"], ["1", "0"]]
 
 
 @needs_node

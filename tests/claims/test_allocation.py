@@ -73,10 +73,7 @@ def test_what_another_driver_shows_of_its_device() -> None:
     ("claim", "message"),
     [
         (claim_json(uid="0"), 'has the uid "0" now and not "0b8f6a3e-'),
-        (
-            claim_json() | {"status": {}},
-            "is not allocated (read what the scheduler says: `kubectl",
-        ),
+        (claim_json() | {"status": {}}, "is not allocated (read what the scheduler says: `kubectl"),
         (claim_json(result_json(driver="x")), "has no device of this node's agent"),
         (
             claim_json(

@@ -59,16 +59,8 @@ def mps(
     [
         ({}, None, None),
         ({"strategy": "TimeSlicing"}, TimeSlice.DEFAULT, None),
-        (
-            {"strategy": "MPS"},
-            mps(path="config[0].sharing"),
-            mps(path="config[0].sharing"),
-        ),
-        (
-            {"strategy": "MPS", "mpsConfig": LIMITS},
-            mps(10 * 2**30, 50.0),
-            mps(10 * 2**30, 50.0),
-        ),
+        ({"strategy": "MPS"}, mps(path="config[0].sharing"), mps(path="config[0].sharing")),
+        ({"strategy": "MPS", "mpsConfig": LIMITS}, mps(10 * 2**30, 50.0), mps(10 * 2**30, 50.0)),
     ],
 )
 @pytest.mark.parametrize("driver", ["gpu.nvidia.com", "gpu.nodeagent.io"])

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from nodeagent.claims import records
-from nodeagent.claims.model import (
-    ClaimedDevice,
-    Result,
-)
+from nodeagent.claims.model import ClaimedDevice, Result
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFormat, write_state
 from nodeagent.gpu.kernel import boot_id

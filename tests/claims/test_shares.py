@@ -11,13 +11,7 @@ from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRecord
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.claims.offering.devices import SHARING, OfferedDevice
-from nodeagent.claims.offering.gpu_rules import (
-    FixedInstance,
-    GpuRules,
-    Mode,
-    Planned,
-    refusal,
-)
+from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned, refusal
 from nodeagent.claims.offering.pool_offer import WITHDRAWN, OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.offering.resource_slices import (
     NodeReference,
@@ -85,11 +79,7 @@ def test_amounts_of_memory_and_threads(gpu: Gpu) -> None:
         "threads": RequestPolicy(0, 0, 1),
         "clients": RequestPolicy(1, 1, 1),
     }
-    assert found.capacity == {
-        "gpu.nvidia.com/memory": gpu.memory,
-        "threads": 100,
-        "clients": 48,
-    }
+    assert found.capacity == {"gpu.nvidia.com/memory": gpu.memory, "threads": 100, "clients": 48}
     assert default + STEP > gpu.memory
     assert Consumed(default).is_whole(gpu.memory)
     assert not Consumed(default - STEP).is_whole(gpu.memory)

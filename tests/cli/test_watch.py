@@ -98,8 +98,7 @@ def test_a_new_size_is_drawn(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_signal_gives_the_terminal_back(watched: Watched, number: int, code: int) -> None:
     with watched.running as process:

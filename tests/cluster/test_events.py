@@ -24,11 +24,7 @@ class Clocked:
     def __init__(self, access: ClusterAccess, intervals: EventIntervals = QUICK) -> None:
         self.now = NOON
         self.publisher = EventPublisher(
-            access,
-            "n",
-            intervals=intervals,
-            jitter=lambda: 0.5,
-            wall=lambda: self.now,
+            access, "n", intervals=intervals, jitter=lambda: 0.5, wall=lambda: self.now
         )
 
     def tell(self, *events: NodeEvent) -> None:

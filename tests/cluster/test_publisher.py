@@ -59,13 +59,7 @@ class PublishedNode:
             wake=lambda _: None,
             report=lambda *_: None,
         )
-        self.publisher = NodePublisher(
-            access,
-            node,
-            self.hooks,
-            events=self.events,
-            intervals=PACE,
-        )
+        self.publisher = NodePublisher(access, node, self.hooks, events=self.events, intervals=PACE)
 
     def publish(self, phase: Phase, note: str = "") -> None:
         now = datetime.now(UTC)

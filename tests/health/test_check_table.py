@@ -142,15 +142,11 @@ MEASURED: dict[str, tuple[Step, Step]] = {
     "rowRemapPending": _flag(_rows(pending=True), _rows()),
     "rowRemapFailed": _flag(_rows(failed=True), _rows()),
     "rowRemapMany": _flag(_rows(uncorrectable=512), _rows(uncorrectable=511)),
-    "rowRemapSpent": _flag(
-        {"banks_without_spare_row": 1},
-        {"banks_without_spare_row": 0},
-    ),
+    "rowRemapSpent": _flag({"banks_without_spare_row": 1}, {"banks_without_spare_row": 0}),
     "bankRemapPending": _flag({"bank_remap_pending": True}, {"bank_remap_pending": False}),
     "memoryUnrepairable": _flag({"memory_unrepairable": True}, {"memory_unrepairable": False}),
     "repairPending": _flag(
-        {"tpc_repair_pending": True},
-        {"channel_repair_pending": False, "tpc_repair_pending": False},
+        {"tpc_repair_pending": True}, {"channel_repair_pending": False, "tpc_repair_pending": False}
     ),
     "retiredPagesMany": _flag(_pages(60, 3), _pages(60, 2)),
     "retiredPagesDoubleBit": _flag(_pages(0, 15), _pages(0, 14)),

@@ -96,11 +96,7 @@ def test_nothing_found() -> None:
         ((), ("True", "Healthy", "all checks are good")),
         (
             ({"ecc_uncorrected": 1},),
-            (
-                "False",
-                "EccUncorrected",
-                "GPU 0 has uncorrected memory errors (reset GPU)",
-            ),
+            ("False", "EccUncorrected", "GPU 0 has uncorrected memory errors (reset GPU)"),
         ),
         (
             ({"ecc_uncorrected": 1, "recovery_action": 1},),

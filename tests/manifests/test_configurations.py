@@ -139,10 +139,7 @@ BAD: list[tuple[str, Json]] = [  # refused everywhere, at this place
         nvidia_config(strategy="TimeSlicing", timeSlicingConfig={"interval": "long"}),
     ),
     ("sharing.mpsConfig.threads", limits(threads=5)),
-    (
-        "sharing.mpsConfig.defaultActiveThreadPercentage",
-        limits(defaultActiveThreadPercentage=12.5),
-    ),
+    ("sharing.mpsConfig.defaultActiveThreadPercentage", limits(defaultActiveThreadPercentage=12.5)),
     (
         "sharing.mpsConfig.defaultPinnedDeviceMemoryLimit",
         limits(defaultPinnedDeviceMemoryLimit="10GB"),

@@ -22,14 +22,7 @@ from nodeagent.settings import load_settings
 from nodeagent.simulation.boards import board_names, load_board
 from tests.claims.boards import NODE, mig_off
 from tests.manifests.admission import compiled
-from tests.manifests.rendering import (
-    MANIFESTS,
-    Document,
-    pod_of,
-    why_not,
-    with_components,
-    written,
-)
+from tests.manifests.rendering import MANIFESTS, Document, pod_of, why_not, with_components, written
 from tests.manifests.rendering import one as one_of
 from tests.plan.cards import card
 

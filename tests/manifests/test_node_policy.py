@@ -77,11 +77,7 @@ OURS = {
     "operation": "Update",
     "fieldsV1": {"f:metadata": {"f:annotations": {"f:nodeagent.io/layout": {}}}},
 }
-ANCIENT = {
-    "manager": "ancient-changes",
-    "operation": "Update",
-    "fieldsV1": CONTROLLER["fieldsV1"],
-}
+ANCIENT = {"manager": "ancient-changes", "operation": "Update", "fieldsV1": CONTROLLER["fieldsV1"]}
 MANAGERS = [KUBELET, CONTROLLER, HAND, OURS]
 
 

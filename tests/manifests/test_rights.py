@@ -47,13 +47,7 @@ ALSO: tuple[tuple[str, Callable[[], Request]], ...] = (
 # `nodeagent check` asks for what an administrator's account may see; what it may, any account may
 # ask.
 OTHERWISE = {"review_access", "get_runtime_class", "get_version"}
-VERBS = {
-    "GET": "get",
-    "POST": "create",
-    "PUT": "update",
-    "PATCH": "patch",
-    "DELETE": "delete",
-}
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 def _rights(documents: Iterable[Document]) -> Iterator[Right]:

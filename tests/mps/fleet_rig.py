@@ -125,11 +125,7 @@ class FleetRig:
 
     @asynccontextmanager
     async def fleet(
-        self,
-        policy: MpsSettings = POLICY,
-        *,
-        served: float = SERVED,
-        private_shm: bool = False,
+        self, policy: MpsSettings = POLICY, *, served: float = SERVED, private_shm: bool = False
     ) -> AsyncIterator[Fleet]:
         """One agent's life; what is reported is noted in `reports`."""
         launcher = ChildLauncher(self.programs)

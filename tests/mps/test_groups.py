@@ -57,10 +57,7 @@ async def test_one_daemon_of_both(rig: FleetRig) -> None:
             await fleet.start(OTHER_GPU, wanted())
         await fleet.keep_only({OTHER_GPU})  # its clients may work there
         fleet.cordon({OTHER_GPU: "too hot"})
-        assert (status(fleet).pid, status(fleet).trouble) == (
-            pid,
-            "takes no new clients: too hot",
-        )
+        assert (status(fleet).pid, status(fleet).trouble) == (pid, "takes no new clients: too hot")
         fleet.cordon({})
         with rig.served():
             await until(lambda: bool(status(fleet).clients))

@@ -55,11 +55,7 @@ def test_cheapest(seats: list[tuple[WantedMps | None, WantedMps | None, bool]]) 
 def test_no_way() -> None:
     """An instance pinned where there is no device is a fault of the caller's."""
     with pytest.raises(ValueError, match="no way"):
-        assign(
-            [Seat("1g.10gb", 1, n) for n in (0, 1)],
-            [wanted(A, 7), wanted(None)],
-            lambda *_: 0,
-        )
+        assign([Seat("1g.10gb", 1, n) for n in (0, 1)], [wanted(A, 7), wanted(None)], lambda *_: 0)
 
 
 def small(*, threads: float = 25.0, path: str = "") -> WantedMps:

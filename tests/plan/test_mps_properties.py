@@ -235,10 +235,7 @@ def test_every_cut_leads_to_the_same_end(data: st.DataObject) -> None:
 def test_a_time_slice_that_was_the_same_before_can_be_gone_back_to() -> None:
     """Where only the compute mode had to change for it, the way back keeps that change."""
     gpu = Gpu(
-        0,
-        "GPU-a",
-        compute_mode=ComputeMode.EXCLUSIVE_PROCESS,
-        earlier_time_slice=TimeSlice.SHORT,
+        0, "GPU-a", compute_mode=ComputeMode.EXCLUSIVE_PROCESS, earlier_time_slice=TimeSlice.SHORT
     )
     whole = plan_gpu(DesiredGpu(None, "p", time_slice=TimeSlice.SHORT), gpu, Policy())
     done = carried_out(gpu, whole, len(whole.steps))

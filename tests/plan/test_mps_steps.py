@@ -185,11 +185,7 @@ def test_the_way_back_has_the_time_slice_that_the_agent_set(
 ) -> None:
     """What it changed shows that: the time slice, or the compute mode without a daemon."""
     found = without_mig(
-        T4,
-        mps=mps,
-        earlier_mode=mode,
-        time_slice=TimeSlice.LONG,
-        earlier_time_slice=slice_,
+        T4, mps=mps, earlier_mode=mode, time_slice=TimeSlice.LONG, earlier_time_slice=slice_
     )
     own = slice_ is not None or (mode is not None and mps is None)
     assert layout_of(found).time_slice == (TimeSlice.LONG if own else None)

@@ -91,10 +91,7 @@ def test_the_devices_there_are(mig: str) -> None:
     assert gpu.mps is None
     memory = {uuid: m.sharing.shares[0].memory for uuid, m in gpu.mps_by_device.items()}
     sizes = [p.memory for p in H100.profiles if p.name in ("3g.40gb", "1g.10gb")]
-    assert memory == {
-        "MIG-0": max(sizes) // 2**21,
-        "MIG-1": min(sizes) // 2**21,
-    }
+    assert memory == {"MIG-0": max(sizes) // 2**21, "MIG-1": min(sizes) // 2**21}
 
 
 def test_a_device_of_a_profile_that_is_not_listed() -> None:
@@ -121,10 +118,7 @@ def test_a_silent_gpu_is_not_judged() -> None:
 
 # --- whom it runs as --------------------------------------------------------------------------
 
-HOST = Host(
-    "1000",
-    {"alice": ALICE, "1000": Account(1000, 1000, (27,)), "root": Account(0, 0)},
-)
+HOST = Host("1000", {"alice": ALICE, "1000": Account(1000, 1000, (27,)), "root": Account(0, 0)})
 
 
 @pytest.mark.parametrize(

@@ -115,12 +115,7 @@ def test_what_is_no_pid_is_no_process(pid: int) -> None:
         processes.command_of(pid),
         processes.environment_of(pid, "A"),
         processes.name_of(pid),
-    ) == (
-        None,
-        None,
-        None,
-        "",
-    )
+    ) == (None, None, None, "")
 
 
 @as_root

@@ -82,11 +82,7 @@ def request(name: str = "gpu", kind: str = "gpu", *selectors: str, **more: Any) 
 
 
 def config(kind: str, *requests: str, **sharing: Any) -> Json:
-    parameters = {
-        "apiVersion": "resource.nvidia.com/v1beta1",
-        "kind": kind,
-        "sharing": sharing,
-    }
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": sharing}
     opaque = {"driver": "gpu.nvidia.com", "parameters": parameters}
     return {"requests": list(requests), "opaque": opaque}
 

@@ -108,10 +108,7 @@ class NodeRig(FleetRig):
             )
         )
         memory = OriginalSettings(self.memory_file)
-        publisher = Publisher(
-            run_dir=self.run_dir,
-            cdi_dir=self.cdi_dir,
-        )
+        publisher = Publisher(run_dir=self.run_dir, cdi_dir=self.cdi_dir)
         driver = Driver(
             observe_deadline=30,
             step_deadline=30,

@@ -122,9 +122,7 @@ async def test_a_slow_plan_holds_up_its_own_gpu_alone(node: SimulatedNode, tmp_p
     """A change waits for the steps of its GPU; those of another GPU are no reason to wait."""
     node.inject(CREATE, hang=True, gpu=0)
     async with running(Rig(tmp_path, step_deadline=60)) as rig:
-        rig.offer(
-            "{1g.10gb: 1}",
-        )
+        rig.offer("{1g.10gb: 1}")
         await rig.until(lambda: rig.state.phase is Phase.WORKING)
         await rig.until(lambda: len(node.card(1).state.instances) == 1)
         waiting = asyncio.create_task(
@@ -170,9 +168,7 @@ async def test_the_loop_leaves_a_gpu_that_changed_since_it_looked(tmp_path: Path
     taken = Reserved("1g.10gb", Placement(6, 1), PATH)
     rig = beside_a_claim(Meanwhile(taken, made(("1g.10gb", 6))), tmp_path)
     async with running(rig):
-        rig.offer(
-            "{3g.40gb: 1}",
-        )
+        rig.offer("{3g.40gb: 1}")
         await rig.settle(Phase.IN_SYNC)
         assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"
         assert EventType.FAILED not in rig.reported()

@@ -24,10 +24,7 @@ from tests.rig import Rig, destruction, do, plan_text, running
 
 @pytest.mark.parametrize(
     ("bad", "code"),
-    [
-        (b"version: v1\ngpus: [", Code.SYNTAX),
-        (plan_text("{1g.10gb: 8}"), Code.DOES_NOT_FIT),
-    ],
+    [(b"version: v1\ngpus: [", Code.SYNTAX), (plan_text("{1g.10gb: 8}"), Code.DOES_NOT_FIT)],
 )
 async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
     tmp_path: Path, bad: bytes, code: Code

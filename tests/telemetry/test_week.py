@@ -37,10 +37,7 @@ class Load(Struct, frozen=True):
             for percent in (self.sm, engine, self.dram)
         )
         return Reading(
-            utilization=engine,
-            memory=int(memory * (1 << 30)),
-            sm_active=sm,
-            dram_active=dram,
+            utilization=engine, memory=int(memory * (1 << 30)), sm_active=sm, dram_active=dram
         )
 
 

@@ -12,10 +12,7 @@ from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
-from nodeagent.views.conditions import (
-    HEALTHY,
-    PARTITIONS_READY,
-)
+from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
 from tests.views.example_node import (

@@ -20,11 +20,7 @@ from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Refused
-from nodeagent.views.status_annotation import (
-    StatusAnnotation,
-    has_looked,
-    status_text,
-)
+from nodeagent.views.status_annotation import StatusAnnotation, has_looked, status_text
 from tests.views.daemons import mps_client, mps_daemon
 from tests.views.example_node import (
     AT,

@@ -6,14 +6,7 @@ from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evict
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
-from nodeagent.plan.observed import (
-    Access,
-    DeviceDaemon,
-    Gpu,
-    HealthLimits,
-    MigMode,
-    ObservedNode,
-)
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, HealthLimits, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps

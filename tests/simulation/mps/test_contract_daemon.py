@@ -144,13 +144,9 @@ def test_the_multiuser_flag(every: Programs) -> None:
 
 def test_defaults_from_the_environment(compared: Programs) -> None:
     with Rig(compared) as rig:
-        rig.start(
-            CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="40",
-            CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G",
-        )
+        rig.start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="40", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G")
         replies = rig.ask(
-            "get_default_active_thread_percentage",
-            "get_default_device_pinned_mem_limit 0",
+            "get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0"
         )
         assert replies == "40.0\n"
 

@@ -3,25 +3,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.cluster.plan_sources.nos.grammar import (
-    MODE_LABEL,
-    SPEC_PLAN,
-    STATUS_PLAN,
-)
+from nodeagent.cluster.plan_sources.nos.grammar import MODE_LABEL, SPEC_PLAN, STATUS_PLAN
 from nodeagent.cluster.plan_sources.nos.to_plan import deferred_plan
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
-from tests.cluster.plan_sources.nos.rig import (
-    MIG,
-    OFF,
-    TWO,
-    gpu,
-    ignored,
-    node,
-    offer,
-    spec,
-)
+from tests.cluster.plan_sources.nos.rig import MIG, OFF, TWO, gpu, ignored, node, offer, spec
 
 
 def gpus(offered: PlanUpdate) -> list[dict[str, Any]]:
