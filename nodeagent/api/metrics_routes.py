@@ -1,7 +1,7 @@
 """What programs that watch the node ask again and again: metrics, and the health paths.
 
-They are served by the API, and alone by a listener of their own. A scrape is bytes that are there
-already; they are sent in pieces, so that a client that hardly reads holds little and not for long,
+They are served by the API, and alone by a listener of their own. A scrape is rendered from what was
+read already, and sent in pieces, so that a client that hardly reads holds little and not for long,
 and makes way where others wait.
 """
 

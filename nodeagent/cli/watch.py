@@ -11,8 +11,8 @@ import tty
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from nodeagent.cli.agent_client import AgentUnreachable
 from nodeagent.cli.output import Output
+from nodeagent.errors import NodeagentError
 from nodeagent.terminal.events_page import events_page
 from nodeagent.terminal.gpu_page import gpu_page
 from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, at_most, dim, line, painted
@@ -37,14 +37,14 @@ Lately = Callable[[Json, str | None], Sequence[Json]]  # the events of the last 
 
 
 def answers(ask: Callable[[], Json]) -> Iterator[tuple[Json, tuple[Line, ...]]]:
-    """What is asked for again and again; while no agent answers, after the first answer, also the
-    lines that say so.
+    """What is asked for again and again; after the first answer, also the lines that say so while
+    there is none, or none of that GPU, as of an agent that has just started.
     """
     first = True
     while True:
         try:
             answer: tuple[Json, tuple[Line, ...]] = ask(), ()
-        except AgentUnreachable as error:
+        except NodeagentError as error:
             if first:
                 raise
             status = {"phase": "unknown", "problems": [{"message": error.message}]}

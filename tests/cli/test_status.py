@@ -276,6 +276,17 @@ def test_watch_prints_every_change_once(program: Program) -> None:
             assert process.stderr.read() == ""
 
 
+def test_a_watched_gpu_may_be_unknown_for_a_while(program: Program) -> None:
+    with answering(json.dumps(STATUS).encode()) as (where, handler):
+        words = ("status", "--watch", "--gpu", "1", "-o", "json", "--listen", where)
+        with program.process(*words, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for gpus, phase in ((STATUS["gpus"], "Blocked"), ([], "unknown")) * 2:
+                handler.answer = json.dumps({**STATUS, "gpus": gpus}).encode()
+                assert json.loads(process.stdout.readline())["phase"] == phase
+            process.kill()
+
+
 def test_a_pipe_gets_everything_and_a_terminal_what_fits(program: Program) -> None:
     troubles = [{"severity": "warning", "text": f"Trouble {n} {'and ' * 40}on."} for n in range(60)]
     devices = [
