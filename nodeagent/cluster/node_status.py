@@ -27,30 +27,10 @@ from nodeagent.views.node_state import NodeState
 from nodeagent.views.shapes import Event, Json
 from nodeagent.views.status_annotation import STATUS, StatusAnnotation, has_looked, status_content
 
-# Steps, as their result is published; what claims have Events of; what the Node itself shows.
-_NOT_PUBLISHED: Final = frozenset(
-    {
-        EventType.STEP_FAILED,
-        EventType.STEP_SKIPPED,
-        EventType.CLAIM_WAITING,
-        EventType.CLAIM_REFUSED,
-        EventType.CLAIM_NOT_RELEASED,
-        EventType.CLAIM_UNHEALTHY,
-        EventType.CLAIM_HEALTHY,
-        EventType.CLAIM_MISMATCH,
-        EventType.LESS_OFFERED,
-        EventType.SETTINGS_KEPT,
-        EventType.CLUSTER_FAULT,
-        EventType.CLUSTER_RETURNED,
-        EventType.NODE_CHANGED,
-        EventType.PLUGIN_RESTARTED,
-    }
-)
-
 
 def node_event(event: Event) -> NodeEvent | None:
     """The Event about the Node; None for what is of no interest there."""
-    if event.routine or event.type in _NOT_PUBLISHED:
+    if event.routine or not EventType(event.type).on_node:
         return None
     kind: Literal["Normal", "Warning"] = "Warning" if event.severity == "warning" else "Normal"
     return NodeEvent(kind, event.type, lasting_message(event))

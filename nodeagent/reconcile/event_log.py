@@ -23,17 +23,21 @@ log = structlog.get_logger(__name__)
 _WARNING: Final = "a person should look at it"
 _GOOD_TO_KNOW: Final = "good to know"
 _ROUTINE: Final = "as it should be, in dozens: left out first where room is short"
+# No Event about the Node: a claim has it, the Node shows it, or it is published as a step's result.
+_KEPT: Final = "not on the Node"
 
 
 class EventType(StrEnum):
     """What happened. Kubernetes Events about the Node and about claims carry these as reasons."""
 
     weight: str
+    on_node: bool
 
-    def __new__(cls, reason: str, weight: str = _WARNING) -> Self:
+    def __new__(cls, reason: str, weight: str = _WARNING, *kept: str) -> Self:
         made = str.__new__(cls, reason)
         made._value_ = reason
         made.weight = weight
+        made.on_node = not kept
         return made
 
     STARTED = "Started", _GOOD_TO_KNOW
@@ -41,10 +45,10 @@ class EventType(StrEnum):
     PLAN_ACCEPTED = "PlanAccepted", _GOOD_TO_KNOW
     PLAN_REJECTED = "PlanRejected"
     PLAN_MISSING = "PlanMissing", _GOOD_TO_KNOW
-    SETTINGS_KEPT = "SettingsKept"  # the file was changed, the settings in force were not
+    SETTINGS_KEPT = "SettingsKept", _WARNING, _KEPT  # the file was changed, not what is in force
     STEP_DONE = "StepDone", _ROUTINE
-    STEP_FAILED = "StepFailed"
-    STEP_SKIPPED = "StepSkipped", _GOOD_TO_KNOW
+    STEP_FAILED = "StepFailed", _WARNING, _KEPT
+    STEP_SKIPPED = "StepSkipped", _GOOD_TO_KNOW, _KEPT
     APPLIED = "Applied", _GOOD_TO_KNOW
     CHANGED_FOR_CLAIM = "ChangedForClaim", _ROUTINE
     BLOCKED = "Blocked"
@@ -69,18 +73,18 @@ class EventType(StrEnum):
     MPS_IN_USE = "MpsInUse"
     MPS_CLIENT = "MpsClient"  # a client waits for ever, or has what it should not
     CLAIM_PREPARED = "ClaimPrepared", _ROUTINE
-    CLAIM_WAITING = "ClaimWaiting"  # not prepared yet; the kubelet tries again
-    CLAIM_REFUSED = "ClaimRefused"
+    CLAIM_WAITING = "ClaimWaiting", _WARNING, _KEPT  # not prepared yet; the kubelet tries again
+    CLAIM_REFUSED = "ClaimRefused", _WARNING, _KEPT
     CLAIM_RELEASED = "ClaimReleased", _ROUTINE
-    CLAIM_NOT_RELEASED = "ClaimNotReleased"
-    CLAIM_UNHEALTHY = "ClaimUnhealthy"
-    CLAIM_HEALTHY = "ClaimHealthy", _GOOD_TO_KNOW
-    CLAIM_MISMATCH = "ClaimMismatch"  # a pod cannot use its claim's devices as it is
-    LESS_OFFERED = "LessOffered"  # claims get less of a GPU than dra.mode promises
-    CLUSTER_FAULT = "ClusterFault"  # the API server is away, or refuses
-    CLUSTER_RETURNED = "ClusterReturned", _GOOD_TO_KNOW
-    NODE_CHANGED = "NodeChanged", _GOOD_TO_KNOW  # around a change of GPUs: cordon, labels, taint
-    PLUGIN_RESTARTED = "PluginRestarted", _GOOD_TO_KNOW  # a pod of the device plugin was deleted
+    CLAIM_NOT_RELEASED = "ClaimNotReleased", _WARNING, _KEPT
+    CLAIM_UNHEALTHY = "ClaimUnhealthy", _WARNING, _KEPT
+    CLAIM_HEALTHY = "ClaimHealthy", _GOOD_TO_KNOW, _KEPT
+    CLAIM_MISMATCH = "ClaimMismatch", _WARNING, _KEPT  # a pod cannot use its claim's devices so
+    LESS_OFFERED = "LessOffered", _WARNING, _KEPT  # claims get less of a GPU than dra.mode promises
+    CLUSTER_FAULT = "ClusterFault", _WARNING, _KEPT  # the API server is away, or refuses
+    CLUSTER_RETURNED = "ClusterReturned", _GOOD_TO_KNOW, _KEPT
+    NODE_CHANGED = "NodeChanged", _GOOD_TO_KNOW, _KEPT  # around a change: cordon, labels, taint
+    PLUGIN_RESTARTED = "PluginRestarted", _GOOD_TO_KNOW, _KEPT  # a pod of the plugin was deleted
     OTHER_OWNER = "OtherOwner"  # another program partitions the GPUs, too
     UNCHECKED = "Unchecked"  # whether another program does is not known
     CONTESTED = "Contested"  # another program overwrites what the agent writes on the Node
