@@ -6,6 +6,7 @@ from msgspec import json
 
 from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase, Result
+from nodeagent.claims.offering.gpu_rules import Planned
 from nodeagent.claims.serving.allocation import read_allocation
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.plan.observed import Placement
@@ -114,3 +115,8 @@ def record(
     known = {"uid": UID, "namespace": "team", "name": "trainer", "boot_id": "boot-1"}
     own = devices or (mig_device(),)
     return ClaimRecord(**{**known, "phase": phase, "devices": own, **changes})
+
+
+def with_goal(planned: Planned, **changes: Any) -> Planned:
+    """What the plan says of a GPU, with these changes of its goal."""
+    return replace(planned, goal=replace(planned.goal, **changes))

@@ -23,7 +23,7 @@ from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.shares import Account, Share, TimeSlice, WantedMps
 from nodeagent.structs import replace
 from tests.claims.boards import mig_off
-from tests.claims.samples import mig_device, record, share_of_gpu, whole_device
+from tests.claims.samples import mig_device, record, share_of_gpu, whole_device, with_goal
 from tests.plan.cards import card, with_instances
 from tests.plan.daemons import A, D, daemon, give
 
@@ -110,12 +110,12 @@ def test_the_same_user_with_other_groups_or_limits() -> None:
 H100, L40S = card("h100-80gb"), card("l40s")
 TRAINER = ClaimReference("team", "trainer")
 LAYOUT = Planned(
-    desired.Layout((), "gpus[0].mig"),
+    desired.DesiredGpu(desired.Layout((), "gpus[0].mig"), "gpus[0]"),
     (FixedInstance("3g.40gb", 4), FixedInstance("1g.10gb", 0, "the plan divides it")),
-    path="gpus[0]",
 )
-DISABLED = Planned(desired.MigDisabled("gpus[0].mig"), path="gpus[0]")
-ENABLED = Planned(desired.MigEnabled("gpus[0].mig"), path="gpus[0]")
+DISABLED = Planned(desired.DesiredGpu(desired.MigDisabled("gpus[0].mig"), "gpus[0]"))
+KEPT = Planned(desired.DesiredGpu(None, "gpus[0]"))
+ENABLED = Planned(desired.DesiredGpu(desired.MigEnabled("gpus[0].mig"), "gpus[0]"))
 
 
 def allocated_result(device: str, **changes: object) -> Result:
@@ -133,7 +133,7 @@ def allocated_result(device: str, **changes: object) -> Result:
         (GpuRules(planned=DISABLED), "gpu", True),
         (GpuRules(Mode.STATIC, LAYOUT), "mig-3g-40gb-4", True),
         (GpuRules(Mode.STATIC), "gpu", True),
-        (GpuRules(planned=Planned(None)), "gpu", True),
+        (GpuRules(planned=KEPT), "gpu", True),
     ],
 )
 def test_devices_that_a_claim_may_have(rules: GpuRules, device: str, *, fixed: bool) -> None:
@@ -153,16 +153,16 @@ def test_devices_that_a_claim_may_have(rules: GpuRules, device: str, *, fixed: b
         ),
         (GpuRules(), mig_off(card("a100-40gb")), "mig-1g-5gb-0", "needs a GPU reset"),
         (GpuRules(), card("a100-40gb"), "gpu", "is in MIG mode"),
-        (GpuRules(planned=replace(LAYOUT, room=False)), H100, "mig-1g-10gb-2", "dra: false"),
-        (GpuRules(planned=replace(ENABLED, room=False)), H100, "mig-1g-10gb-2", "dra: false"),
+        (GpuRules(planned=with_goal(LAYOUT, dra=False)), H100, "mig-1g-10gb-2", "dra: false"),
+        (GpuRules(planned=with_goal(ENABLED, dra=False)), H100, "mig-1g-10gb-2", "dra: false"),
         (GpuRules(planned=replace(LAYOUT, is_there=False)), H100, "mig-1g-10gb-2", "not there yet"),
         (GpuRules(planned=LAYOUT), H100, "mig-4g-40gb-0", "no room for it beside"),
         (GpuRules(planned=LAYOUT), H100, "mig-1g-10gb-0", "the plan divides it"),
         (GpuRules(planned=LAYOUT), H100, "gpu", "gpus[0] of the plan has MIG enabled"),
         (GpuRules(planned=DISABLED), H100, "mig-1g-10gb-0", "gpus[0] of the plan has MIG disabled"),
-        (GpuRules(planned=replace(DISABLED, mps=True)), H100, "gpu", "shares the GPU by MPS"),
-        (GpuRules(planned=Planned(None, path="gpus[0]")), H100, "mig-1g-10gb-0", "leaves MIG on"),
-        (GpuRules(planned=Planned(None, path="gpus[0]")), H100, "gpu", "leaves MIG on"),
+        (GpuRules(planned=with_goal(DISABLED, mps=A)), H100, "gpu", "shares the GPU by MPS"),
+        (GpuRules(planned=KEPT), H100, "mig-1g-10gb-0", "leaves MIG on"),
+        (GpuRules(planned=KEPT), H100, "gpu", "leaves MIG on"),
         (GpuRules(Mode.STATIC), H100, "mig-1g-10gb-0", "dra.mode static nothing is made"),
         (GpuRules(Mode.STATIC, LAYOUT), H100, "mig-1g-10gb-2", "dra.mode static nothing is made"),
     ],
@@ -185,7 +185,7 @@ def test_devices_that_are_not_offered_any_more(
 
 def with_plan(share: desired.SharedBy | None = "memory", **changes: Any) -> GpuRules:
     """Of a GPU that the plan keeps outside MIG mode."""
-    return GpuRules(planned=replace(DISABLED, share=share, **changes))
+    return GpuRules(planned=with_goal(DISABLED, share=share, **changes))
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,18 @@ def with_plan(share: desired.SharedBy | None = "memory", **changes: Any) -> GpuR
     [
         (GpuRules(), L40S, "the setting dra.share has share off"),
         (
-            GpuRules(share="memory", planned=replace(DISABLED, share="off")),
+            GpuRules(share="memory", planned=with_goal(DISABLED, share="off")),
             L40S,
             "gpus[0] of the p",
         ),
         (GpuRules(Mode.STATIC, share="memory"), L40S, "static nothing is made"),
-        (with_plan(room=False), L40S, "gpus[0] of the plan says dra: false"),
-        (with_plan(mps=True), mig_off(H100), "gpus[0] of the plan shares the GPU by MPS"),
-        (with_plan(time_slice=True), L40S, "gpus[0] of the plan says how the GPU is shared"),
+        (with_plan(dra=False), L40S, "gpus[0] of the plan says dra: false"),
+        (with_plan(mps=A), mig_off(H100), "gpus[0] of the plan shares the GPU by MPS"),
+        (
+            with_plan(time_slice=TimeSlice.LONG),
+            L40S,
+            "gpus[0] of the plan says how the GPU is shared",
+        ),
         (GpuRules(planned=ENABLED, share="memory"), mig_off(H100), "has MIG enabled"),
         (GpuRules(share="memory"), replace(L40S, compute_capability=(6, 1)), "cannot limit MPS cl"),
         (GpuRules(share=48), replace(L40S, memory=8 << 30), "too little memory for shares (48)"),
@@ -218,7 +222,7 @@ def test_a_share_of_a_gpu_of_the_plan() -> None:
     whole = allocated_result("gpu")
     assert not admit(with_plan(), whole, mig_off(H100), TRAINER, shared=True)
     assert admit(with_plan("time"), whole, mig_off(H100), TRAINER, shared=True)
-    assert admit(with_plan("time", time_slice=True), whole, L40S, TRAINER, shared=True)
+    assert admit(with_plan("time", time_slice=TimeSlice.LONG), whole, L40S, TRAINER, shared=True)
     assert not admit(GpuRules(share="time"), whole, L40S, TRAINER, shared=True)
 
 

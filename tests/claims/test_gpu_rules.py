@@ -14,21 +14,23 @@ from nodeagent.claims.offering.gpu_rules import (
     Planned,
     offered_names,
 )
-from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.simulation.boards import load_board
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS, MIG_BOARDS, legal_sets, mig_off
+from tests.claims.samples import with_goal
 from tests.plan.cards import card
+from tests.plan.daemons import A
 
-DISABLED = Planned(MigDisabled("gpus[0].mig"))
-ENABLED = Planned(MigEnabled("gpus[0].mig"))
-LAYOUT = Layout((), "gpus[0].mig")
+DISABLED = Planned(DesiredGpu(MigDisabled("gpus[0].mig"), ""))
+ENABLED = Planned(DesiredGpu(MigEnabled("gpus[0].mig"), ""))
+LAYOUT = DesiredGpu(Layout((), "gpus[0].mig"), "")
 
 
 def planned(*fixed: tuple[str, int], room: bool = True) -> Planned:
-    return Planned(LAYOUT, tuple(FixedInstance(*place) for place in fixed), room)
+    return Planned(replace(LAYOUT, dra=room), tuple(FixedInstance(*place) for place in fixed))
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ def test_the_plan_fixes_the_mode(board: str) -> None:
         for now in (gpu, mig_off(gpu)):
             assert names(now, mode, DISABLED) == {WHOLE_GPU}
     assert names(gpu, Mode.DYNAMIC, ENABLED) == parts
-    assert names(gpu, Mode.DYNAMIC, replace(ENABLED, room=False)) == set()
-    assert names(mig_off(gpu), Mode.DYNAMIC, replace(DISABLED, mps=True)) == set()
+    assert names(gpu, Mode.DYNAMIC, with_goal(ENABLED, dra=False)) == set()
+    assert names(mig_off(gpu), Mode.DYNAMIC, with_goal(DISABLED, mps=A)) == set()
     assert names(gpu, Mode.STATIC, ENABLED) == set()
     waiting = wanted(mig_off(gpu), Mode.DYNAMIC, ENABLED)
     if gpu.mode_change_needs_reset:
@@ -112,7 +114,7 @@ def test_beside_a_planned_layout(board: str) -> None:
         )
         beside = {n for legal in legal_sets(board) if fixed <= legal for n in legal} | fixed
         assert names(gpu, Mode.DYNAMIC, plan) == beside
-        assert names(gpu, Mode.DYNAMIC, replace(plan, room=False)) == fixed
+        assert names(gpu, Mode.DYNAMIC, with_goal(plan, dra=False)) == fixed
         assert names(gpu, Mode.DYNAMIC, replace(plan, is_there=False)) == fixed
         assert names(gpu, Mode.STATIC, plan) == fixed
         assert names(mig_off(gpu), Mode.STATIC, plan) == fixed  # after a reboot

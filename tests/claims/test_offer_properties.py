@@ -17,7 +17,7 @@ from nodeagent.claims.offering.pool_offer import (
     pool_offer,
 )
 from nodeagent.claims.offering.resource_slices import NodeReference, read_offer, resource_slices
-from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled, SharedBy
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, SharedBy
 from nodeagent.plan.observed import Access, Gpu, HealthLimits
 from nodeagent.structs import replace
 from tests.claims.boards import KINDS, NODE, DeviceSet, legal_sets, mig_off, with_devices
@@ -51,11 +51,11 @@ def _planned(gpu: Gpu, kind: str, fixed: DeviceSet) -> Planned | None:
     )
     plans = {
         "none": None,
-        "kept": Planned(None),
-        "off": Planned(MigDisabled("")),
-        "on": Planned(MigEnabled("")),
-        "layout": Planned(Layout((), ""), instances),
-        "layout alone": Planned(Layout((), ""), instances, room=False),
+        "kept": Planned(DesiredGpu(None, "")),
+        "off": Planned(DesiredGpu(MigDisabled(""), "")),
+        "on": Planned(DesiredGpu(MigEnabled(""), "")),
+        "layout": Planned(DesiredGpu(Layout((), ""), ""), instances),
+        "layout alone": Planned(DesiredGpu(Layout((), ""), "", dra=False), instances),
     }
     return plans[kind]
 

@@ -34,13 +34,13 @@ from tests.plan.cards import card, wanted
 
 NOON = 1_800_000_000  # seconds since 1970
 DYNAMIC = OfferContext(NODE, GpuRules(), NOON)
-DISABLED = Planned(MigDisabled("gpus[0].mig"))
+DISABLED = Planned(DesiredGpu(MigDisabled("gpus[0].mig"), ""))
 
 
 def fixed(gpu: Gpu, *names: str, room: bool = True) -> Planned:
     found = [places(gpu)[name] for name in names]
     instances = tuple(FixedInstance(p.profile.name, p.placement.start) for p in found)
-    return Planned(Layout((), "gpus[0].mig"), instances, room)
+    return Planned(DesiredGpu(Layout((), "gpus[0].mig"), "", dra=room), instances)
 
 
 def names(offer: PoolOffer) -> list[str]:

@@ -62,8 +62,7 @@ def test_a_layout_that_is_there() -> None:
     goal = wanted(H100, ONE)
     there = planned(goal, gpu, ())
     assert set(there.fixed) == {FixedInstance("1g.10gb", 2), FixedInstance("3g.40gb", 4)}
-    assert (there.room, there.is_there, there.path) == (True, True, PATH)
-    assert not planned(replace(goal, dra=False), gpu, ()).room
+    assert (there.goal, there.is_there) == (goal, True)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +130,7 @@ def test_a_daemon_of_claims_is_not_the_plans(places: PlannedPlaces) -> None:
 def test_goals_without_a_layout() -> None:
     """The mode alone, and whether the GPU as a whole is shared."""
     off = DesiredGpu(MigDisabled(PATH), PATH, dra=False)
-    assert planned(off, H100, ()) == Planned(off.mig, room=False, path=PATH)
-    assert planned(replace(off, mps=A), H100, ()).mps
+    assert planned(off, H100, ()) == Planned(off)
     assert planned(off, H100, ()).fixes("gpu")
     assert not planned(DesiredGpu(MigEnabled(PATH), PATH), H100, ()).fixes("gpu")
 

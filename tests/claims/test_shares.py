@@ -20,12 +20,12 @@ from nodeagent.claims.offering.resource_slices import (
     resource_slices,
 )
 from nodeagent.claims.serving.admission import require_admission
-from nodeagent.plan.desired import Layout, MigDisabled, MigEnabled, SharedBy
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, SharedBy
 from nodeagent.plan.observed import Gpu, Placement
-from nodeagent.plan.shares import MIB, WantedMps
+from nodeagent.plan.shares import MIB, TimeSlice, WantedMps
 from nodeagent.structs import replace
 from tests.claims.boards import NODE, mig_off
-from tests.claims.samples import mig_device, record, share_of_gpu, whole_device
+from tests.claims.samples import mig_device, record, share_of_gpu, whole_device, with_goal
 from tests.plan.cards import card
 from tests.plan.daemons import A, B
 
@@ -36,7 +36,8 @@ L40S, T4, H100 = (
     replace(gpu, cuda_version=(13, 0))
     for gpu in (card("l40s"), card("t4"), mig_off(card("h100-80gb")))
 )
-DISABLED = Planned(MigDisabled("gpus[0].mig"), path="gpus[0]")
+LAYOUT = DesiredGpu(Layout((), "gpus[0].mig"), "")
+DISABLED = Planned(DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]"))
 SHARED = OfferContext(NODE, GpuRules(share="memory"), 0)
 
 
@@ -109,9 +110,9 @@ def test_turns() -> None:
     [
         GpuRules(),
         GpuRules(Mode.STATIC, share="memory"),
-        GpuRules(planned=replace(DISABLED, share="off"), share="memory"),
-        GpuRules(planned=replace(DISABLED, time_slice=True), share="memory"),
-        GpuRules(planned=replace(DISABLED, room=False), share="memory"),
+        GpuRules(planned=with_goal(DISABLED, share="off"), share="memory"),
+        GpuRules(planned=with_goal(DISABLED, time_slice=TimeSlice.LONG), share="memory"),
+        GpuRules(planned=with_goal(DISABLED, dra=False), share="memory"),
     ],
 )
 def test_a_gpu_for_one_claim(rules: GpuRules) -> None:
@@ -122,10 +123,10 @@ def test_a_gpu_for_one_claim(rules: GpuRules) -> None:
 
 
 def test_the_plan_may_say_otherwise() -> None:
-    rules = GpuRules(planned=replace(DISABLED, share=4), share="off")
+    rules = GpuRules(planned=with_goal(DISABLED, share=4), share="off")
     found = whole(pool_offer(H100, replace(SHARED, rules=rules)))
     assert found.policies["gpu.nvidia.com/memory"].step == H100.memory // 4 // MIB * MIB
-    divided = GpuRules(planned=Planned(Layout((), "gpus[0].mig")), share="memory")
+    divided = GpuRules(planned=Planned(LAYOUT), share="memory")
     offer = pool_offer(H100, replace(SHARED, rules=divided))
     assert not any(device.policies for device in offer.devices)
 
@@ -134,10 +135,10 @@ def test_mig_devices() -> None:
     """By a setting of their own, or by the plan that has them: as large as their profile, with
     places for clients in proportion to its slices; of the rest nothing is consumed.
     """
-    by_plan = replace(DISABLED, mig=MigEnabled("gpus[0].mig"))
+    by_plan = with_goal(DISABLED, mig=MigEnabled("gpus[0].mig"))
     for rules in (
         GpuRules(share_mig="memory"),
-        GpuRules(planned=replace(by_plan, share="memory")),
+        GpuRules(planned=with_goal(by_plan, share="memory")),
         GpuRules(planned=by_plan, share_mig="memory", share=4),
     ):
         offer = pool_offer(H100, replace(SHARED, rules=rules))
@@ -154,7 +155,7 @@ def test_mig_devices() -> None:
             assert parts[name].capacity[CLIENTS] == 48 * place.profile.slices // 7
             assert parts[name].attributes[SHARING] == "mps"
         assert not any(one.policies for one in offer.devices if one.name == WHOLE_GPU)
-    for rules in (GpuRules(share="memory"), GpuRules(planned=replace(by_plan, share="off"))):
+    for rules in (GpuRules(share="memory"), GpuRules(planned=with_goal(by_plan, share="off"))):
         assert not any(
             one.policies
             for one in pool_offer(H100, replace(SHARED, rules=rules)).devices
@@ -184,9 +185,9 @@ def test_mig_devices_that_cannot_be_shared() -> None:
     assert offer.reason.message.count("1g.10gb+me of ") == 1
     shared = {one.name for one in offer.devices if one.policies}
     assert shared == {n for n, place in places(H100).items() if "10gb" not in place.profile.name}
-    small_parts = GpuRules(share_mig=48, planned=Planned(Layout((), "gpus[0].mig")))
+    small_parts = GpuRules(share_mig=48, planned=Planned(LAYOUT))
     assert "has MIG enabled" in refusal(small_parts, H100, WHOLE_GPU)
-    planned = Planned(Layout((), "gpus[0].mig"), (FixedInstance("1g.10gb", 0),), room=False)
+    planned = Planned(replace(LAYOUT, dra=False), (FixedInstance("1g.10gb", 0),))
     without = replace(SHARED, rules=GpuRules(share_mig=48, planned=planned))
     assert pool_offer(H100, without).reason is None
 

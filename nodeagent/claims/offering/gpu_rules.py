@@ -30,7 +30,7 @@ from nodeagent.claims.offering.devices import (
     shared_device,
     whole_gpu,
 )
-from nodeagent.plan.desired import DesiredMig, Layout, MigDisabled, MigEnabled, SharedBy
+from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, SharedBy
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import idle_reset_remedy
@@ -65,27 +65,18 @@ class FixedInstance:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the plan says of a GPU that it names; `mig` as in `DesiredGpu`, `path` of its entry.
-
-    `fixed` are the instances of a planned layout, none where it is no layout. `room`: claims may
-    have what the plan does not fix, once all of its layout `is_there`. `mps`, `time_slice`: it
-    shares the GPU as a whole by these. `share`: how claims share it, or the MIG devices that it
-    has; None: as the settings have it.
+    """What the plan says of a GPU that it names. `fixed` are the instances of a planned layout,
+    none where it is no layout, and `is_there`: all of the layout is.
     """
 
-    mig: DesiredMig | None
+    goal: DesiredGpu
     fixed: tuple[FixedInstance, ...] = ()
-    room: bool = True
     is_there: bool = True
-    mps: bool = False
-    path: str = ""
-    time_slice: bool = False
-    share: SharedBy | None = None
 
     def fixes(self, device: str) -> bool:
         """Whether the device is the plan's, so that a claim only uses it."""
         if device == WHOLE_GPU:
-            return self.mig is None or isinstance(self.mig, MigDisabled)
+            return self.goal.mig is None or isinstance(self.goal.mig, MigDisabled)
         return any(instance.device == device for instance in self.fixed)
 
 
@@ -118,7 +109,7 @@ class GpuRules:
         return self.mode is Mode.STATIC or by_plan
 
     def _wanted(self, device: str) -> SharedBy:
-        by_plan = self.planned.share if self.planned else None
+        by_plan = self.planned.goal.share if self.planned else None
         by_setting = self.share if device == WHOLE_GPU else self.share_mig
         return by_setting if by_plan is None else by_plan
 
@@ -134,9 +125,9 @@ class GpuRules:
         if wanted == "off":
             setting = "dra.share" if device == WHOLE_GPU else "dra.share_mig"
             return f"{_entry_of(planned, f'the setting {setting}')} has share off"
-        if planned and not planned.room:
+        if planned and not planned.goal.dra:
             return f"{_entry_of(planned)} says dra: false"
-        if planned and (planned.mps or (planned.time_slice and wanted != "time")):
+        if planned and (planned.goal.mps or (planned.goal.time_slice and wanted != "time")):
             return f"{_entry_of(planned)} says how the GPU is shared"
         return self.cannot_be_shared(gpu, device)
 
@@ -155,7 +146,7 @@ class GpuRules:
 
 
 def _entry_of(planned: Planned | None, otherwise: str = "") -> str:
-    return f"{planned.path} of the plan" if planned else otherwise
+    return f"{planned.goal.path} of the plan" if planned else otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +237,9 @@ def _why_no_whole(gpu: Gpu, planned: Planned | None, *, makes: bool) -> str:
     if planned is None:
         free = not gpu.in_mig_mode or (makes and not gpu.mode_change_needs_reset)
         return "" if free else f"{gpu.title} is in MIG mode"
-    entry = f"{planned.path} of the plan"
-    match planned.mig:
-        case None | MigDisabled() if planned.mps:
+    entry, goal = _entry_of(planned), planned.goal
+    match goal.mig:
+        case None | MigDisabled() if goal.mps:
             return f"{entry} shares the GPU by MPS"
         case None if gpu.in_mig_mode:
             return f"{entry} leaves MIG on {gpu.title} as it is"
@@ -257,15 +248,15 @@ def _why_no_whole(gpu: Gpu, planned: Planned | None, *, makes: bool) -> str:
         case MigEnabled() | Layout():
             return f"{entry} has MIG enabled"
         case _:
-            assert_never(planned.mig)
+            assert_never(goal.mig)
 
 
 def _why_no_parts(gpu: Gpu, planned: Planned | None) -> str:
     """Why nothing is made of the GPU beside what the plan fixes; "": whatever can be is."""
     if planned is None:
         return ""
-    entry = f"{planned.path} of the plan"
-    match planned.mig:
+    entry, goal = _entry_of(planned), planned.goal
+    match goal.mig:
         case None:
             return f"{entry} leaves MIG on {gpu.title} as it is"
         case MigDisabled():
@@ -273,9 +264,9 @@ def _why_no_parts(gpu: Gpu, planned: Planned | None) -> str:
         case Layout() if not planned.is_there:
             return f"the layout of {entry} is not there yet"
         case MigEnabled() | Layout():
-            return "" if planned.room else f"{entry} says dra: false"
+            return "" if goal.dra else f"{entry} says dra: false"
         case _:
-            assert_never(planned.mig)
+            assert_never(goal.mig)
 
 
 def _beside(gpu: Gpu, pinned: Collection[str], *, whole_taken: bool) -> list[str]:

@@ -42,22 +42,14 @@ def planned(goal: DesiredGpu, gpu: Gpu, records: Iterable[ClaimRecord]) -> Plann
     claims get nothing new beside them.
     """
     if not isinstance(goal.mig, Layout):
-        return Planned(
-            goal.mig,
-            room=goal.dra,
-            mps=goal.mps is not None,
-            path=goal.path,
-            time_slice=goal.time_slice is not None,
-            share=goal.share,
-        )
+        return Planned(goal)
     wanted = goal.mig.instances
     own = without(gpu, (*goal.reserved, *reserved_on(gpu.uuid, records))).instances
     fixed = tuple(
         FixedInstance(one.profile, one.placement.start, kept_back=_kept_back(one))
         for one in _kept(wanted, own)
     )
-    is_there = is_laid_out(wanted, own)
-    return Planned(goal.mig, fixed, goal.dra, is_there=is_there, path=goal.path, share=goal.share)
+    return Planned(goal, fixed, is_laid_out(wanted, own))
 
 
 def _kept(wanted: Sequence[WantedInstance], own: Sequence[GpuInstance]) -> Iterator[GpuInstance]:
