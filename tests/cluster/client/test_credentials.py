@@ -8,13 +8,20 @@ from typing import Literal
 
 import pytest
 
-from nodeagent.cluster.client.credentials import InCluster, Kubeconfig, read_endpoint, tls_context
+from nodeagent.cluster.client.credentials import (
+    Endpoint,
+    InCluster,
+    Kubeconfig,
+    read_endpoint,
+    tls_context,
+)
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.settings import KubernetesSettings
 
 TOKEN = "very-secret.token"
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+TLS = {"server": "https://127.0.0.1:1"}
 
 
 def service_account(folder: Path, *, token: str = TOKEN, authority: str = "PEM") -> Path:
@@ -26,19 +33,18 @@ def service_account(folder: Path, *, token: str = TOKEN, authority: str = "PEM")
 def kubeconfig(path: Path, *, cluster: Mapping[str, object] | None = None, **user: object) -> Path:
     """A kubeconfig with one context; JSON is YAML."""
     server = {"server": "http://me:pw@127.0.0.1:1/x"}
-    path.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-                "clusters": [{"name": "k", "cluster": cluster or server}],
-                "users": [{"name": "u", "user": user}],
-            }
-        )
-    )
+    path.write_text(json.dumps({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "clusters": [{"name": "k", "cluster": cluster or server}],
+        "users": [{"name": "u", "user": user}],
+    }))  # fmt: skip
     return path
+
+
+def endpoint(folder: Path, cluster: Mapping[str, object] | None = None, **user: object) -> Endpoint:
+    """As a kubeconfig in this folder says."""
+    return read_endpoint(Kubeconfig(kubeconfig(folder / "kubeconfig", cluster=cluster, **user)))
 
 
 def new_certificate(folder: Path) -> tuple[Path, Path]:
@@ -49,18 +55,14 @@ def new_certificate(folder: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-def test_a_pod_reads_its_service_account(tmp_path: Path) -> None:
-    folder = service_account(tmp_path, token=f"{TOKEN}\n")
-    endpoint = read_endpoint(InCluster(folder, ENVIRON))
-    assert endpoint.server == "https://10.0.0.1:443"
-    assert endpoint.authorization == f"Bearer {TOKEN}"
-    assert endpoint.authority == b"PEM"
-
-
-def test_an_ipv6_server_gets_its_brackets(tmp_path: Path) -> None:
-    environ = {**ENVIRON, "KUBERNETES_SERVICE_HOST": "fd00::1"}
-    found = read_endpoint(InCluster(service_account(tmp_path), environ))
-    assert found.url == "https://[fd00::1]:443"
+@pytest.mark.parametrize(("host", "shown"), [("10.0.0.1", "10.0.0.1"), ("fd00::1", "[fd00::1]")])
+def test_a_pod_reads_its_service_account(tmp_path: Path, host: str, shown: str) -> None:
+    environ = ENVIRON | {"KUBERNETES_SERVICE_HOST": host, "SECRET": TOKEN}
+    credentials = InCluster(service_account(tmp_path, token=f"{TOKEN}\n"), environ)
+    found = read_endpoint(credentials)
+    assert found.server == found.url == f"https://{shown}:443"
+    assert (found.authorization, found.authority) == (f"Bearer {TOKEN}", b"PEM")
+    assert TOKEN not in repr((credentials, found))
 
 
 def test_a_new_token_is_no_new_connection_and_a_new_authority_is(tmp_path: Path) -> None:
@@ -81,26 +83,20 @@ def test_what_is_missing_is_named(tmp_path: Path, missing: str) -> None:
         read_endpoint(InCluster(tmp_path, environ))
 
 
-def test_an_empty_token_is_no_token(tmp_path: Path) -> None:
-    """A file that is being replaced may be empty for a moment."""
-    with pytest.raises(CredentialsUnusable, match="empty"):
-        read_endpoint(InCluster(service_account(tmp_path, token="\n"), ENVIRON))
-
-
-@pytest.mark.parametrize("token", [f"{TOKEN}\nx", f"{TOKEN}\0", f"{TOKEN}ü"])
+@pytest.mark.parametrize("token", ["\n", f"{TOKEN}\nx", f"{TOKEN}\0", f"{TOKEN}ü"])
 def test_a_token_that_no_header_can_hold_is_refused_unseen(tmp_path: Path, token: str) -> None:
-    """The HTTP library would refuse it too, and quote it."""
-    with pytest.raises(CredentialsUnusable) as refused:
+    """The HTTP library would refuse it too, and quote it; a file that is being replaced may be
+    empty for a moment.
+    """
+    with pytest.raises(CredentialsUnusable, match=None if token.strip() else "empty") as refused:
         read_endpoint(InCluster(service_account(tmp_path, token=token), ENVIRON))
     assert TOKEN not in str(refused.value)
 
 
 def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
-    inline = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", token=TOKEN)))
+    inline = endpoint(tmp_path, token=TOKEN)
     (tmp_path / "token").write_text(f"{TOKEN}\n")
-    by_file = read_endpoint(
-        Kubeconfig(kubeconfig(tmp_path / "b", tokenFile=str(tmp_path / "token")))
-    )
+    by_file = endpoint(tmp_path, tokenFile=str(tmp_path / "token"))
     assert inline.authorization == by_file.authorization == f"Bearer {TOKEN}"
     assert inline.server == "http://127.0.0.1:1"
     assert inline.url == "http://127.0.0.1:1/x"
@@ -109,25 +105,12 @@ def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
 def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path) -> None:
     certificate, key = new_certificate(tmp_path)
     tls = {"server": "https://127.0.0.1:1/", "tls-server-name": "api", "proxy-url": "http://p"}
-    beside = read_endpoint(
-        Kubeconfig(
-            kubeconfig(
-                tmp_path / "a",
-                cluster={**tls, "certificate-authority": certificate.name},
-                **{"client-certificate": certificate.name, "client-key": str(key)},
-            )
-        )
-    )
-    inside = {
-        f"{name}-data": base64.b64encode(file.read_bytes()).decode()
-        for name, file in (("client-certificate", certificate), ("client-key", key))
-    }
-    authority = {"certificate-authority-data": base64.b64encode(certificate.read_bytes()).decode()}
-    path = kubeconfig(tmp_path / "b", cluster={**tls, **authority, "certificate-authority": "none"})
-    data = json.loads(path.read_text())
-    data["users"][0]["user"] = {**inside, "client-key": "none"}
-    path.write_text(json.dumps(data))
-    found = read_endpoint(Kubeconfig(path))
+    files = {"client-certificate": certificate.name, "client-key": str(key)}
+    beside = endpoint(tmp_path, {**tls, "certificate-authority": certificate.name}, **files)
+    data = [base64.b64encode(file.read_bytes()).decode() for file in (certificate, key)]
+    authority = {"certificate-authority-data": data[0], "certificate-authority": "none"}
+    inside = {"client-certificate-data": data[0], "client-key-data": data[1], "client-key": "none"}
+    found = endpoint(tmp_path, tls | authority, **inside)
     assert found == beside
     assert (found.url, found.tls_server_name) == ("https://127.0.0.1:1", "api")
     assert found.proxy == "http://p"
@@ -136,25 +119,21 @@ def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path
 
 
 def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
-    tls = {"server": "https://127.0.0.1:1", "certificate-authority": "ca"}
     (tmp_path / "ca").write_text("nonsense")
-    endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
+    found = endpoint(tmp_path, TLS | {"certificate-authority": "ca"})
     with pytest.raises(CredentialsUnusable, match=r"certificates for https://127\.0\.0\.1:1"):
-        tls_context(endpoint)
+        tls_context(found)
 
 
 def test_a_server_that_need_not_be_verified_is_not(tmp_path: Path) -> None:
-    tls = {"server": "https://127.0.0.1:1"}
-    usual = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", cluster=tls)))
-    insecure = {**tls, "insecure-skip-tls-verify": True}
-    any_server = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "b", cluster=insecure)))
-    assert tls_context(usual).verify_mode is ssl.CERT_REQUIRED
+    any_server = endpoint(tmp_path, TLS | {"insecure-skip-tls-verify": True})
+    assert tls_context(endpoint(tmp_path, TLS)).verify_mode is ssl.CERT_REQUIRED
     assert tls_context(any_server).verify_mode is ssl.CERT_NONE
 
 
 def test_a_user_with_a_password(tmp_path: Path) -> None:
-    endpoint = read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", username="me", password="pw")))
-    assert endpoint.authorization == "Basic bWU6cHc="
+    found = endpoint(tmp_path, username="me", password="pw")
+    assert found.authorization == "Basic bWU6cHc="
 
 
 def test_a_user_whose_program_has_the_token_or_the_certificate(tmp_path: Path) -> None:
@@ -170,16 +149,9 @@ def test_a_user_whose_program_has_the_token_or_the_certificate(tmp_path: Path) -
     for name, one in answers.items():
         answer = {"apiVersion": version, "kind": "ExecCredential", "status": one}
         (tmp_path / name).write_text(json.dumps(answer))
-        entry = {
-            "apiVersion": version,
-            "command": "./program",
-            "args": [str(tmp_path / name)],
-            "env": [{"name": "ASKED", "value": str(asked)}],
-        }
-        tls = {"server": "https://127.0.0.1:1"}
-        found[name] = read_endpoint(
-            Kubeconfig(kubeconfig(tmp_path / "kubeconfig", cluster=tls, exec=entry))
-        )
+        told = {"args": [str(tmp_path / name)], "env": [{"name": "ASKED", "value": str(asked)}]}
+        entry = {"apiVersion": version, "command": "./program"} | told
+        found[name] = endpoint(tmp_path, TLS, exec=entry)
     assert json.loads(asked.read_text())["spec"] == {"interactive": False}
     has = {name: (one.authorization, one.certificate) for name, one in found.items()}
     assert has == {
@@ -202,13 +174,11 @@ def test_a_user_whose_program_has_the_token_or_the_certificate(tmp_path: Path) -
     ],
 )
 def test_a_program_without_credentials(tmp_path: Path, command: str, said: str) -> None:
-    entry = {"apiVersion": "v1", "command": "sh", "args": ["-c", command]}
-    if " " not in command:
-        entry = {"apiVersion": "v1", "command": command}
+    shell = {"command": "sh", "args": ["-c", command]} if " " in command else {"command": command}
     with pytest.raises(CredentialsUnusable, match=said) as refused:
-        read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", exec=entry)))
+        endpoint(tmp_path, exec={"apiVersion": "v1"} | shell)
     assert TOKEN not in str(refused.value)
-    assert refused.value.remedy == f"try: kubectl --kubeconfig {tmp_path / 'a'} version"
+    assert refused.value.remedy == f"try: kubectl --kubeconfig {tmp_path / 'kubeconfig'} version"
 
 
 def test_a_program_adds_to_what_the_kubeconfig_has(
@@ -221,11 +191,10 @@ def test_a_program_adds_to_what_the_kubeconfig_has(
     program.write_text(f"#!/bin/sh\necho warning >&2\necho '{json.dumps(answer)}'\n")
     program.chmod(0o755)
     (tmp_path / "pem").write_text("PEM")
-    tls = {"server": "https://127.0.0.1:1", "certificate-authority-data": "", "proxy-url": ""}
+    tls = TLS | {"certificate-authority-data": "", "proxy-url": ""}
     user = {"client-certificate": "pem", "client-key": "", "tokenFile": ""}
     entry = {"apiVersion": "v1", "command": "./program"}
-    path = kubeconfig(Path("kubeconfig"), cluster=tls, exec=entry, **user)
-    found = read_endpoint(Kubeconfig(path))
+    found = endpoint(Path(), tls, exec=entry, **user)
     assert (found.authorization, found.certificate) == (f"Bearer {TOKEN}", b"PEM")
     assert found.proxy is None
 
@@ -233,7 +202,7 @@ def test_a_program_adds_to_what_the_kubeconfig_has(
 def test_a_provider_of_identities_is_refused_with_what_to_have_in_its_place(tmp_path: Path) -> None:
     user = {"auth-provider": {"name": "oidc", "config": {"id-token": TOKEN}}}
     with pytest.raises(CredentialsUnusable, match="auth-provider") as refused:
-        read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a", **user)))
+        endpoint(tmp_path, **user)
     assert "kubectl create token nodeagent" in refused.value.remedy
     assert TOKEN not in str(refused.value)
 
@@ -260,26 +229,16 @@ def test_a_missing_kubeconfig_and_a_missing_context_are_errors(tmp_path: Path) -
         read_endpoint(Kubeconfig(kubeconfig(tmp_path / "a"), context="other"))
 
 
-def test_nothing_secret_is_in_a_representation(tmp_path: Path) -> None:
-    credentials = InCluster(service_account(tmp_path), {**ENVIRON, "SECRET": TOKEN})
-    assert TOKEN not in repr(credentials)
-    assert TOKEN not in repr(read_endpoint(credentials))
-
-
 def test_a_cluster_is_there_where_one_is_named_or_given(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    given, pod = Path("/k"), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
-    def found(
-        use: Literal["auto", "never"], kubeconfig: Path | None, environment: dict[str, str]
-    ) -> bool:
+    def found(use: Literal["auto", "never"], kubeconfig: Path | None, **environment: str) -> bool:
         settings = KubernetesSettings(use=use, kubeconfig=kubeconfig)
-        return is_in_cluster(settings, environment=environment, token=token)
+        return is_in_cluster(settings, environment=environment, token=tmp_path / "token")
 
-    assert found("auto", Path("/k"), {})
-    assert not found("auto", None, {})
-    assert not found("auto", None, pod)  # a pod whose service account is not mounted
-    token.write_text("x")
-    assert found("auto", None, pod)
-    assert not found("auto", None, {})
-    assert not found("never", Path("/k"), pod)
+    assert found("auto", given)
+    assert not found("auto", None, **pod)  # a pod whose service account is not mounted
+    (tmp_path / "token").write_text("x")
+    assert found("auto", None, **pod)
+    assert not found("auto", None)
+    assert not found("never", given, **pod)
