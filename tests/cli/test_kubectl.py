@@ -11,6 +11,7 @@ import pytest
 
 from nodeagent import kubectl as plugin
 from tests.machine_load import stretched
+from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.real_api_server import RealApiServer, why_not
 
 PLUGIN = Path(plugin.__file__)
@@ -42,10 +43,8 @@ READY = [{"type": "Ready", "status": "True"}]
 def node(name: str, status: Any = None, conditions: Any = READY, **more: str) -> dict[str, Any]:
     text = status if isinstance(status, str | None) else json.dumps(status)
     annotations = more | ({} if text is None else {"nodeagent.io/status": text})
-    metadata = {"name": name, "annotations": annotations}
-    return {"kind": "Node", "apiVersion": "v1", "metadata": metadata} | {
-        "status": {"conditions": conditions}
-    }
+    content = {"metadata": {"name": name, "annotations": annotations}}
+    return {"kind": "Node", "apiVersion": "v1", "status": {"conditions": conditions}} | content
 
 
 def layout(content: Any = LAYOUT) -> dict[str, str]:
@@ -83,9 +82,8 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
 
     def run(*words: str, **answers: Any) -> Ran:
         for name, answer in answers.items():
-            (tmp_path / f"{name}.json").write_text(
-                answer if isinstance(answer, str) else json.dumps(answer)
-            )
+            text = answer if isinstance(answer, str) else json.dumps(answer)
+            (tmp_path / f"{name}.json").write_text(text)
         return _ran(words, environment, python)
 
     return run
@@ -106,14 +104,18 @@ def _ran(words: tuple[str, ...], environment: dict[str, str], python: str = sys.
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+def said(ran: Ran) -> str:
+    """What it said when all was well."""
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout
+
+
 def test_a_fleet_in_a_pipe(run: Run) -> None:
     """Nothing is cut; a damaged annotation, a silent node and a new agent each have their words."""
     long = "One text that is far wider than any terminal has columns. " * 8
     well = STATUS | {"headline": {"severity": "ok", "text": "All is well."}, "phase": "InSync"}
-    bad = STATUS | {
-        "headline": {"severity": "error", "text": f"{long}\x1b[2J\u202e"},
-        "more": {"gpus": 3},
-    }
+    headline = {"severity": "error", "text": f"{long}\x1b[2J\u202e"}
+    bad = STATUS | {"headline": headline, "more": {"gpus": 3}}
     starting = [*READY, {"type": "GPUHealthy", "status": "Unknown", "message": "not read yet"}]
     starting.append({"type": "GPUPartitionsReady", "status": "True", "message": "as planned"})
     late = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
@@ -129,9 +131,7 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
         *(node(name, text) for name, text in damaged.items()),
         node("9-map", well, **layout({"gpus": 5})),
     ]
-    shown = run(getnodes={"items": items})
-    assert (shown.returncode, shown.stderr) == (0, "")
-    header, *rows, counted = shown.stdout.splitlines()
+    header, *rows, counted = said(run(getnodes={"items": items})).splitlines()
     assert header.split("  ")[0] == "NODE"
     cells = [[c.strip() for c in row.split("  ") if c.strip()] for row in rows]
     assert [row[:8] for row in cells[:4]] == [
@@ -150,10 +150,8 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
         assert row.endswith(
             "nodeagent.io/status or nodeagent.io/layout is not what an agent writes"
         )
-    assert counted == (
-        "10 nodes with an agent (5 damaged, 1 error, 1 not Ready, 1 ok, 1 unknown, 1 warning), "
-        "1 without"
-    )
+    each = "5 damaged, 1 error, 1 not Ready, 1 ok, 1 unknown, 1 warning"
+    assert counted == f"10 nodes with an agent ({each}), 1 without"
 
 
 def test_what_kubectl_says_is_handed_on_with_a_remedy(run: Run, tmp_path: Path) -> None:
@@ -284,32 +282,21 @@ def test_waiting_for_a_plan(run: Run, tmp_path: Path) -> None:
     assert "node n1 has no nodeagent.io/plan" in run(*wait, getnoden1=node("n1", done)).stderr
 
 
-def test_waiting_ends_when_the_agent_is_done(run: Run, tmp_path: Path) -> None:
-    """kubectl answers anew each time: here the second answer is another."""
-    later = tmp_path / "later.json"
-    later.write_text(json.dumps(asked_once(STATUS | {"phase": "InSync"})))
-    stand_in = tmp_path / "kubectl"
-    script = stand_in.read_text() + "if [ -f later.json ]; then mv later.json getnoden1.json; fi\n"
-    stand_in.write_text(script)
-    shown = run("wait", "n1", "--digest", DIGEST, getnoden1=asked_once(STATUS))
-    assert (shown.returncode, later.exists()) == (0, False)
-
-
-def test_an_outage_is_waited_out(run: Run, tmp_path: Path) -> None:
+def test_waiting_outlasts_an_outage_and_ends_when_the_agent_is_done(
+    run: Run, tmp_path: Path
+) -> None:
     """What another try does not mend ends it at once, and so does the end of the time."""
-    stand_in, script = tmp_path / "kubectl", STAND_IN.replace("no context", "$(cat refused)")
+    turns = "echo >> turns; mv turn$(wc -l < turns).json getnoden1.json 2> /dev/null\n"
+    script = STAND_IN.replace("no context", "$(cat refused)").replace("for", f"{turns}for", 1)
+    (tmp_path / "kubectl").write_text(script)
     refused = tmp_path / "refused"
     refused.write_text("The connection to the server 127.0.0.1:6443 was refused")
-    stand_in.write_text(script + "exit\n")
     wait = ("wait", "n1", "--digest", DIGEST, "--timeout")
     over = run(*wait, "0")
     assert (over.returncode, "get node failed: The connection to" in over.stderr) == (1, True)
-    done = json.dumps(asked_once(STATUS | {"phase": "InSync"}))
-    (tmp_path / "later.json").write_text(done)
-    again = "if [ -f refused2 ]; then mv later.json getnoden1.json; else touch refused2; fi\n"
-    stand_in.write_text(script.replace("for word; do case", f"{again}for word; do case"))
-    assert run(*wait, "60").returncode == 0
-    assert len((tmp_path / "asked").read_text().splitlines()) == 3
+    done = STATUS | {"phase": "InSync"}
+    assert run(*wait, "60", turn3=asked_once(STATUS), turn4=asked_once(done)).returncode == 0
+    assert len((tmp_path / "asked").read_text().splitlines()) == 4
     (tmp_path / "getnoden1.json").unlink()
     refused.write_text('Error from server (NotFound): nodes "n1" not found')
     assert "not found" in run(*wait, "60").stderr
@@ -321,10 +308,8 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
     """
 
     def event(uid: str, kind: str, message: str, severity: str = "Warning") -> dict[str, Any]:
-        about = {"uid": uid, "kind": kind}
-        return {"involvedObject": about, "reason": f"Of{kind}", "message": message} | {
-            "type": severity
-        }
+        about = {"involvedObject": {"uid": uid, "kind": kind}, "type": severity}
+        return about | {"reason": f"Of{kind}", "message": message}
 
     unfit = {"type": "Ready", "status": "False", "reason": "Unhealthy", "message": "XID 95"}
     bare = {"type": "Ready", "status": "False"}
@@ -332,16 +317,14 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
     exactly = {"deviceClassName": "small", "count": 2}
     devices_asked = {"requests": [{"exactly": exactly}, {"firstAvailable": one_of}]}
     template = {"name": "main", "resourceClaimTemplateName": "small"}
-    waiting = {
-        "metadata": {"name": "p1", "namespace": "ml", "uid": "1"},
-        "spec": {"nodeName": "n1", "resourceClaims": [template, {"resourceClaimName": "mine"}]},
-        "status": {
-            "phase": "Pending",
-            "conditions": [unfit | {"type": "PodScheduled"}, unfit | {"status": "True"}, bare],
-            "resourceClaimStatuses": [{"name": "main", "resourceClaimName": "p1-main"}],
-            "extendedResourceClaimStatus": {"resourceClaimName": "extra"},
-        },
-    }  # fmt: skip
+    state = {
+        "phase": "Pending",
+        "conditions": [unfit | {"type": "PodScheduled"}, unfit | {"status": "True"}, bare],
+        "resourceClaimStatuses": [{"name": "main", "resourceClaimName": "p1-main"}],
+        "extendedResourceClaimStatus": {"resourceClaimName": "extra"},
+    }
+    spec = {"nodeName": "n1", "resourceClaims": [template, {"resourceClaimName": "mine"}]}
+    named = {"name": "p1", "namespace": "ml", "uid": "1"}
     results = [{"pool": "n1/gpu-0", "device": "mig-1g-0"}, {"pool": "n1/gpu-1", "device": "gpu"}]
     devices = [{"device": "mig-1g-0", "conditions": [unfit]}]
     allocated = {"allocation": {"devices": {"results": results}}, "devices": devices}
@@ -354,18 +337,14 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
         event("9", "Pod", "of another"),
     ]
     answers = {
-        "getpodp1": waiting,
+        "getpodp1": {"metadata": named, "spec": spec, "status": state},
         "getresourceclaimp1-main": {"metadata": {"uid": "2"}, "status": allocated},
         "getresourceclaimmine": {"metadata": {"uid": "3"}, "spec": {"devices": devices_asked}},
         "getresourceclaimextra": {"metadata": {"uid": "4"}, "status": {}},
         "getevents": {"items": events},
         "getnoden1": node("n1", STATUS),
     }
-    shown = run("why", "p1", "-n", "ml", **answers)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert (
-        shown.stdout
-        == """\
+    assert said(run("why", "p1", "-n", "ml", **answers)) == """\
 pod p1: Pending on node n1
   not PodScheduled: Unhealthy: XID 95
   not Ready
@@ -376,8 +355,7 @@ claim p1-main: n1/gpu-0/mig-1g-0, n1/gpu-1/gpu
 pod OfPod: it waits\\x1b
 resourceclaim OfResourceClaim: in use by pid 7
 node n1: warning: Something is in use.
-"""
-    )
+"""  # fmt: skip
     known = STATUS | {"headline": {"severity": "error", "text": "In use by pid 7."}}
     again = run("why", "p1", "-n", "ml", getnoden1=node("n1", known)).stdout
     assert again.endswith("resourceclaim OfResourceClaim: in use by pid 7\n")  # said once
@@ -390,35 +368,22 @@ node n1: warning: Something is in use.
 def test_two_hundred_nodes_of_a_real_server(real_server: RealApiServer, tmp_path: Path) -> None:
     """From one list, in under two seconds of this machine's time."""
     assets = os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin")
-    config = tmp_path / "config"
-    cluster = {"server": real_server.url, "insecure-skip-tls-verify": True}
-    config.write_text(json.dumps({
-        "kind": "Config", "apiVersion": "v1", "current-context": "one",
-        "clusters": [{"name": "one", "cluster": cluster}],
-        "users": [{"name": "one", "user": {"token": real_server.token}}],
-        "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
-    }))  # fmt: skip
+    config, token = tmp_path / "config", tmp_path / "token"
+    token.write_text(real_server.token)
+    config.write_text(kubeconfig(real_server.url, token_file=token))
     environment = os.environ | {"PATH": f"{assets}:{os.environ['PATH']}", "KUBECONFIG": str(config)}
     eight = STATUS | {"gpus": [{**STATUS["gpus"][0], "uuid": f"GPU-{n}"} for n in range(8)]}
     items = [node(f"fleet-{number:03}", eight, **layout()) for number in range(200)]
-    nodes = json.dumps({"kind": "List", "apiVersion": "v1", "items": items})
-
-    def kubectl(*words: str) -> None:
-        command = ["kubectl", *words, "-f", "-"]
-        subprocess.run(
-            command, env=environment, input=nodes, text=True, check=True, capture_output=True
-        )
-
-    kubectl("create")
+    nodes = {"kind": "List", "apiVersion": "v1", "items": items}
+    assert not real_server.kubectl("create", "-f-", given=nodes)
     try:
         begun = time.monotonic()
-        shown = _ran((), environment)
+        shown = said(_ran((), environment))
         took = time.monotonic() - begun
         named = _ran(("--kubeconfig", str(config)), environment | {"KUBECONFIG": "/nowhere"})
     finally:
-        kubectl("delete", "--wait=false")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.count("\nfleet-") == 200
-    assert "200 nodes with an agent (200 warning), " in shown.stdout
-    assert named.stdout == shown.stdout
+        real_server.kubectl("delete", "--wait=false", "-f-", given=nodes)
+    assert shown.count("\nfleet-") == 200
+    assert "200 nodes with an agent (200 warning), " in shown
+    assert named.stdout == shown
     assert took < stretched(2)
