@@ -40,9 +40,7 @@ def own_host() -> str:
 
 
 def asked(folder: Path, path: str) -> tuple[int, str]:
-    """Status and text of what the agent with `folder`/run answers over its socket; raises OSError
-    while there is none.
-    """
+    """Status and text of what an agent answers over `folder`/run; raises OSError without one."""
     connection = http.client.HTTPConnection("localhost", timeout=ANSWER)
     with socket.socket(socket.AF_UNIX) as connection.sock:
         connection.sock.settimeout(ANSWER)

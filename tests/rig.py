@@ -133,9 +133,7 @@ class Rig:
         return layout_words(self.gpu(index))
 
     def reported(self, *kinds: EventType) -> list[str]:
-        """The kinds of events but for steps in their order, or only these of them; each as often
-        as it happened.
-        """
+        """The kinds of events but for steps in order, or only these, as often as they happened."""
         wanted = kinds or [kind for kind in EventType if not kind.startswith("Step")]
         found = (event for event in self.events.events if event.type in wanted)
         return [event.type for event in found for _ in range(event.count)]

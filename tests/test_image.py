@@ -1,6 +1,4 @@
-"""The image is built from this checkout by Debian's buildah, on a base that debootstrap makes, and
-what is in it runs.
-"""
+"""The image, built from this checkout by buildah on debootstrap's base; what is in it runs."""
 
 import json
 import os

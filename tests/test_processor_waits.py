@@ -73,9 +73,7 @@ def run_starved(program: str) -> str:
 
 
 def test_too_little_processor_time_is_a_problem_of_its_own() -> None:
-    """While the agent waits for most of the time, and for a while after, so that it does not
-    flicker.
-    """
+    """While the agent waits most of the time, and a while longer, so that it does not flicker."""
     assert run_starved(JUDGE).splitlines() == ["Starved", "Starved", "over"]
 
 
@@ -83,9 +81,7 @@ def test_too_little_processor_time_is_a_problem_of_its_own() -> None:
     ("function", "hangs"), [("at_work", False), ("lambda: time.sleep(60)", True)]
 )
 def test_a_driver_call_is_not_late_while_this_process_waits(function: str, *, hangs: bool) -> None:
-    """One that works, and gets the processor for a small part of the time, is no hang; one that
-    hangs is.
-    """
+    """One that works, with a small part of the processor's time, is no hang; one that hangs is."""
     said = run_starved(CALL.replace("{function}", function))
     assert ("did not return within 0.5 s" in said) is hangs, said
 

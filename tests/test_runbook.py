@@ -53,9 +53,7 @@ def _facts(words: Words) -> set[str]:
 
 
 def _raised() -> Iterator[tuple[str, Key, set[str], bool]]:
-    """Of each call in the code that raises a problem: where, its key, its facts, and whether it is
-    of a GPU.
-    """
+    """Of each call that raises a problem: where, its key, its facts, and whether it is of a GPU."""
     for file in sorted(SOURCES.rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for function in ast.walk(tree):

@@ -1,6 +1,4 @@
-"""A node whose pods claim devices: models of API server, scheduler and kubelet within the test, and
-the agent as a process.
-"""
+"""A node whose pods claim devices: models of the cluster in the test, the agent a process."""
 
 import asyncio
 import json
@@ -57,9 +55,7 @@ class Cluster:
             yield agent
 
     def pod(self, name: str, profile: str, **mps: Any) -> Claim | None:
-        """A pod's claim with the device that the scheduler finds; None while it has to wait. Its
-        class has this MPS.
-        """
+        """A pod's claim with a device that the scheduler finds, or None; its class has this MPS."""
         made = self.scheduler.claim(TEAM, name)
         if not self.scheduler.allocate(TEAM, name, of_profile(profile)):
             self.scheduler.delete(TEAM, name)

@@ -45,9 +45,7 @@ AROUND = DrainIntervals(round_answer=0.3, list_age=0.5, restore=(0.1, 1.0))
 
 
 class Member:
-    """A node with its agent's loop, its plan source and its publisher, not running yet; `loop` are
-    settings of its rig.
-    """
+    """A node's loop, plan source and publisher, not running yet; `loop`: settings of its rig."""
 
     def __init__(
         self,

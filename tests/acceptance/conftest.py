@@ -1,6 +1,4 @@
-"""The folder of a simulated node with an agent; a GPU and an API server within the test; and a node
-whose pods claim devices.
-"""
+"""A simulated node's folder with an agent; a GPU and an API server; a node with claims."""
 
 import shutil
 import tempfile

@@ -52,9 +52,7 @@ class Watched:
         self.part.exporter.changed()
 
     async def sampled(self, times: int = 2) -> None:
-        """Wait until every GPU that answers was read so often from now on: a round does not wait
-        for one that is slow.
-        """
+        """Wait until every GPU that answers was read so often from now on, also a slow one."""
         before = self._read.copy()
         async with asyncio.timeout(stretched(SOON)):
             while not self._readers or any(

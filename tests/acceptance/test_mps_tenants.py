@@ -44,9 +44,7 @@ def applied(home: Home, *before: str, umask: int = 0o022, **settings: str) -> st
 
 
 def test_with_a_umask_that_closes_files(home: Home) -> None:
-    """The stand-ins run as the plan's user, who is in no group of the agent's, as does a unit with
-    UMask=0027.
-    """
+    """The stand-ins run as the plan's user, in no group of the agent's, as under UMask=0027."""
     (home.folder / "new").mkdir()
     (home.folder / "new").chmod(0o755)
     applied(home, umask=0o027)

@@ -90,9 +90,7 @@ async def test_a_setting_without_effect_fails_no_change(tmp_path: Path) -> None:
 
 
 async def seen_until_success(changes: asyncio.Queue[Any]) -> bool:
-    """Follow the Node to success after pending; whether clients were paused on the way, and back
-    by then.
-    """
+    """Follow the Node from pending to success; whether clients were paused then, and came back."""
     pending = was_paused = False
     async with asyncio.timeout(stretched(120)):
         while True:

@@ -26,9 +26,7 @@ def write_plan(folder: Path, mig: str) -> None:
 
 
 class Process:
-    """One `nodeagent run` on a simulated node that a state file keeps; without `boards` on this
-    machine.
-    """
+    """One `nodeagent run` on a simulated node of a state file; without `boards` on this machine."""
 
     def __init__(self, folder: Path, *arguments: str, boards: str = "h100-80gb:1", **env: str):
         self.folder = folder

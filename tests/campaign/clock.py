@@ -97,10 +97,7 @@ class Turn:
         return self._jobs.get_nowait()
 
     def park(self, ready: Callable[[], bool], until: float = math.inf) -> None:
-        """In the middle of a job: wait until it is `ready`, which it is at that time at the latest.
-
-        Raises Killed.
-        """
+        """In a job: wait until it is `ready`, which it is at that time or before. Raises Killed."""
         self._wait(lambda: self.killed or ready(), until)
         if self.killed:
             raise Killed

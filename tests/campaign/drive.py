@@ -1,6 +1,4 @@
-"""Plays an episode: its actions on a machine, then an end of all faults, after which the node has
-to become what its plan says.
-"""
+"""Plays an episode: its actions, then an end of all faults; the node has to become as planned."""
 
 import shutil
 import signal

@@ -1,6 +1,4 @@
-"""What happens to a node on a day: a list of actions, a value that can be printed, read back, and
-cut short.
-"""
+"""What happens to a node on a day: a list of actions that is printed, read back and cut short."""
 
 from nodeagent.structs import Struct
 

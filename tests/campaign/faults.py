@@ -256,9 +256,7 @@ def copied_with(edits: Iterable[Edit], folder: Path) -> None:
 
 
 def found_by(player: str, seeds: list[str], edits: Iterable[Edit]) -> tuple[str, int]:
-    """The seed of the first day that goes wrong with it, and how, "" for none; and how many days
-    were played.
-    """
+    """The first day's seed that goes wrong with it, and how, else ""; how many days were played."""
     with tempfile.TemporaryDirectory(prefix="campaign-fault-") as name:
         Path(name).chmod(0o755)  # daemons run as another user
         copied_with(edits, Path(name))

@@ -194,9 +194,7 @@ class Machine:
         self._judge()
 
     def _ended(self) -> None:
-        """It ended without a signal, as it may where it cannot have its lock or its socket; it is
-        started again.
-        """
+        """It ended by itself, as it may without its lock or its socket; it is started again."""
         life, self._life = self._life, None
         assert life is not None
         full = self.border.was_full and isinstance(life.error, NodeagentError)

@@ -55,9 +55,7 @@ def change_behind_its_back(node: SimulatedNode, gpu: int, number: int, *, create
 
 
 def damage(folder: Path, how: str, number: int) -> None:
-    """Delete a folder, or delete, cut or change one of the files in it, or make it one that a newer
-    release wrote.
-    """
+    """Delete a folder, or delete, cut or change a file in it, or make it one of a newer release."""
     if how == "deleteAll":
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -78,9 +76,7 @@ def damage(folder: Path, how: str, number: int) -> None:
 
 
 def _of_newer_version(content: bytes) -> bytes:
-    """The same of a version that no release reads yet, with a checksum that is right; what has no
-    version stays as it is.
-    """
+    """The same of a version unknown yet, its checksum right; what has none stays as it is."""
     head, _, rest = content.partition(b"\n")
     kind = re.match(rb"# nodeagent ([a-z-]+) ", head)
     if kind is None:

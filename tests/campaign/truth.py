@@ -1,6 +1,4 @@
-"""What is so on the machine: read from the simulated cards and from the disk, with nothing of the
-agent's own code.
-"""
+"""What is so on the machine: from simulated cards and the disk, by no code of the agent's."""
 
 from __future__ import annotations
 

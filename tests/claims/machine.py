@@ -231,9 +231,7 @@ class Home:
         daemons: ClaimDaemons | None = None,
         share: SharedBy = "off",
     ) -> AsyncIterator[tuple[NodeClaims, Rig]]:
-        """One agent's life, without a plan; with MPS where its parts are given, and with
-        devices that claims share so.
-        """
+        """One agent's life, without a plan; with MPS and shares where they are given."""
 
         async def observe() -> ObservedNode:
             return rig.state.observed

@@ -53,9 +53,7 @@ class Cluster(Home):
 
 
 async def test_the_api_server_is_away(node: SimulatedNode, folder: Path) -> None:
-    """Nothing is made before the claim can be read; a claim that is deleted meanwhile is no
-    fault.
-    """
+    """Nothing is made before the claim can be read; one that is deleted meanwhile is no fault."""
     home = Cluster(folder)
     async with ApiServer() as api:
         home.access = ClusterAccess(kubeconfig(folder, api.url))

@@ -84,9 +84,7 @@ def test_containers_that_cannot_use_all(
 
 
 def test_what_is_refused() -> None:
-    """With the container, all of its devices, and how to mend it; another claim's trouble is not
-    this one's.
-    """
+    """With the container, all of its devices, and how to mend it; not another claim's trouble."""
     with pytest.raises(ClaimRefused) as refused:
         refuse_conflicts(record(mps("a")), [other(plain())], [pod(one=[], main=[ALL, OTHER])])
     assert refused.value.message == (

@@ -34,9 +34,7 @@ OWN, NEIGHBOUR = UIDS[0], UIDS[1]
 
 
 class World:
-    """A machine with one or two cards; `claim` is what the kubelet calls the claim that is worked
-    on.
-    """
+    """A machine with one or two cards; `claim` is what the kubelet calls the one worked on."""
 
     def __init__(self, node: SimulatedNode, folder: Path) -> None:
         self.node, self.home = node, WatchedHome(folder)

@@ -264,9 +264,7 @@ def test_a_claim_with_devices_of_both_drivers() -> None:
 
 @pytest.mark.parametrize("driver", ["gpu.nvidia.com", "gpu.nodeagent.io"])
 def test_a_prepared_claim_is_the_same_under_either_setting(driver: str) -> None:
-    """A setting that is changed takes no device from a pod; where it cannot be read, nothing is
-    released.
-    """
+    """A changed setting takes no device from a pod; if it cannot be read, nothing is released."""
     limits = nvidia_config("MigDeviceConfig", strategy="MPS", mpsConfig=LIMITS)
     claim = claim_json(config=[nvidias(limits, driver=driver)])
     [result] = allocation(claim, nvidia=True)

@@ -78,9 +78,7 @@ def test_a_sick_gpu_loses_what_a_claim_had() -> None:
 
 
 def test_a_place_that_two_claims_have() -> None:
-    """Which must not be: then no release takes away what may be the other's. An administrator only
-    looks at the GPU.
-    """
+    """Which must not be: no release takes what may be the other's. An administrator only looks."""
     there = give(with_instances(H100, [("1g.10gb", 4)]), daemon(A))
     second = replace(claim(SLICE), uid="2", name="two")
     assert plan_gpu(to_release(claim(SLICE), there, [second]), there).verdict is Verdict.IN_SYNC

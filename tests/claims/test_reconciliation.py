@@ -344,9 +344,7 @@ def cases() -> Iterator[Case]:
 
 
 def test_every_combination() -> None:
-    """The decision is the one that the rules name: only a claim that is over, and of which nothing
-    has users, is released.
-    """
+    """As the rules name it: only a claim that is over, and that nothing uses, is released."""
     count = 0
     for case in cases():
         count += 1

@@ -259,9 +259,7 @@ def share(gibibytes: int, threads: int = 0, clients: int = 1, mps: WantedMps | N
 
 
 def test_shares_that_are_there_together() -> None:
-    """Up to all of the GPU's memory, threads and places; threads that were not requested do not
-    count.
-    """
+    """Up to all of the GPU's memory, threads and places; threads not requested do not count."""
     others = [claim(share(20, 60), name="one"), claim(share(10, 0, 45), name="two")]
     require_admission(claim(share(14, 40)), L40S, others, ())
     elsewhere = claim(replace(share(40, 90), gpu="GPU-2"), name="three")

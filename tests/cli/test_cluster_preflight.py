@@ -93,9 +93,7 @@ async def test_a_runtime_class_that_is_missing(api: ApiServer, tmp_path: Path) -
 
 
 async def test_nvidias_name_is_free_where_its_driver_is_not(api: ApiServer, tmp_path: Path) -> None:
-    """Its socket, then its slices; the agent's own are none of its. Where it cannot be known that
-    is said.
-    """
+    """Its socket, then its slices; none of the agent's own. What cannot be known is said."""
     registry = tmp_path / "kubelet/plugins_registry"
 
     async def finding() -> PreflightFinding:

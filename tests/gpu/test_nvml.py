@@ -13,7 +13,6 @@ from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.nvml_library import SimulatedLibrary
 
 PACKAGE = Path(nodeagent.gpu.__file__).parent
-ONE_G = 19  # nvidia-smi's id of 1g.10gb on H100
 
 # Where the name of the C function is another than the wrapper's.
 C_NAMES = {

@@ -253,9 +253,7 @@ def test_ended_by_a_reading(cause: str) -> None:
 
 @pytest.mark.parametrize("cause", RAISING)
 def test_what_ends_it(cause: str) -> None:
-    """A reboot or an administrator's word each of them, a reset those that say so; a value that
-    was not read keeps it.
-    """
+    """A reboot or an administrator's word, a reset of some; a value that was not read keeps it."""
     node = _raised(cause)
     key = node.one(cause).key
     assert node.read(gpu()).ended == ()

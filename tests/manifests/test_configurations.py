@@ -157,9 +157,7 @@ BAD: list[tuple[str, Json]] = [  # refused everywhere, at this place
 
 
 def places_of_faults(parameters: Json, source: Source, driver: str = DRIVER) -> list[str]:
-    """Where the agent finds them below the parameters, which NVIDIA's may be for; none if it takes
-    them.
-    """
+    """Where the agent finds them below the parameters, which NVIDIA's may be for, if any."""
     try:
         read_configuration(parameters, source, ("config",), driver=driver, nvidia=True)
     except DocumentError as error:
@@ -198,9 +196,7 @@ async def admin(real_server: RealApiServer | None) -> AsyncIterator[Admin]:
 
 
 async def enforce(admin: Admin, documents: Iterable[Document], *, of_nvidia: bool) -> None:
-    """Apply policy and binding, as kubectl does, and wait until they count; `of_nvidia`: also for
-    NVIDIA's driver.
-    """
+    """Apply policy and binding, and wait until they count; `of_nvidia`: also for its driver."""
     for path, kind in ((POLICIES, "Policy"), (BINDINGS, "PolicyBinding")):
         document = rendering.one(documents, f"ValidatingAdmission{kind}", NAME)
         applied = f"{path}/{NAME}?fieldManager=kubectl"

@@ -179,9 +179,7 @@ async def _probe(kind: str, port: str) -> int:
 
 
 async def test_the_probes_ask_the_agent() -> None:
-    """They pass while the agent is well, fail while it says that it is not, and fail when no
-    process listens.
-    """
+    """They pass while the agent is well, and fail while it is not or no process listens."""
     kinds = ("startupProbe", "livenessProbe", "readinessProbe")
     async with api(observed=False) as served:
         port = served.base.rpartition(":")[2]

@@ -1,6 +1,4 @@
-"""The Helm chart, rendered, checked and installed by Helm's own library, makes what overlays and
-components make.
-"""
+"""Helm's own library renders, checks and installs the chart: what overlays and components make."""
 
 import functools
 import json

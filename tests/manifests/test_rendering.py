@@ -81,9 +81,7 @@ def test_the_overlay_renders(name: str) -> None:
 @rendered
 @pytest.mark.parametrize("components", TOGETHER, ids=lambda names: names[0])
 def test_the_components_fit_an_overlay(components: tuple[str, ...], tmp_path: Path) -> None:
-    """An overlay of one's own with these components renders and is valid, and all its images are
-    of this version.
-    """
+    """An overlay of one's own with these renders and is valid, its images of this version."""
     documents = with_components(tmp_path, "gpu-operator", components)
     _valid(documents)
     pod = one(documents, "DaemonSet")["spec"]["template"]["spec"]
@@ -220,9 +218,7 @@ def _recommended(labels: dict[str, str]) -> dict[str, str]:
 
 
 def _labelled(kustomization: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """What a kustomization makes, with its labels: resources that are files, pods in them, and
-    ConfigMaps.
-    """
+    """What a kustomization makes, with its labels: resources in files, pods, and ConfigMaps."""
     (document,) = written(kustomization)
     folder = Path(kustomization).parent
     for name in document.get("resources", ()):

@@ -75,9 +75,7 @@ def _needed(request: Request) -> Right:
 
 
 def test_each_right_is_used_and_each_use_has_a_right() -> None:
-    """Every request that the client can make is allowed by the role it is listed with, and no
-    role allows anything else.
-    """
+    """Every request that the client can make is allowed by its role, and nothing else is."""
     functions = {
         name
         for name, made in inspect.getmembers(requests, inspect.isfunction)

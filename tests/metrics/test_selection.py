@@ -144,9 +144,7 @@ def test_every_field_of_the_catalogue_can_be_selected() -> None:
     ],
 )
 def test_lines_of_csv(text: str, helps: list[str] | None) -> None:
-    """Quotation marks are taken off, comments and empty lines are nothing; a fault ends with its
-    line.
-    """
+    """Quotation marks go, comments and empty lines are nothing; a fault ends with its line."""
     text = text.replace("{}", "DCGM_FI_DEV_GPU_TEMP,gauge,")
     selection = read_selection(f"{text}\nDCGM_FI_DEV_SM_CLOCK,gauge,other")
     assert [m.help for m in selection.metrics] == ["other", *(helps or [])]

@@ -134,9 +134,7 @@ async def test_servers_are_recorded(rig: FleetRig) -> None:
 
 
 async def test_clients_may_have_a_daemon_that_comes_back(rig: FleetRig) -> None:
-    """One that was Ready is published on while it is started anew, by another agent too; one that
-    never was is not.
-    """
+    """One that was Ready stays published until it is back, by another agent too; no other does."""
     async with rig.fleet() as fleet:
         rig.knobs().turn("start_error", "no")
         with pytest.raises(NotReady):

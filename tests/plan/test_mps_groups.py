@@ -1,6 +1,4 @@
-"""One daemon for several GPUs: what the plan asks for, and the steps of each GPU, however they are
-interleaved and cut short.
-"""
+"""A daemon of several GPUs: what the plan asks for, and steps of each, interleaved, cut short."""
 
 from collections.abc import Mapping
 

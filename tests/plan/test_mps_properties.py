@@ -211,9 +211,7 @@ def picture(gpu: Gpu) -> object:
 @settings(max_examples=draws(400))
 @given(st.data())
 def test_every_cut_leads_to_the_same_end(data: st.DataObject) -> None:
-    """After any number of its steps, planning anew ends where the whole plan would have; and
-    there nothing is left to do.
-    """
+    """After any number of steps, planning anew ends where the plan would have; nothing is left."""
     gpu = data.draw(gpus())
     desired = data.draw(wishes(gpu))
     policy = data.draw(POLICIES)

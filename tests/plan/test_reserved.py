@@ -58,9 +58,7 @@ def ways_of(board: str, seed: int, most: int) -> list[frozenset[Place]]:
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_one_instance_comes_and_goes_beside_all_others(board: str) -> None:
-    """In every legal layout each instance can be made last and taken down first, by one step, with
-    all the others in use.
-    """
+    """In each legal layout any instance can come last and go first, by one step, others in use."""
     empty = card(board)
     for way in ways_of(board, seed=1, most=300):
         for own in way:
@@ -87,9 +85,7 @@ def test_one_instance_comes_and_goes_beside_all_others(board: str) -> None:
 def test_a_plan_beside_claims_is_possible_exactly_where_there_is_a_layout_of_both(
     board: str,
 ) -> None:
-    """By brute force over all layouts; no claimed instance goes, and one that is in the way is
-    named.
-    """
+    """By brute force over all layouts; no claimed instance goes, and one in the way is named."""
     empty, everything = card(board), layouts(board)
     rng = random.Random(2)
     for way in ways_of(board, seed=3, most=150):

@@ -231,9 +231,7 @@ class Node(Member):
         count: int = 1,
         **sharing: Any,
     ) -> None:
-        """A claim for one device, or so much of it, which pods can name, with this configuration
-        for the agent.
-        """
+        """A claim for a device or part of it, which pods can name, so configured for the agent."""
         exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
         exactly |= {"capacity": {"requests": capacity}} if capacity else {}
         request = {"name": "gpu", "exactly": exactly}

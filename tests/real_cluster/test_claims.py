@@ -25,9 +25,7 @@ def five(node: Node) -> dict[str, str]:
 
 
 def test_five_pods(node: Node) -> None:
-    """Each has a slice of its own, of which its container has the device files; then nothing is
-    left of them.
-    """
+    """Each has a slice, of which its container has the device files; in the end nothing is left."""
     five(node)
     assert [size for _, _, size in node.slices()] == [1] * 5
     files = {node.inside(name, "ls /dev/nvidia-caps; ls /dev/nvidia[0-9]*") for name in NAMES}

@@ -190,9 +190,7 @@ def test_sharing(node: Node) -> None:
 def test_a_node_that_does_not_honour_configurations(
     cluster: Cluster, folder: Path, names: None
 ) -> None:
-    """The pod waits, and the claim's Event has the setting: a whole GPU without a limit would be
-    worse.
-    """
+    """The pod waits, and the claim's Event has the setting: a GPU without limit would be worse."""
     del names
     with serving(cluster, folder) as node:
         mps = config("GpuConfig", "gpu", strategy="MPS")

@@ -37,9 +37,7 @@ def test_a_plan_and_its_status(member: Member) -> None:
 
 
 def test_the_agent_in_a_pod(cluster: Cluster, tmp_path: Path) -> None:
-    """The overlay for trying out, as it is shipped: its pod becomes ready and does what its Node's
-    annotation says.
-    """
+    """The overlay for trying out, as shipped: its pod is ready and does what its Node says."""
     if not NODE or not place().agent_image:
         pytest.skip("no image of the agent")
     here, (image, _, tag) = place().name, place().agent_image.partition(":")

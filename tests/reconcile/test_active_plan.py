@@ -59,9 +59,7 @@ async def test_a_gpu_that_goes_does_not_take_the_plan_with_it() -> None:
 
 
 async def test_a_gpu_that_answers_later_and_cannot_be_so_is_not_in_sync() -> None:
-    """While it was silent nothing could be checked; what it is asked for is reported then, and the
-    other GPUs go on.
-    """
+    """Silent, it could not be checked; its fault is reported then, and the other GPUs go on."""
     node, plan = await observe("a100-40gb:1,a30:1"), made()
     silent = replace(node.gpus[1], access=Access.UNKNOWN, access_reason="it hangs")
     plan.offer(PlanText(plan_text("{1g.5gb: 7}", "[0, 1]")))
@@ -217,9 +215,7 @@ class FirstGpu:
 
 
 async def test_a_plan_that_is_made_on_the_node_keeps_its_numbers() -> None:
-    """A source that speaks of GPUs by number asks for the same as before, though one has fallen off
-    the bus.
-    """
+    """A source that numbers GPUs asks for the same as before, though one has fallen off the bus."""
     node, plan = await observe(), made()
     plan.offer(FirstGpu())
     await plan.read_offer(node)

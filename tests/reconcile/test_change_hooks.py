@@ -73,9 +73,7 @@ async def test_is_asked_before_and_notified_after(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
-    """While a hook objects the GPUs stay as they are, the reason is reported once, and then it
-    goes on.
-    """
+    """While a hook objects the GPUs stay as they are, which is reported once; then it goes on."""
     around = Recorded()
     around.objecting = (OBJECTION,)
     with simulated("h100-80gb:1"):

@@ -137,9 +137,7 @@ async def test_a_compute_mode_is_as_before_in_the_end(
 
 
 async def test_a_mode_goes_with_its_device(node: SimulatedNode, agent: Agent) -> None:
-    """A MIG device that is destroyed has nothing to be restored to, though its successor may have
-    its UUID.
-    """
+    """A destroyed MIG device needs no restoring, though its successor may have its UUID."""
     await agent.made(TWO)
     uuids = {device.uuid for device in mig_devices(await agent.gpu())}
     assert all(agent.memory.mode(uuid) for uuid in uuids)

@@ -26,9 +26,7 @@ H100 = card("h100-80gb")
 
 @pytest.mark.virtual_time
 async def test_many_ends_are_looked_at_together() -> None:
-    """A few at once, so that the last user's end counts at once; then one every two seconds, and
-    the last is not forgotten.
-    """
+    """A few at once, so that a last user's end counts; then one in two seconds, none forgotten."""
     control = LoopControl()
     rounds = 0
 

@@ -21,9 +21,7 @@ LEAVING = 30.0  # seconds for an agent to end
 
 
 def kubeconfig(url: str, *, token_file: Path | None = None) -> str:
-    """A kubeconfig of one cluster, with a token from a file or without credentials. A server's
-    certificate is not verified.
-    """
+    """A kubeconfig with a token from a file or none. A server's certificate is not verified."""
     name = "nodeagent-test"
     unverified = {"insecure-skip-tls-verify": True} if url.startswith("https") else {}
     user = {"tokenFile": str(token_file)} if token_file else {}

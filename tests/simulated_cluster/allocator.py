@@ -54,9 +54,7 @@ class Allocated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One pool as it is published: its counters, and its devices in their order, each with what it
-    takes of them.
-    """
+    """A published pool: its counters, and its devices in order, with what each takes of them."""
 
     totals: Amounts
     devices: tuple[tuple[Device, Amounts], ...]
@@ -85,9 +83,7 @@ def first_fit(
     *requests: Request,
     version: Version = V1_36_2,
 ) -> tuple[Allocated, ...]:
-    """A device for each request of a claim; () where they cannot be had together. `taken` are those
-    of other claims.
-    """
+    """A device for each request of a claim; () where there are none. `taken`: other claims'."""
     return _Search(pools, taken, version).find(requests) or ()
 
 
@@ -172,9 +168,7 @@ def _consumed(device: Device, asked: Amounts, used: Amounts) -> Amounts | None:
 
 
 def _by_policy(capacity: Device, asked: int | None) -> int | None:
-    """What is consumed for an amount that is asked for, or for none; None where no such amount can
-    be had.
-    """
+    """What is consumed for an amount, or for none; None where no such amount can be had."""
     policy = capacity.get("requestPolicy", {})
     if asked is None:
         return read_quantity(policy.get("default", capacity["value"]))

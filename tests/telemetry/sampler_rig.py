@@ -11,7 +11,6 @@ from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import SampleBatch
 
 POWER, SM_CLOCK, UTILISATION, FB_USED, ACTIVE = 155, 100, 203, 252, 1001
-REMAPPED = 393
 QUICK = Intervals(patience=30, deadline=0.4)  # a call that hangs is found out within a round
 ALL_EACH_TIME = Intervals(slow=0.0)
 

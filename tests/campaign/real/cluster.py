@@ -244,9 +244,7 @@ class Cluster:
 
 
 class ThreadedCluster(Cluster):
-    """In a thread with an event loop of its own, from `__init__` to `close`, while the player waits
-    in real time.
-    """
+    """In a thread with an event loop, from `__init__` to `close`, while the player waits."""
 
     def __init__(self, folder: Path) -> None:
         self._loop = asyncio.new_event_loop()

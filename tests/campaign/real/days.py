@@ -1,6 +1,4 @@
-"""The days that are played with real processes: those of the campaign, in real time, some of them
-in a cluster.
-"""
+"""The campaign's days that are played with real processes, in real time, some in a cluster."""
 
 import random
 from collections.abc import Iterator
@@ -97,9 +95,7 @@ def _tampered(gpus: int) -> Iterator[Step]:
 
 
 def _unshared(gpus: int) -> Iterator[Step]:
-    """Programs find their devices under MPS, and are there still when these shall not be shared any
-    more.
-    """
+    """Programs find devices under MPS, and are still there when these are not to be shared."""
     yield Step(EndFaults(), 0.0)
     yield Step(Plan(({},) * gpus, tuple(range(gpus))), SETTLED)
     for device in range(gpus):

@@ -203,9 +203,7 @@ class Judge:
                 self.violate(invariants.IN_USE, what)
 
     def _look_at_claims(self) -> None:
-        """A claim that was prepared has its instances as long as its pod runs, and a CDI file that
-        names them.
-        """
+        """A prepared claim has its instances while its pod runs, and a CDI file that names them."""
         for wrong in self._lost_instances() if self.claims_spoiled else self.wrong_claims():
             self.violate(invariants.CLAIM, wrong)
 

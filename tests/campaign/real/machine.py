@@ -137,9 +137,7 @@ class Machine:
     # --- who uses it ------------------------------------------------------------------------------
 
     def occupy(self, number: int) -> None:
-        """A program comes to a device, chosen by a number: as a client of its MPS daemon, if there
-        is one.
-        """
+        """A program comes to a device, chosen by a number: as a client of MPS if it has that."""
         places = node_actions.devices(self.node)
         if not places:
             return

@@ -55,9 +55,7 @@ async def test_one_merge_patch_of_what_differs(server: ApiServer, access: Cluste
 
 
 async def test_taints_of_others_are_untouched(server: ApiServer, made: rig.Follower) -> None:
-    """Each patch names the version that it was made for, so that a taint which comes meanwhile is
-    not undone.
-    """
+    """Each patch names its version, so that a taint which comes meanwhile is not undone."""
     key = "nodeagent.io/gpu-unhealthy"
     own, theirs = {"key": key, "effect": "NoSchedule"}, {"key": "team", "effect": "NoExecute"}
     later = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}

@@ -52,9 +52,7 @@ def test_the_strategy_is_read_from_the_labels() -> None:
 
 
 def test_what_is_expected() -> None:
-    """Devices by the names that pods request; MIG devices also where the strategy cannot offer
-    them.
-    """
+    """Devices as pods request them; MIG devices also where the strategy cannot offer them."""
     cases: list[tuple[Strategy, tuple[Gpu, ...], dict[str, int]]] = [
         (Strategy.NONE, (OFF, card("t4")), {GPU: 2}),
         (Strategy.NONE, (SPLIT,), {ONE: 2, THREE: 1}),

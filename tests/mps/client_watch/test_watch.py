@@ -282,9 +282,7 @@ async def test_too_much_memory_and_ended(rig: Rig, start_client: Start) -> None:
 
 
 async def test_who_is_on_the_second_gpu_alone(rig: Rig, start_client: Start) -> None:
-    """What it uses there is seen, and it can be ended, as the driver lists it on a GPU of its
-    daemon.
-    """
+    """Its use of it is seen, and it can be ended, as the driver lists it on a GPU of its daemon."""
     plan = replace(TERMINATE, devices=(GPU, "GPU-other"))
     start(rig, plan)
     client = start_client()
