@@ -6,7 +6,7 @@ kernel, and so may not happen in a GPU's thread: there it would pass for a drive
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from nodeagent.errors import DriverError
@@ -42,7 +42,8 @@ class ProcessDetails:
 
     async def with_details(self, gpus: Sequence[Gpu]) -> list[Gpu]:
         """The GPUs with the details of their users. Raises nothing."""
-        users = {user.pid: user for gpu in gpus for user in _processes(gpu)}
+        usages = (usage for gpu in gpus for usage in gpu.usages)
+        users = {user.pid: user for usage in usages for user in usage.processes if user.pid}
         if not users:
             return list(gpus)
         try:
@@ -94,10 +95,6 @@ def script_in(words: Sequence[str]) -> str:
         elif (end := re.match(r"-[^-cmWX]*([cm])(.*)", word, re.DOTALL)) is not None:
             return "-c" if end[1] == "c" else end[2] or next(rest, "")
     return ""
-
-
-def _processes(gpu: Gpu) -> Iterator[User]:
-    return (user for usage in gpu.usages for user in usage.processes if user.pid)
 
 
 def _with_details(gpu: Gpu, found: Mapping[int, Details]) -> Gpu:

@@ -112,7 +112,8 @@ class GpuOwners:
 
         async def read(gpu: Gpu) -> None:
             lock = self._owners[gpu.uuid].lock
-            if gpu.access is Access.OK and _lacks_details(gpu) and not lock.locked():
+            new = any(device.memory is None for one in gpu.instances for device in one.compute)
+            if gpu.access is Access.OK and new and not lock.locked():
                 async with lock:
                     with suppress(DriverError):
                         self._keep(await self._opened().observe_gpu(gpu.uuid))
@@ -187,10 +188,6 @@ class GpuOwners:
             remedy = "nodeagent status shows what is wrong with the driver; the agent retries"
             raise Transient("the driver is not open", remedy=remedy)
         return self._node
-
-
-def _lacks_details(gpu: Gpu) -> bool:
-    return any(device.memory is None for instance in gpu.instances for device in instance.compute)
 
 
 async def _planned(part: Part, terms: Execution) -> GpuPlan:
