@@ -8,18 +8,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import read_node
 from nodeagent.cluster.reflector import WatchIntervals
 from nodeagent.structs import replace
-from tests.cluster.client.rig import (
-    PLAN,
-    QUICK,
-    Follower,
-    follows,
-    kubeconfig,
-    reported,
-    requested,
-    running,
-    set_plan,
-    until,
-)
+from tests.cluster.client import rig
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import (
     Answer,
@@ -38,18 +27,22 @@ DEEP = "[" * 20_000 + "\n"  # which Python's own reader of JSON answers with a R
 
 
 async def test_one_list_one_watch_then_silence(server: ApiServer, access: ClusterAccess) -> None:
-    seen = Follower(access)
+    seen = rig.Follower(access)
     assert not seen.follower.is_reachable
-    async with running(seen.follower.run()):
-        await follows(server, seen, "one")
+    async with rig.running(seen.follower.run()):
+        await rig.follows(server, seen, "one")
         for number in range(20):
             server.heartbeat("n", f"2026-01-01T00:00:{number:02}Z")
             server.annotate("n", **{"other/key": str(number)})
         server.patch_node("n", {"spec": {"unschedulable": True}})
-        await until(lambda: seen.views[-1] and seen.views[-1].unschedulable)
+        await rig.until(lambda: seen.views[-1] and seen.views[-1].unschedulable)
         await asyncio.sleep(0.3)
-    assert requested(server) == "lw"
-    assert [view and view.annotations for view in seen.views] == [{}, {PLAN: "one"}, {PLAN: "one"}]
+    assert rig.requested(server) == "lw"
+    assert [view and view.annotations for view in seen.views] == [
+        {},
+        {rig.PLAN: "one"},
+        {rig.PLAN: "one"},
+    ]
     assert seen.faults == []
     for request in server.requests:
         assert request.query["fieldSelector"] == "metadata.name=n"
@@ -62,31 +55,31 @@ async def test_one_list_one_watch_then_silence(server: ApiServer, access: Cluste
 async def test_an_hour_without_a_change(tmp_path: Path, progress: bool) -> None:
     async with (
         ApiServer(progress=progress) as server,
-        ClusterAccess(kubeconfig(tmp_path, server.url)) as access,
+        ClusterAccess(rig.kubeconfig(tmp_path, server.url)) as access,
     ):
         server.add_node("n")
-        seen = Follower(access, intervals=WatchIntervals())
-        async with running(seen.follower.run()):
+        seen = rig.Follower(access, intervals=WatchIntervals())
+        async with rig.running(seen.follower.run()):
             for minutes in range(0, 60, 5):
                 await asyncio.sleep(300.0)
                 server.heartbeat("n", f"2026-01-01T00:{minutes:02}:00Z")
-            assert set(requested(server)) == {"l", "w"}
+            assert set(rig.requested(server)) == {"l", "w"}
             assert len(server.requests) <= 130  # a watch after each half minute of silence
-            assert 5 <= requested(server).count("l") <= 7
-            await follows(server, seen, "one")
+            assert 5 <= rig.requested(server).count("l") <= 7
+            await rig.follows(server, seen, "one")
         assert seen.faults == []
 
 
 async def test_a_node_made_anew_while_not_watched(server: ApiServer, access: ClusterAccess) -> None:
-    seen = Follower(access)
-    async with running(seen.follower.run()):
-        await follows(server, seen, "one")
+    seen = rig.Follower(access)
+    async with rig.running(seen.follower.run()):
+        await rig.follows(server, seen, "one")
         await server.stop()
         server.delete_node("n")
-        server.add_node("n", annotations={PLAN: "one"})
+        server.add_node("n", annotations={rig.PLAN: "one"})
         server.expire()
         await server.start()
-        await until(lambda: len(seen.views) == 4)
+        await rig.until(lambda: len(seen.views) == 4)
     first, _, gone, new = seen.views
     assert gone is None
     assert first
@@ -97,34 +90,34 @@ async def test_a_node_made_anew_while_not_watched(server: ApiServer, access: Clu
 async def test_the_next_list_brings_what_was_lost(tmp_path: Path) -> None:
     async with ApiServer(bookmark_seconds=0.2) as server:
         server.add_node("n")
-        async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-            seen = Follower(access, intervals=replace(QUICK, watch=(1.0, 1.0)))
-            async with running(seen.follower.run()):
-                await follows(server, seen, "one")
+        async with ClusterAccess(rig.kubeconfig(tmp_path, server.url)) as access:
+            seen = rig.Follower(access, intervals=replace(rig.QUICK, watch=(1.0, 1.0)))
+            async with rig.running(seen.follower.run()):
+                await rig.follows(server, seen, "one")
                 with server.unsent():
-                    set_plan(server, "two")
-                await reported(seen, "two")
+                    rig.set_plan(server, "two")
+                await rig.reported(seen, "two")
                 with server.unsent():
                     server.delete_node("n")
-                await until(lambda: seen.views[-1] is None)
+                await rig.until(lambda: seen.views[-1] is None)
     assert seen.faults == []
 
 
 async def test_bookmarks_move_the_version_and_tell_nothing(tmp_path: Path) -> None:
     async with ApiServer(bookmark_seconds=0.05, history=4) as server:
         server.add_node("n")
-        async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-            seen = Follower(access)
-            async with running(seen.follower.run()):
-                await until(lambda: server.faults.watching)
+        async with ClusterAccess(rig.kubeconfig(tmp_path, server.url)) as access:
+            seen = rig.Follower(access)
+            async with rig.running(seen.follower.run()):
+                await rig.until(lambda: server.faults.watching)
                 server.add_node("other")
                 for number in range(20):
                     server.annotate("other", key=str(number))
                 await asyncio.sleep(0.2)
                 server.faults.strike(End())
-                await until(lambda: requested(server) == "lww")
-                await follows(server, seen, "one")
-    assert requested(server) == "lww"
+                await rig.until(lambda: rig.requested(server) == "lww")
+                await rig.follows(server, seen, "one")
+    assert rig.requested(server) == "lww"
     assert len(seen.views) == 2
 
 
@@ -148,17 +141,17 @@ async def test_bookmarks_move_the_version_and_tell_nothing(tmp_path: Path) -> No
 async def test_a_watch_that_breaks(
     server: ApiServer, access: ClusterAccess, fault: Fault, then: str
 ) -> None:
-    seen = Follower(access)
-    async with running(seen.follower.run()):
-        await follows(server, seen, "one")
+    seen = rig.Follower(access)
+    async with rig.running(seen.follower.run()):
+        await rig.follows(server, seen, "one")
         server.faults.strike(fault)
-        set_plan(server, "two")  # right behind the fault: it may be lost in it
-        await until(lambda: seen.plan == "two")
-        await until(lambda: requested(server) == "lw" + then)
-        await follows(server, seen, "three")
+        rig.set_plan(server, "two")  # right behind the fault: it may be lost in it
+        await rig.until(lambda: seen.plan == "two")
+        await rig.until(lambda: rig.requested(server) == "lw" + then)
+        await rig.follows(server, seen, "three")
         await asyncio.sleep(0.2)
-    assert requested(server) == "lw" + then
-    assert [view and view.annotations.get(PLAN) for view in seen.views] == [
+    assert rig.requested(server) == "lw" + then
+    assert [view and view.annotations.get(rig.PLAN) for view in seen.views] == [
         None,
         "one",
         "two",
@@ -167,24 +160,24 @@ async def test_a_watch_that_breaks(
 
 
 async def test_a_server_that_does_not_go_on_is_noticed(server: ApiServer, tmp_path: Path) -> None:
-    async with ClusterAccess(kubeconfig(tmp_path, server.url)) as access:
-        seen = Follower(access, intervals=WatchIntervals())
-        async with running(seen.follower.run()):
-            await follows(server, seen, "one")
+    async with ClusterAccess(rig.kubeconfig(tmp_path, server.url)) as access:
+        seen = rig.Follower(access, intervals=WatchIntervals())
+        async with rig.running(seen.follower.run()):
+            await rig.follows(server, seen, "one")
             server.faults.next(10**6, Freeze())
             server.faults.strike(Freeze())
             await asyncio.sleep(46.0)
             assert isinstance(seen.follower.fault, faults.ClusterUnreachable)
             server.faults.clear()
-            await follows(server, seen, "two")
+            await rig.follows(server, seen, "two")
 
 
 async def test_watches_that_end_at_once_no_storm(server: ApiServer, access: ClusterAccess) -> None:
     server.faults.next(10**6, End(), watch=True)
-    seen = Follower(access)
-    async with running(seen.follower.run()):
+    seen = rig.Follower(access)
+    async with rig.running(seen.follower.run()):
         await asyncio.sleep(1.0)
-    assert 2 <= len(server.requests) <= 17, requested(server)
+    assert 2 <= len(server.requests) <= 17, rig.requested(server)
     assert seen.faults == []
 
 
@@ -193,14 +186,14 @@ async def test_watches_that_end_at_once_no_storm(server: ApiServer, access: Clus
 
 async def test_health_makes_failures_small_again(server: ApiServer, access: ClusterAccess) -> None:
     server.faults.next(6, Answer(500))
-    seen = Follower(access, jitter=lambda: 0.0)
-    async with running(seen.follower.run()):
-        await until(lambda: server.faults.watching)
-        await asyncio.sleep(QUICK.healthy_after + 0.1)
+    seen = rig.Follower(access, jitter=lambda: 0.0)
+    async with rig.running(seen.follower.run()):
+        await rig.until(lambda: server.faults.watching)
+        await asyncio.sleep(rig.QUICK.healthy_after + 0.1)
         server.faults.strike(Reset())
         lost = asyncio.get_running_loop().time()
-        await until(lambda: requested(server).count("w") == 2)
-    assert server.requests[-1].time - lost < QUICK.retry[1] / 2
+        await rig.until(lambda: rig.requested(server).count("w") == 2)
+    assert server.requests[-1].time - lost < rig.QUICK.retry[1] / 2
 
 
 # --- access that is lost ------------------------------------------------------------------------
@@ -208,7 +201,7 @@ async def test_health_makes_failures_small_again(server: ApiServer, access: Clus
 
 async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_path: Path) -> None:
     server.tokens.update(old="agent", new="agent")
-    way = kubeconfig(tmp_path, server.url, token="old")
+    way = rig.kubeconfig(tmp_path, server.url, token="old")
     clock = asyncio.get_running_loop().time
     async with ClusterAccess(way, reread_every=0.2, clock=clock) as access:
         await access.listed(requests.list_node("n"), read_node)
@@ -220,36 +213,36 @@ async def test_a_token_is_read_again_before_it_grows_old(server: ApiServer, tmp_
 
 
 async def test_credentials_that_come_later(server: ApiServer, tmp_path: Path) -> None:
-    way = kubeconfig(tmp_path, server.url)
+    way = rig.kubeconfig(tmp_path, server.url)
     hidden = way.path.rename(tmp_path / "hidden")
     async with ClusterAccess(way) as access:
-        seen = Follower(access)
-        async with running(seen.follower.run()):
-            await until(lambda: seen.faults)
+        seen = rig.Follower(access)
+        async with rig.running(seen.follower.run()):
+            await rig.until(lambda: seen.faults)
             assert isinstance(seen.faults[0], faults.CredentialsUnusable)
             hidden.rename(way.path)
-            await follows(server, seen, "one")
+            await rig.follows(server, seen, "one")
 
 
 async def test_a_server_that_is_away_for_hours(server: ApiServer, access: ClusterAccess) -> None:
-    seen = Follower(access, intervals=WatchIntervals())
-    async with running(seen.follower.run()):
-        await follows(server, seen, "one")
+    seen = rig.Follower(access, intervals=WatchIntervals())
+    async with rig.running(seen.follower.run()):
+        await rig.follows(server, seen, "one")
         async with server.refusing():
-            await until(lambda: not seen.follower.is_reachable)
+            await rig.until(lambda: not seen.follower.is_reachable)
             draws = seen.draws
             await asyncio.sleep(10800.0)
             assert 10800 / 30 <= seen.draws - draws <= 10800 / 14  # one for each attempt
             assert not seen.follower.is_reachable
             assert isinstance(seen.follower.fault, faults.ClusterUnreachable)
             assert seen.follower.fault.message.endswith("Connection refused")
-            set_plan(server, "two")
+            rig.set_plan(server, "two")
         await asyncio.sleep(30.0)
         assert seen.plan == "two"
-        await follows(server, seen, "three")
+        await rig.follows(server, seen, "three")
     kinds = [type(fault) for fault in seen.faults]
     assert kinds == [faults.ConnectionCut, faults.ClusterUnreachable, type(None)]
-    assert [view and view.annotations.get(PLAN) for view in seen.views] == [
+    assert [view and view.annotations.get(rig.PLAN) for view in seen.views] == [
         None,
         "one",
         "two",

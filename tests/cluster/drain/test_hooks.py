@@ -10,24 +10,7 @@ from nodeagent.errors import UsageError
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
 from tests.cluster.client.rig import until
-from tests.cluster.drain.rig import (
-    AFTER,
-    BEFORE,
-    DEPLOY,
-    EMPTY,
-    MIXED,
-    NODE,
-    PACE,
-    PLUGIN,
-    THREE,
-    agent,
-    asked,
-    judged,
-    labels,
-    marks,
-    offer,
-    todo_of,
-)
+from tests.cluster.drain import rig
 from tests.plan.cards import wanted
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Slow
@@ -44,19 +27,19 @@ RESTART_DUE = "nodeagent.io/device-plugin-restart-due"
 async def server() -> AsyncIterator[ApiServer]:
     """A server with the Node, on which the GPU Operator has put its clients."""
     async with ApiServer() as api:
-        deployed = {f"{DEPLOY}device-plugin": "true", f"{DEPLOY}dcgm": "false"}
-        api.add_node(NODE, labels={**MIXED, **deployed})
-        api.add_pod("plugin", namespace="gpu", node=NODE, labels=PLUGIN, lingers=True)
-        offer(api, **{"mig-7g.80gb": "1"})
+        deployed = {f"{rig.DEPLOY}device-plugin": "true", f"{rig.DEPLOY}dcgm": "false"}
+        api.add_node(rig.NODE, labels={**rig.MIXED, **deployed})
+        api.add_pod("plugin", namespace="gpu", node=rig.NODE, labels=rig.PLUGIN, lingers=True)
+        rig.offer(api, **{"mig-7g.80gb": "1"})
         yield api
 
 
 def unschedulable(server: ApiServer) -> bool:
-    return bool(server.node(NODE)["spec"].get("unschedulable", False))
+    return bool(server.node(rig.NODE)["spec"].get("unschedulable", False))
 
 
 async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path) -> None:
-    async with agent(
+    async with rig.agent(
         server,
         tmp_path,
         clients="pauseLabels",
@@ -64,41 +47,43 @@ async def test_labels_are_paused_and_put_back(server: ApiServer, tmp_path: Path)
         pods_deadline=5,
         allocatable_deadline=5,
     ) as it:
-        evaluation, observed = judged([BEFORE])
-        assert await it.around.objections(evaluation, todo_of(evaluation), observed) == ()
-        preparing = asyncio.create_task(it.around.prepare(todo_of(evaluation)))
-        await until(lambda: labels(server)["device-plugin"] == PAUSED)
-        assert labels(server)["dcgm"] == "false"
+        evaluation, observed = rig.judged([rig.BEFORE])
+        assert await it.around.objections(evaluation, rig.todo_of(evaluation), observed) == ()
+        preparing = asyncio.create_task(it.around.prepare(rig.todo_of(evaluation)))
+        await until(lambda: rig.labels(server)["device-plugin"] == PAUSED)
+        assert rig.labels(server)["dcgm"] == "false"
         assert unschedulable(server)
         server.delete_pod("plugin", namespace="gpu")
         await asyncio.sleep(0.05)
         assert not preparing.done(), "it is leaving, and has not gone"
         server.pods.gone("plugin", "gpu")
         assert await preparing == ()
-        assert labels(server)["device-plugin"] == PAUSED
-        it.around.after_round(*judged([AFTER]))
-        await until(lambda: labels(server)["device-plugin"] == "true")
+        assert rig.labels(server)["device-plugin"] == PAUSED
+        it.around.after_round(*rig.judged([rig.AFTER]))
+        await until(lambda: rig.labels(server)["device-plugin"] == "true")
         await asyncio.sleep(0.05)
         assert unschedulable(server), "until pods can have the new devices"
-        offer(server, **{"mig-3g.40gb": "2"})
+        rig.offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: not unschedulable(server))
-        assert CORDONED not in marks(server)
+        assert CORDONED not in rig.marks(server)
         assert it.around.problems == ()
 
 
 async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_path: Path) -> None:
-    slow = replace(PACE, prepare=(2.0, 4.0))
-    async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
+    slow = replace(rig.PACE, prepare=(2.0, 4.0))
+    async with rig.agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         [problem] = await it.round()
         assert problem.code is Code.IN_USE
         assert problem.message == (
             "the pods gpu/plugin (app=nvidia-device-plugin-daemonset) have not gone within "
             "0.15 s, so the GPUs were not changed"
         )
-        await until(lambda: labels(server)["device-plugin"] == "true")
-        before = len(asked(server))
+        await until(lambda: rig.labels(server)["device-plugin"] == "true")
+        before = len(rig.asked(server))
         assert [p.code for p in await it.round()] == [Code.IN_USE]
-        assert [a for a in asked(server)[before:] if a.startswith("PATCH")] == [], "not yet again"
+        assert [a for a in rig.asked(server)[before:] if a.startswith("PATCH")] == [], (
+            "not yet again"
+        )
         await until(lambda: "the preparation is retried" in it.woken)
         server.pods.gone("plugin", "gpu")
         assert await it.round() == ()
@@ -106,43 +91,43 @@ async def test_pods_that_do_not_go_put_the_change_off(server: ApiServer, tmp_pat
 
 async def test_another_configuration_is_not_put_off(server: ApiServer, tmp_path: Path) -> None:
     """It may be of the same text, whose digest then is the same; it is tried at once."""
-    slow = replace(PACE, prepare=(60.0, 600.0))
-    async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
+    slow = replace(rig.PACE, prepare=(60.0, 600.0))
+    async with rig.agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         assert await it.round()
-        await until(lambda: labels(server)["device-plugin"] == "true")
-        before = len(asked(server))
+        await until(lambda: rig.labels(server)["device-plugin"] == "true")
+        before = len(rig.asked(server))
         assert await it.round()
-        assert [a for a in asked(server)[before:] if a.startswith("PATCH")] == []
-        evaluation, observed = judged([BEFORE], wanted(EMPTY, [("2g.20gb", 2)]))
-        todo = todo_of(evaluation)
+        assert [a for a in rig.asked(server)[before:] if a.startswith("PATCH")] == []
+        evaluation, observed = rig.judged([rig.BEFORE], wanted(rig.EMPTY, [("2g.20gb", 2)]))
+        todo = rig.todo_of(evaluation)
         assert await it.around.objections(evaluation, todo, observed) == ()
-        before = len(asked(server))
+        before = len(rig.asked(server))
         assert await it.around.prepare(todo)
-        assert [a for a in asked(server)[before:] if a.startswith("PATCH")]
+        assert [a for a in rig.asked(server)[before:] if a.startswith("PATCH")]
 
 
 async def test_a_taint_keeps_pods_away_meanwhile(server: ApiServer, tmp_path: Path) -> None:
     def taints() -> list[dict[str, str]]:
-        found: list[dict[str, str]] = server.node(NODE)["spec"].get("taints", [])
+        found: list[dict[str, str]] = server.node(rig.NODE)["spec"].get("taints", [])
         return found
 
     theirs = {"key": "team", "effect": "NoExecute", "value": "a"}
     later = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
-    server.patch_node(NODE, {"spec": {"taints": [theirs]}})
-    async with agent(server, tmp_path, taints=True, allocatable_deadline=5) as it:
+    server.patch_node(rig.NODE, {"spec": {"taints": [theirs]}})
+    async with rig.agent(server, tmp_path, taints=True, allocatable_deadline=5) as it:
         assert await it.prepare() == ()
         assert taints() == [theirs, CHANGING]
         assert not unschedulable(server)
-        server.patch_node(NODE, {"spec": {"taints": [theirs, CHANGING, later]}})
-        it.around.after_round(*judged([AFTER]))
+        server.patch_node(rig.NODE, {"spec": {"taints": [theirs, CHANGING, later]}})
+        it.around.after_round(*rig.judged([rig.AFTER]))
         await asyncio.sleep(0.05)
         assert CHANGING in taints(), "until pods can have the new devices"
-        offer(server, **{"mig-3g.40gb": "2"})
+        rig.offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: taints() == [theirs, later])
         assert await it.prepare() == ()
         assert CHANGING in taints()
-    async with agent(server, tmp_path) as it:
-        assert await it.round(AFTER, AFTER) == ()
+    async with rig.agent(server, tmp_path) as it:
+        assert await it.round(rig.AFTER, rig.AFTER) == ()
         await until(lambda: taints() == [theirs, later])
 
 
@@ -151,71 +136,71 @@ async def test_a_crash_in_the_middle_is_put_right_by_the_next_agent(
     server: ApiServer, tmp_path: Path, clients: str
 ) -> None:
     server.pods.gone("plugin", "gpu")
-    async with agent(server, tmp_path, clients=clients, cordon=True) as it:
+    async with rig.agent(server, tmp_path, clients=clients, cordon=True) as it:
         assert await it.prepare() == ()
     assert unschedulable(server)
-    server.add_pod("plugin-2", namespace="gpu", node=NODE, labels=PLUGIN)
-    async with agent(server, tmp_path, clients="nothing") as it:
-        assert await it.round(AFTER, AFTER) == ()
+    server.add_pod("plugin-2", namespace="gpu", node=rig.NODE, labels=rig.PLUGIN)
+    async with rig.agent(server, tmp_path, clients="nothing") as it:
+        assert await it.round(rig.AFTER, rig.AFTER) == ()
         await until(lambda: not unschedulable(server))
-        assert labels(server)["device-plugin"] == "true"
-        assert not {CORDONED, RESTART_DUE} & set(marks(server))
+        assert rig.labels(server)["device-plugin"] == "true"
+        assert not {CORDONED, RESTART_DUE} & set(rig.marks(server))
         there = {pod["metadata"]["name"] for pod in server.store.all("pods")}
         assert ("plugin-2" in there) == (clients == "pauseLabels")
 
 
 async def test_a_stop_in_the_middle_puts_back_at_once(server: ApiServer, tmp_path: Path) -> None:
     server.pods.gone("plugin", "gpu")
-    async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
+    async with rig.agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
         await it.round()
-        it.around.after_round(*judged([AFTER], config="shared"))
+        it.around.after_round(*rig.judged([rig.AFTER], config="shared"))
         assert await it.prepare() == ()
         await it.around.shut_down(within=5)
         assert not unschedulable(server)
-        assert labels(server)["device-plugin"] == "true"
+        assert rig.labels(server)["device-plugin"] == "true"
 
 
 async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path) -> None:
     server.pods.gone("plugin", "gpu")
-    server.add_pod("plugin", namespace="gpu", node=NODE, labels=PLUGIN)
-    server.add_pod("elsewhere", namespace="gpu", node="m", labels=PLUGIN)
-    async with agent(server, tmp_path, clients="deletePods") as it:
+    server.add_pod("plugin", namespace="gpu", node=rig.NODE, labels=rig.PLUGIN)
+    server.add_pod("elsewhere", namespace="gpu", node="m", labels=rig.PLUGIN)
+    async with rig.agent(server, tmp_path, clients="deletePods") as it:
         assert await it.round() == ()
-        await until(lambda: RESTART_DUE not in marks(server))
-        deletions = [request for request in asked(server) if request.startswith("DELETE")]
+        await until(lambda: RESTART_DUE not in rig.marks(server))
+        deletions = [request for request in rig.asked(server) if request.startswith("DELETE")]
         assert deletions == ["DELETE /api/v1/namespaces/gpu/pods/plugin"]
-        server.add_pod("plugin", namespace="gpu", node=NODE, labels=PLUGIN)
-        it.around.after_round(*judged([AFTER]))
-        offer(server, **{"mig-3g.40gb": "2"})
+        server.add_pod("plugin", namespace="gpu", node=rig.NODE, labels=rig.PLUGIN)
+        it.around.after_round(*rig.judged([rig.AFTER]))
+        rig.offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: "the node offers what it should, as far as that is known" in it.woken)
-        assert [r for r in asked(server) if r.startswith("DELETE")] == deletions
+        assert [r for r in rig.asked(server) if r.startswith("DELETE")] == deletions
 
 
 async def test_what_the_node_does_not_offer_is_reported(server: ApiServer, tmp_path: Path) -> None:
-    here = f"--field-selector spec.nodeName={NODE}"
-    async with agent(server, tmp_path, plugin_pods=("app=plugin", "name=ds,tier=a")) as it:
+    here = f"--field-selector spec.nodeName={rig.NODE}"
+    async with rig.agent(server, tmp_path, plugin_pods=("app=plugin", "name=ds,tier=a")) as it:
         assert await it.round() == ()
         assert it.codes() == []
-        before = len(asked(server))
+        before = len(rig.asked(server))
         await until(lambda: it.codes() == ["NotOffered", "NotOffered"])
-        assert THREE in it.around.problems[0].message
+        assert rig.THREE in it.around.problems[0].message
         for problem in it.around.problems:
             assert f"pods -A -l app=plugin {here}; kubectl " in problem.remedy
             assert f"pods -A -l name=ds,tier=a {here}`" in problem.remedy
         assert [kind for kind, _ in it.reported] == [EventType.NOT_OFFERED] * 2
-        offer(server, **{"mig-3g.40gb": "2"})
+        rig.offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: not it.around.problems)
-        assert asked(server)[before:] == []
+        assert rig.asked(server)[before:] == []
 
 
 async def test_steady_state_asks_for_nothing(server: ApiServer, tmp_path: Path) -> None:
-    async with agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
-        await it.round(AFTER, AFTER)
+    async with rig.agent(server, tmp_path, clients="pauseLabels", cordon=True) as it:
+        await it.round(rig.AFTER, rig.AFTER)
         before = len(server.requests)
         for number in range(20):
-            await it.round(AFTER, AFTER)
-            server.heartbeat(NODE, f"2026-01-01T00:00:{number:02d}Z")
-            server.annotate(NODE, **{"nodeagent.io/status": str(number)})
+            await it.round(rig.AFTER, rig.AFTER)
+            server.heartbeat(rig.NODE, f"2026-01-01T00:00:{number:02d}Z")
+            server.annotate(rig.NODE, **{"nodeagent.io/status": str(number)})
             await asyncio.sleep(0.005)
         assert len(server.requests) == before
 
@@ -223,53 +208,55 @@ async def test_steady_state_asks_for_nothing(server: ApiServer, tmp_path: Path) 
 async def test_a_change_without_clients_to_notify_asks_for_the_pods_alone(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    async with agent(server, tmp_path) as it:
-        before = len(asked(server))
+    async with rig.agent(server, tmp_path) as it:
+        before = len(rig.asked(server))
         assert await it.round() == ()
-        offer(server, **{"mig-3g.40gb": "2"})
+        rig.offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: "the node offers what it should, as far as that is known" in it.woken)
-        assert asked(server)[before:] == ["GET /api/v1/pods"]
+        assert rig.asked(server)[before:] == ["GET /api/v1/pods"]
 
 
 async def test_the_plugins_configuration_comes_last(server: ApiServer, tmp_path: Path) -> None:
-    async with agent(server, tmp_path) as it:
-        evaluation, observed = judged([BEFORE], config="shared")
+    async with rig.agent(server, tmp_path) as it:
+        evaluation, observed = rig.judged([rig.BEFORE], config="shared")
         it.around.after_round(evaluation, observed)
         await asyncio.sleep(0.05)
-        assert CONFIG not in labels(server, CONFIG)
-        await it.round(AFTER, AFTER, config="shared")
-        await until(lambda: labels(server, CONFIG).get(CONFIG) == "shared")
-        server.patch_node(NODE, {"metadata": {"labels": {CONFIG: "other"}}})
+        assert CONFIG not in rig.labels(server, CONFIG)
+        await it.round(rig.AFTER, rig.AFTER, config="shared")
+        await until(lambda: rig.labels(server, CONFIG).get(CONFIG) == "shared")
+        server.patch_node(rig.NODE, {"metadata": {"labels": {CONFIG: "other"}}})
         await asyncio.sleep(0.05)
-        assert labels(server, CONFIG)[CONFIG] == "other", "no race with the program that sets it"
-        await it.round(AFTER, AFTER, config="shared")
-        await until(lambda: labels(server, CONFIG)[CONFIG] == "shared")
+        assert rig.labels(server, CONFIG)[CONFIG] == "other", (
+            "no race with the program that sets it"
+        )
+        await it.round(rig.AFTER, rig.AFTER, config="shared")
+        await until(lambda: rig.labels(server, CONFIG)[CONFIG] == "shared")
 
 
 async def test_a_configuration_asked_for_meanwhile(server: ApiServer, tmp_path: Path) -> None:
-    async with agent(server, tmp_path) as it:
-        server.faults.next(1, Slow(0.2), path=f"*/nodes/{NODE}")
-        it.around.after_round(*judged([AFTER], config="one"))
-        await until(lambda: f"PATCH /api/v1/nodes/{NODE}" in asked(server))
-        it.around.after_round(*judged([AFTER], config="two"))
-        await until(lambda: labels(server, CONFIG).get(CONFIG) == "two", seconds=5.0)
+    async with rig.agent(server, tmp_path) as it:
+        server.faults.next(1, Slow(0.2), path=f"*/nodes/{rig.NODE}")
+        it.around.after_round(*rig.judged([rig.AFTER], config="one"))
+        await until(lambda: f"PATCH /api/v1/nodes/{rig.NODE}" in rig.asked(server))
+        it.around.after_round(*rig.judged([rig.AFTER], config="two"))
+        await until(lambda: rig.labels(server, CONFIG).get(CONFIG) == "two", seconds=5.0)
 
 
 async def test_others_writes_in_between_are_no_obstacle(server: ApiServer, tmp_path: Path) -> None:
     server.pods.gone("plugin", "gpu")
     server.faults.next(2, Answer(409), verb="PATCH")
-    async with agent(server, tmp_path, clients="pauseLabels") as it:
+    async with rig.agent(server, tmp_path, clients="pauseLabels") as it:
         assert await it.round() == ()
-        await until(lambda: labels(server)["device-plugin"] == "true")
+        await until(lambda: rig.labels(server)["device-plugin"] == "true")
     patches = [r for r in server.requests if r.method == "PATCH" and r.status == 200]
     assert [p.body["metadata"]["labels"] for p in patches] == [
-        {f"{DEPLOY}device-plugin": PAUSED},
-        {f"{DEPLOY}device-plugin": "true"},
+        {f"{rig.DEPLOY}device-plugin": PAUSED},
+        {f"{rig.DEPLOY}device-plugin": "true"},
     ]
 
 
 async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
-    async with agent(server, tmp_path, clients="pauseLabels") as it:
+    async with rig.agent(server, tmp_path, clients="pauseLabels") as it:
         await server.stop()
         [problem] = await it.round()
         assert problem.code is Code.CLUSTER
@@ -277,8 +264,8 @@ async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
         await until(lambda: it.codes() == ["Cluster"])
         await server.start()
         await until(lambda: it.codes() == [])
-        assert labels(server)["device-plugin"] == "true"
-    async with agent(server, tmp_path) as it:
+        assert rig.labels(server)["device-plugin"] == "true"
+    async with rig.agent(server, tmp_path) as it:
         await server.stop()
         assert await it.round() == ()
         assert [kind for kind, _ in it.reported] == [EventType.UNCHECKED]
@@ -286,8 +273,8 @@ async def test_without_an_api_server(server: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_the_end_of_an_outage_cuts_the_pause_short(server: ApiServer, tmp_path: Path) -> None:
-    slow = replace(PACE, prepare=(60.0, 600.0))
-    async with agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
+    slow = replace(rig.PACE, prepare=(60.0, 600.0))
+    async with rig.agent(server, tmp_path, clients="pauseLabels", intervals=slow) as it:
         await server.stop()
         [problem] = await it.round()
         await server.start()
@@ -305,19 +292,19 @@ async def test_settings_that_name_nothing_known(
     server: ApiServer, tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError, match=f"kubernetes.{next(iter(wrong))}"):
-        async with agent(server, tmp_path, **wrong):
+        async with rig.agent(server, tmp_path, **wrong):
             pass
 
 
 async def test_labels_mig_manager_paused_stay_paused(server: ApiServer, tmp_path: Path) -> None:
     """Who else is at work must not have the clients sent back to him; alone they are put back."""
-    server.patch_node(NODE, {"metadata": {"labels": {f"{DEPLOY}device-plugin": PAUSED}}})
-    server.add_pod("manager", node=NODE, labels={"app": "nvidia-mig-manager"})
-    async with agent(server, tmp_path, tolerate=("mig-manager",)) as it:
-        await it.round(AFTER, AFTER)
+    server.patch_node(rig.NODE, {"metadata": {"labels": {f"{rig.DEPLOY}device-plugin": PAUSED}}})
+    server.add_pod("manager", node=rig.NODE, labels={"app": "nvidia-mig-manager"})
+    async with rig.agent(server, tmp_path, tolerate=("mig-manager",)) as it:
+        await it.round(rig.AFTER, rig.AFTER)
         await asyncio.sleep(0.05)
-        assert labels(server)["device-plugin"] == PAUSED
+        assert rig.labels(server)["device-plugin"] == PAUSED
     server.delete_pod("manager")
-    async with agent(server, tmp_path) as it:
-        await it.round(AFTER, AFTER)
-        await until(lambda: labels(server)["device-plugin"] == "true")
+    async with rig.agent(server, tmp_path) as it:
+        await it.round(rig.AFTER, rig.AFTER)
+        await until(lambda: rig.labels(server)["device-plugin"] == "true")

@@ -4,18 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.cluster.plan_sources.mig_config.to_plan import (
-    BALANCED,
-    DISABLED,
-    ENABLED,
-    DeferredMigConfig,
-    can_be_named,
-    configuration_names,
-    entry_with,
-    file_of,
-    generate,
-    without_profiles,
-)
+from nodeagent.cluster.plan_sources.mig_config import to_plan
 from nodeagent.documents.reading import read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MigLayout
@@ -54,7 +43,7 @@ mig-configs:
 
 
 def named(name: str, text: bytes | None = FILE, observed: ObservedNode = H100) -> PlanUpdate:
-    return DeferredMigConfig(name, text).on(observed)
+    return to_plan.DeferredMigConfig(name, text).on(observed)
 
 
 def counts(offered: PlanUpdate) -> dict[str, int]:
@@ -89,7 +78,7 @@ def test_a_file_at_fault_is_offered_so_that_it_is_refused() -> None:
         b"mig-configs: 7",
     ]
     for text in cases:
-        assert configuration_names(text) is None
+        assert to_plan.configuration_names(text) is None
         offered = named("all-balanced", text)
         assert offered == PlanText(text, "all-balanced")
         with pytest.raises(DocumentError):
@@ -170,18 +159,18 @@ def node(*gpus: Gpu) -> ObservedNode:
 @pytest.mark.parametrize("board", BOARDS)
 def test_every_configuration_fits_on_every_card(board: str) -> None:
     observed = node(card(board), card(board))
-    made = generate(observed)
-    text = file_of(made)
+    made = to_plan.generate(observed)
+    text = to_plan.file_of(made)
     for name, entries in made.items():
-        assert can_be_named(name)
+        assert to_plan.can_be_named(name)
         document = read_document(text, configuration=name)
-        if card(board).mig is None and name != DISABLED:
+        if card(board).mig is None and name != to_plan.DISABLED:
             with pytest.raises(DocumentError):
                 resolve(document, observed)
             continue
         done = plan(resolve(document, observed), observed)
         assert done.verdict in {Verdict.APPLICABLE, Verdict.IN_SYNC, Verdict.BLOCKED}
-        for gpu in done.gpus if name != DISABLED else ():
+        for gpu in done.gpus if name != to_plan.DISABLED else ():
             assert present(gpu.after) == Counter(entries[0]["mig-devices"])
 
 
@@ -192,7 +181,7 @@ def test_counts_are_those_of_the_default_file() -> None:
         defaults = yaml.safe_load(DEFAULTS.read_text())["mig-configs"]
         kind = f"0x{card(board).pci_device_id:08X}"
         compared = 0
-        for name, (entry,) in generate(observed).items():
+        for name, (entry,) in to_plan.generate(observed).items():
             for default in defaults.get(name, ()):
                 filters = default.get("device-filter", [kind])
                 if kind not in ([filters] if isinstance(filters, str) else filters):
@@ -208,42 +197,48 @@ def test_a30_has_as_many_as_fit_whatever_the_driver_counts() -> None:
     for claimed in cases:
         a30 = card("a30")
         wrong = replace(a30, profiles=tuple(replace(p, max_count=claimed) for p in a30.profiles))
-        assert generate(node(wrong))["all-1g.6gb"] == (entry_with({"1g.6gb": 4}),)
-        assert generate(node(wrong))["all-2g.12gb"] == (entry_with({"2g.12gb": 2}),)
+        assert to_plan.generate(node(wrong))["all-1g.6gb"] == (to_plan.entry_with({"1g.6gb": 4}),)
+        assert to_plan.generate(node(wrong))["all-2g.12gb"] == (to_plan.entry_with({"2g.12gb": 2}),)
 
 
 def test_several_kinds_of_cards_are_distinguished() -> None:
-    made = generate(node(card("h100-80gb"), card("a100-80gb"), card("a100-40gb"), card("t4")))
-    assert made["all-3g.40gb"] == (entry_with({"3g.40gb": 2}, ("0x20B210DE", "0x233010DE")),)
-    assert made["all-1g.10gb"] == (
-        entry_with({"1g.10gb": 4}, ("0x20B010DE",)),
-        entry_with({"1g.10gb": 7}, ("0x20B210DE", "0x233010DE")),
+    made = to_plan.generate(
+        node(card("h100-80gb"), card("a100-80gb"), card("a100-40gb"), card("t4"))
     )
-    entries = read_document(file_of(made), configuration="all-1g.10gb").entries
+    assert made["all-3g.40gb"] == (
+        to_plan.entry_with({"3g.40gb": 2}, ("0x20B210DE", "0x233010DE")),
+    )
+    assert made["all-1g.10gb"] == (
+        to_plan.entry_with({"1g.10gb": 4}, ("0x20B010DE",)),
+        to_plan.entry_with({"1g.10gb": 7}, ("0x20B210DE", "0x233010DE")),
+    )
+    entries = read_document(to_plan.file_of(made), configuration="all-1g.10gb").entries
     assert [{chosen.device for chosen in entry.pci_filters} for entry in entries] == [
         {0x20B010DE},
         {0x20B210DE, 0x233010DE},
     ]
-    assert [entry["device-filter"] for entry in made[BALANCED]] == [
+    assert [entry["device-filter"] for entry in made[to_plan.BALANCED]] == [
         ("0x20B010DE",),
         ("0x20B210DE",),
         ("0x233010DE",),
     ]
-    assert made[DISABLED] == ({"devices": "all", "mig-enabled": False},)
-    assert made[ENABLED] == (entry_with({}),)
+    assert made[to_plan.DISABLED] == ({"devices": "all", "mig-enabled": False},)
+    assert made[to_plan.ENABLED] == (to_plan.entry_with({}),)
 
 
 def test_the_text_is_a_function_of_the_cards() -> None:
     one, other = card("h100-80gb"), card("a100-40gb")
     busy = replace(one, access=Access.LOST, instances=())
-    assert file_of(generate(node(one, other))) == file_of(generate(node(other, busy)))
+    assert to_plan.file_of(to_plan.generate(node(one, other))) == to_plan.file_of(
+        to_plan.generate(node(other, busy))
+    )
 
 
 def test_without_profiles_nothing_is_promised() -> None:
     bare = replace(card("a100-40gb"), profiles=())
     observed = node(bare, card("t4"))
-    assert set(generate(observed)) == {DISABLED, ENABLED}
-    assert [gpu.index for gpu in without_profiles(observed)] == [0]
+    assert set(to_plan.generate(observed)) == {to_plan.DISABLED, to_plan.ENABLED}
+    assert [gpu.index for gpu in to_plan.without_profiles(observed)] == [0]
 
 
 def less(drop: str = "", squeeze: str = "") -> Gpu:
@@ -265,10 +260,10 @@ def less(drop: str = "", squeeze: str = "") -> Gpu:
     ids=["no 2g at all", "room for one 1g", "nothing of 4 or 7"],
 )
 def test_no_balance_where_the_card_has_none(gpu: Gpu) -> None:
-    made = generate(node(gpu))
-    assert BALANCED not in made
+    made = to_plan.generate(node(gpu))
+    assert to_plan.BALANCED not in made
     assert len(made) > 2
-    assert BALANCED in generate(node(less()))
+    assert to_plan.BALANCED in to_plan.generate(node(less()))
 
 
 def test_a_profile_that_has_no_place_is_left_out() -> None:
@@ -276,12 +271,12 @@ def test_a_profile_that_has_no_place_is_left_out() -> None:
     h100 = card("h100-80gb")
     first, *others = h100.profiles
     nowhere = replace(h100, profiles=(replace(first, placements=()), *others))
-    assert f"all-{first.name}" in generate(node(h100))
-    assert f"all-{first.name}" not in generate(node(nowhere))
+    assert f"all-{first.name}" in to_plan.generate(node(h100))
+    assert f"all-{first.name}" not in to_plan.generate(node(nowhere))
 
 
 def test_a_card_without_an_id_cannot_be_distinguished_from_others() -> None:
     """Alone it needs none; beside others no entry would mean it and only it."""
     nameless = replace(card("h100-80gb"), pci_device_id=0)
-    assert "all-7g.80gb" in generate(node(nameless))
-    assert "all-7g.80gb" not in generate(node(nameless, card("a30")))
+    assert "all-7g.80gb" in to_plan.generate(node(nameless))
+    assert "all-7g.80gb" not in to_plan.generate(node(nameless, card("a30")))

@@ -11,74 +11,48 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.mps.lifecycle.model import (
-    WITH_PROCESS,
-    Action,
-    Adopted,
-    Answered,
-    ClientsGone,
-    DaemonPhase,
-    DeadlinePassed,
-    Drain,
-    DrainGivenUp,
-    DrainRequested,
-    Ending,
-    Event,
-    Exited,
-    ForeignUserWaiting,
-    Kill,
-    LimitsReadBack,
-    NewPlan,
-    ProcessEvent,
-    ReadBack,
-    RetryRequested,
-    Schedule,
-    Server,
-    ServerGone,
-    ServerSeen,
-    ServerStatus,
-    SetLimits,
-    Spawn,
-    Started,
-    StartFailed,
-    State,
-    SweepOrphans,
-    Timeout,
-    Unreachable,
-)
+from nodeagent.mps.lifecycle import model
 from nodeagent.mps.shares import DaemonSpec
 from tests.draws import draws
 from tests.mps.lifecycle.conftest import OTHER_LIMITS, OTHER_USER, POLICY, SPEC, Life
 
 # An event as a test draws it: `late` makes it come from an earlier process or read-back.
 Draw = tuple[str, int, bool, float]
-SEEN = ServerStatus.INITIALIZING, ServerStatus.ACTIVE, ServerStatus.ACTIVE
-EVENTS: dict[str, Callable[[State, int, Draw], Event]] = {  # by the state, the run, and the draw
-    "started": lambda _, run, __: Started(run, 100 + run),
-    "startFailed": lambda _, run, __: StartFailed(run, "reason"),
-    "shortage": lambda _, run, __: StartFailed(run, "no room", is_shortage=True),
-    "exited": lambda _, run, draw: Exited(run, "signal 9", draw[3]),
-    "answered": lambda _, run, __: Answered(run),
-    "silent": lambda _, run, __: Timeout(run),
-    "kept": lambda _, run, draw: Unreachable(run, f"reason {draw[1]}"),
-    "proof": lambda state, run, draw: LimitsReadBack(run, state.limits_version - (draw[1] == 2)),
-    "differ": lambda state, run, _: LimitsReadBack(run, state.limits_version, ("memory",)),
-    "server": lambda _, run, draw: ServerSeen(run, Server(50 + draw[2], 1000, SEEN[draw[1]])),
-    "fault": lambda _, run, __: ServerSeen(run, Server(50, 1000, ServerStatus.FAULT)),
-    "gone": lambda _, run, __: ServerGone(run, 50, "status 1"),
-    "foreign": lambda _, run, __: ForeignUserWaiting(run, 60, 1001),
-    "clientsGone": lambda _, run, __: ClientsGone(run),
-    "givenUp": lambda *_: DrainGivenUp(),
-    "drain": lambda _, __, draw: DrainRequested(draw[3] or None),
-    "drainForce": lambda _, __, draw: DrainRequested(draw[3], force=True),
-    "restart": lambda _, __, draw: DrainRequested(draw[3], then_start=True),
-    "plan": lambda *_: NewPlan(SPEC),
-    "noPlan": lambda *_: NewPlan(None),
-    "otherLimits": lambda *_: NewPlan(OTHER_LIMITS),
-    "otherUser": lambda *_: NewPlan(OTHER_USER),
-    "retry": lambda *_: RetryRequested(),
-    "adopt": lambda *_: Adopted(SPEC, 4711),
-    "deadline": lambda *_: DeadlinePassed(),
+SEEN = model.ServerStatus.INITIALIZING, model.ServerStatus.ACTIVE, model.ServerStatus.ACTIVE
+EVENTS: dict[
+    str, Callable[[model.State, int, Draw], model.Event]
+] = {  # by the state, the run, and the draw
+    "started": lambda _, run, __: model.Started(run, 100 + run),
+    "startFailed": lambda _, run, __: model.StartFailed(run, "reason"),
+    "shortage": lambda _, run, __: model.StartFailed(run, "no room", is_shortage=True),
+    "exited": lambda _, run, draw: model.Exited(run, "signal 9", draw[3]),
+    "answered": lambda _, run, __: model.Answered(run),
+    "silent": lambda _, run, __: model.Timeout(run),
+    "kept": lambda _, run, draw: model.Unreachable(run, f"reason {draw[1]}"),
+    "proof": lambda state, run, draw: model.LimitsReadBack(
+        run, state.limits_version - (draw[1] == 2)
+    ),
+    "differ": lambda state, run, _: model.LimitsReadBack(run, state.limits_version, ("memory",)),
+    "server": lambda _, run, draw: model.ServerSeen(
+        run, model.Server(50 + draw[2], 1000, SEEN[draw[1]])
+    ),
+    "fault": lambda _, run, __: model.ServerSeen(
+        run, model.Server(50, 1000, model.ServerStatus.FAULT)
+    ),
+    "gone": lambda _, run, __: model.ServerGone(run, 50, "status 1"),
+    "foreign": lambda _, run, __: model.ForeignUserWaiting(run, 60, 1001),
+    "clientsGone": lambda _, run, __: model.ClientsGone(run),
+    "givenUp": lambda *_: model.DrainGivenUp(),
+    "drain": lambda _, __, draw: model.DrainRequested(draw[3] or None),
+    "drainForce": lambda _, __, draw: model.DrainRequested(draw[3], force=True),
+    "restart": lambda _, __, draw: model.DrainRequested(draw[3], then_start=True),
+    "plan": lambda *_: model.NewPlan(SPEC),
+    "noPlan": lambda *_: model.NewPlan(None),
+    "otherLimits": lambda *_: model.NewPlan(OTHER_LIMITS),
+    "otherUser": lambda *_: model.NewPlan(OTHER_USER),
+    "retry": lambda *_: model.RetryRequested(),
+    "adopt": lambda *_: model.Adopted(SPEC, 4711),
+    "deadline": lambda *_: model.DeadlinePassed(),
 }
 KINDS = [*EVENTS, *["exited", "answered", "proof", "proof", "deadline", "plan"] * 4]
 
@@ -93,7 +67,7 @@ DRAWS = st.lists(
 )
 
 
-def event_of(draw: Draw, state: State) -> Event:
+def event_of(draw: Draw, state: model.State) -> model.Event:
     kind, _, late, _ = draw
     return EVENTS[kind](state, state.run - late, draw)
 
@@ -115,11 +89,13 @@ class Observer:
     earliest: float | None = None  # the next start that the backoff allows
     ran: list[str] = field(default_factory=list)
 
-    def see(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
+    def see(
+        self, before: model.State, event: model.Event, actions: tuple[model.Action, ...], life: Life
+    ) -> None:
         self.ran.append(type(event).__name__)
-        if isinstance(event, ProcessEvent) and event.run == self.alive:
+        if isinstance(event, model.ProcessEvent) and event.run == self.alive:
             self.hear(before, event, actions, life)
-        if isinstance(event, Adopted) and life.state.run != before.run:
+        if isinstance(event, model.Adopted) and life.state.run != before.run:
             self.begin(life.state.run)
             self.had_clients = True
         for action in actions:
@@ -136,33 +112,41 @@ class Observer:
         self.unreachable = False
 
     def hear(
-        self, before: State, event: ProcessEvent, actions: tuple[Action, ...], life: Life
+        self,
+        before: model.State,
+        event: model.ProcessEvent,
+        actions: tuple[model.Action, ...],
+        life: Life,
     ) -> None:
         match event:
-            case Started():
+            case model.Started():
                 self.shortages = 0
-            case Answered():
+            case model.Answered():
                 self.answered, self.timeouts, self.unreachable = True, 0, False
-            case Unreachable():
+            case model.Unreachable():
                 self.unreachable = True
-            case Timeout():
+            case model.Timeout():
                 self.timeouts += 1
-            case LimitsReadBack() if event.limits_version == self.reading:
+            case model.LimitsReadBack() if event.limits_version == self.reading:
                 self.proven = None if event.differences else self.limits
-            case StartFailed(is_shortage=True) if before.phase is not DaemonPhase.DRAINING:
+            case model.StartFailed(is_shortage=True) if (
+                before.phase is not model.DaemonPhase.DRAINING
+            ):
                 self.lack(before, actions, life)
-            case StartFailed():
+            case model.StartFailed():
                 self.end(before, actions, life, quick=True)
-            case Exited():
+            case model.Exited():
                 quick = not self.had_clients or event.ran_for < POLICY.steady
                 self.end(before, actions, life, quick=quick)
 
-    def end(self, before: State, actions: tuple[Action, ...], life: Life, *, quick: bool) -> None:
+    def end(
+        self, before: model.State, actions: tuple[model.Action, ...], life: Life, *, quick: bool
+    ) -> None:
         assert before.running is not None
-        assert SweepOrphans(before.running) in actions, "an orphan is left"
+        assert model.SweepOrphans(before.running) in actions, "an orphan is left"
         assert life.state.server is None
         self.alive = None
-        if before.phase is DaemonPhase.DRAINING:
+        if before.phase is model.DaemonPhase.DRAINING:
             self.failures, self.shortages, self.earliest = 0, 0, life.now
             return
         self.failures = self.failures + 1 if quick else 0
@@ -174,10 +158,10 @@ class Observer:
             delay = POLICY.longest_delay
         self.earliest = life.now + 0.75 * delay
 
-    def lack(self, before: State, actions: tuple[Action, ...], life: Life) -> None:
+    def lack(self, before: model.State, actions: tuple[model.Action, ...], life: Life) -> None:
         """No failure of the daemon's, so that it is tried again soon."""
         assert before.running is not None
-        assert SweepOrphans(before.running) in actions, "an orphan is left"
+        assert model.SweepOrphans(before.running) in actions, "an orphan is left"
         assert life.state.why == "no room"
         assert life.state.failures == before.failures, "a shortage counts as a failure"
         self.alive, self.shortages = None, self.shortages + 1
@@ -187,86 +171,95 @@ class Observer:
         assert life.state.deadline is not None
         assert self.earliest <= life.state.deadline <= latest
 
-    def do(self, before: State, event: Event, action: Action, now: float) -> None:
+    def do(self, before: model.State, event: model.Event, action: model.Action, now: float) -> None:
         match action:
-            case SweepOrphans():
+            case model.SweepOrphans():
                 assert self.alive is None, "servers of a living daemon are ended"
                 self.swept = True
-            case Spawn():
+            case model.Spawn():
                 assert self.swept, "started without a sweep"
                 self.spawn(before, event, now)
                 self.begin(action.run)
                 self.swept = False
-            case SetLimits():
+            case model.SetLimits():
                 assert action.run == self.alive
                 assert self.answered, "limits are set before it answers"
                 self.limits, self.proven = action.spec, None
                 self.reading += 1
-            case ReadBack():
+            case model.ReadBack():
                 assert action.run == self.alive
-            case Kill():
+            case model.Kill():
                 assert action.run == self.alive
                 self.kill(before, event)
 
-    def spawn(self, before: State, event: Event, now: float) -> None:
+    def spawn(self, before: model.State, event: model.Event, now: float) -> None:
         """A start is due, or a person or another plan asks for it now."""
-        if not isinstance(event, NewPlan | RetryRequested):
+        if not isinstance(event, model.NewPlan | model.RetryRequested):
             assert self.earliest is not None
             assert now >= self.earliest, "started before the backoff was over"
             return
-        if isinstance(event, NewPlan) and before.phase is DaemonPhase.BACKOFF:
+        if isinstance(event, model.NewPlan) and before.phase is model.DaemonPhase.BACKOFF:
             assert event.spec != before.wanted, "the same plan cut the backoff short"
         self.failures = 0
 
-    def kill(self, before: State, event: Event) -> None:
+    def kill(self, before: model.State, event: model.Event) -> None:
         """A daemon that may have clients is killed for two reasons alone."""
         if self.had_clients:
             hung = self.timeouts >= POLICY.most_silences
-            late = isinstance(event, DeadlinePassed) and (
-                before.ending is not Ending.NO or before.phase is DaemonPhase.STARTING
+            late = isinstance(event, model.DeadlinePassed) and (
+                before.ending is not model.Ending.NO or before.phase is model.DaemonPhase.STARTING
             )
             assert hung or late, "killed with its clients"
-            excused = before.ending is Ending.NO and self.unreachable and not hung
+            excused = before.ending is model.Ending.NO and self.unreachable and not hung
             assert not excused, "killed although no front-end could ask it"
 
-    def judge(self, before: State, event: Event, actions: tuple[Action, ...], life: Life) -> None:
+    def judge(
+        self, before: model.State, event: model.Event, actions: tuple[model.Action, ...], life: Life
+    ) -> None:
         state = life.state
-        assert (state.phase in WITH_PROCESS) == (self.alive is not None)
-        if state.phase is DaemonPhase.DOWN:
+        assert (state.phase in model.WITH_PROCESS) == (self.alive is not None)
+        if state.phase is model.DaemonPhase.DOWN:
             self.failures = 0  # someone wanted it so: what failed before is past
-        if state.phase is DaemonPhase.READY:
+        if state.phase is model.DaemonPhase.READY:
             assert self.answered
             assert self.proven == state.running == state.wanted, "Ready without proof"
-            assert not state.server or state.server.status is not ServerStatus.FAULT
+            assert not state.server or state.server.status is not model.ServerStatus.FAULT
             self.had_clients = True
-        proven = before.phase is DaemonPhase.LIMITING and isinstance(event, LimitsReadBack)
-        if proven and state.phase is DaemonPhase.FAULT and state.ending is Ending.NO:
+        proven = before.phase is model.DaemonPhase.LIMITING and isinstance(
+            event, model.LimitsReadBack
+        )
+        if proven and state.phase is model.DaemonPhase.FAULT and state.ending is model.Ending.NO:
             self.had_clients = True  # Ready, but for its server
-        if state.phase is DaemonPhase.FAILED and before.phase is not DaemonPhase.FAILED:
+        if state.phase is model.DaemonPhase.FAILED and before.phase is not model.DaemonPhase.FAILED:
             assert self.failures >= POLICY.most_failures, "Failed too early"
-        if isinstance(event, DeadlinePassed) and state.deadline != before.deadline:
+        if isinstance(event, model.DeadlinePassed) and state.deadline != before.deadline:
             self.unreachable = False  # another deadline has begun
-        if before.phase is DaemonPhase.FAILED and state.phase is not DaemonPhase.FAILED:
-            assert isinstance(event, NewPlan | RetryRequested | DrainRequested | DeadlinePassed)
+        if before.phase is model.DaemonPhase.FAILED and state.phase is not model.DaemonPhase.FAILED:
+            assert isinstance(
+                event,
+                model.NewPlan | model.RetryRequested | model.DrainRequested | model.DeadlinePassed,
+            )
         self.judge_waiting(before, actions, life)
 
-    def judge_waiting(self, before: State, actions: tuple[Action, ...], life: Life) -> None:
+    def judge_waiting(
+        self, before: model.State, actions: tuple[model.Action, ...], life: Life
+    ) -> None:
         state = life.state
         waits = {
-            DaemonPhase.STARTING,
-            DaemonPhase.LIMITING,
-            DaemonPhase.BACKOFF,
-            DaemonPhase.FAILED,
+            model.DaemonPhase.STARTING,
+            model.DaemonPhase.LIMITING,
+            model.DaemonPhase.BACKOFF,
+            model.DaemonPhase.FAILED,
         }
-        if state.phase in waits or state.ending is not Ending.NO:
+        if state.phase in waits or state.ending is not model.Ending.NO:
             assert state.deadline is not None, "it could wait for ever"
-        elif state.phase in {DaemonPhase.DOWN, DaemonPhase.FAULT}:
+        elif state.phase in {model.DaemonPhase.DOWN, model.DaemonPhase.FAULT}:
             assert state.deadline is None, "it waits for nothing"
-        if state.phase is not DaemonPhase.DRAINING:
-            assert state.drain == Drain()
+        if state.phase is not model.DaemonPhase.DRAINING:
+            assert state.drain == model.Drain()
         if state.deadline is not None and state.deadline != before.deadline:
             left = state.deadline - life.now
-            scheduled = [action.seconds for action in actions if isinstance(action, Schedule)]
+            scheduled = [action.seconds for action in actions if isinstance(action, model.Schedule)]
             assert any(abs(seconds - left) < 1e-6 for seconds in scheduled), "nothing wakes it"
 
 
@@ -314,7 +307,7 @@ PROOF: Draw = ("proof", 0, False, 0.0)
 def test_one_that_nobody_wants_stays_as_it_is(kind: str) -> None:
     life = Life()
     assert life.tell(EVENTS[kind](life.state, life.state.run, (kind, 0, False, 1.0))) == ()
-    assert life.state == State()
+    assert life.state == model.State()
 
 
 @settings(max_examples=draws(300))
@@ -322,30 +315,30 @@ def test_one_that_nobody_wants_stays_as_it_is(kind: str) -> None:
 def test_from_everywhere_there_is_a_way_to_ready(draws: list[Draw]) -> None:
     life, observer = live(draws)
     for _ in range(12):
-        if life.phase() is DaemonPhase.READY and life.state.wanted == SPEC:
+        if life.phase() is model.DaemonPhase.READY and life.state.wanted == SPEC:
             break
         for event in well(life.state):
             before = life.state
             observer.see(before, event, life.tell(event, after=0.01), life)
-    assert life.phase() is DaemonPhase.READY
+    assert life.phase() is model.DaemonPhase.READY
     assert life.state.running == SPEC
 
 
-def well(state: State) -> list[Event]:
+def well(state: model.State) -> list[model.Event]:
     if state.wanted != SPEC:
-        return [NewPlan(SPEC)]
+        return [model.NewPlan(SPEC)]
     match state.phase:
-        case DaemonPhase.DOWN | DaemonPhase.FAILED | DaemonPhase.BACKOFF:
-            return [RetryRequested()]
-        case DaemonPhase.STARTING:
-            return [Started(state.run, 4711), Answered(state.run)]
-        case DaemonPhase.LIMITING:
-            return [LimitsReadBack(state.run, state.limits_version)]
-        case DaemonPhase.FAULT if state.ending is Ending.NO:
-            return [ServerSeen(state.run, Server(99, 1000, ServerStatus.ACTIVE))]
-        case DaemonPhase.DRAINING if state.ending is Ending.NO:
-            return [ClientsGone(state.run)]
-        case DaemonPhase.DRAINING | DaemonPhase.FAULT:
-            return [Exited(state.run, "status 0", 100.0)]
-        case DaemonPhase.READY:
+        case model.DaemonPhase.DOWN | model.DaemonPhase.FAILED | model.DaemonPhase.BACKOFF:
+            return [model.RetryRequested()]
+        case model.DaemonPhase.STARTING:
+            return [model.Started(state.run, 4711), model.Answered(state.run)]
+        case model.DaemonPhase.LIMITING:
+            return [model.LimitsReadBack(state.run, state.limits_version)]
+        case model.DaemonPhase.FAULT if state.ending is model.Ending.NO:
+            return [model.ServerSeen(state.run, model.Server(99, 1000, model.ServerStatus.ACTIVE))]
+        case model.DaemonPhase.DRAINING if state.ending is model.Ending.NO:
+            return [model.ClientsGone(state.run)]
+        case model.DaemonPhase.DRAINING | model.DaemonPhase.FAULT:
+            return [model.Exited(state.run, "status 0", 100.0)]
+        case model.DaemonPhase.READY:
             return []
