@@ -210,9 +210,8 @@ class StateFile(Generic[T]):
 
     def _lies_at(self, aside: Path, message: str) -> None:
         self._aside = aside
-        self._unusable = NodeagentError(
-            f"{message}; it is now {aside}", remedy=f"{self._remedy}; then rm {aside}"
-        )
+        remedy = f"{self._remedy}; then rm {aside}"
+        self._unusable = NodeagentError(f"{message}; it is now {aside}", remedy=remedy)
 
 
 # --- one file -------------------------------------------------------------------------------------

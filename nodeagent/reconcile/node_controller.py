@@ -298,18 +298,12 @@ class NodeController(NodeReader):
                 continue  # it was taken out, and nothing can be on it
             gpu = await self.observe_gpu(uuid)
             if gpu.access is not Access.OK:
-                raise GpuInUse(
-                    f"the MPS daemon of {step.device} is not stopped: who uses its device is not "
-                    f"known, because the GPU does not answer ({gpu.access_reason})",
-                    remedy=silent_remedy(gpu),
-                )
+                why, mend = gpu.access_reason, silent_remedy(gpu)
+                raise GpuInUse.of("mpsUsersUnknown", device=step.device, why=why, mend=mend)
             for device in as_used(gpu).devices():
                 if device.uuid in (step.device, *served) and device.usage.in_use:
-                    raise GpuInUse(
-                        f"the MPS daemon of {step.device} is not stopped: its device is in use by "
-                        f"{device.usage}",
-                        remedy=in_use_remedy(device.usage),
-                    )
+                    users, mend = device.usage, in_use_remedy(device.usage)
+                    raise GpuInUse.of("mpsDeviceUsed", device=step.device, users=users, mend=mend)
         try:
             await self._fleet.stop(step.device)
         except StillInUse as error:
