@@ -7,6 +7,7 @@ counts for a pod's account counts for the records of its workload, too.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from operator import add
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -69,16 +70,20 @@ def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Devic
     return {device: Reading(**figures) for device, figures in found.items()}
 
 
-class _Account(Struct):
-    """Seconds: of GPUs and of slices, held and used. `used` is a floor where activity is unknown.
+_TOTALS: Final = (
+    "nodeagent_gpu_seconds_held_total",
+    "nodeagent_gpu_seconds_used_total",
+    "nodeagent_slice_seconds_held_total",
+    "nodeagent_slice_seconds_used_total",
+)
 
-    `last` is when the holder last held something.
+
+class _Account(Struct):
+    """Seconds as in `_TOTALS`; those used are a floor where activity is unknown. `last` is when the
+    holder last held something.
     """
 
-    gpu_seconds: float = 0.0
-    gpu_seconds_used: float = 0.0
-    slice_seconds: float = 0.0
-    slice_seconds_used: float = 0.0
+    totals: tuple[float, ...] = (0.0,) * len(_TOTALS)
     last: float = 0.0
 
 
@@ -148,21 +153,14 @@ class Accounts:
 
     def _add(self, holder: Owner, hold: DeviceHold, passed: float, used: float) -> None:
         account = self._accounts.setdefault(holder, _Account())
-        account.gpu_seconds += passed * hold.gpus
-        account.slice_seconds += passed * hold.slices
-        account.gpu_seconds_used += used * hold.gpus
-        account.slice_seconds_used += used * hold.slices
+        more = [seconds * part for part in (hold.gpus, hold.slices) for seconds in (passed, used)]
+        account.totals = tuple(map(add, account.totals, more))
 
     def samples(self) -> Iterator[AgentSample]:
         """Time held and used, and for how long devices that are held have done nothing."""
         for holder, account in self._accounts.items():
-            labels = _labels(holder)
-            yield AgentSample("nodeagent_gpu_seconds_held_total", account.gpu_seconds, labels)
-            yield AgentSample("nodeagent_gpu_seconds_used_total", account.gpu_seconds_used, labels)
-            yield AgentSample("nodeagent_slice_seconds_held_total", account.slice_seconds, labels)
-            yield AgentSample(
-                "nodeagent_slice_seconds_used_total", account.slice_seconds_used, labels
-            )
+            for name, seconds in zip(_TOTALS, account.totals, strict=True):
+                yield AgentSample(name, seconds, _labels(holder))
         now = self._since or 0.0
         for key, hold in self._holds.items():
             if key[0] in self._active:
