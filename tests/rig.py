@@ -22,6 +22,7 @@ from nodeagent.reconcile.plan_update import FILE_NAME, PlanText, last_good_plan
 from nodeagent.reconcile.reconciler import Reconciler, Rules
 from nodeagent.reconcile.step_run import NodeDriver
 from nodeagent.signals import Signal
+from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
 from tests.machine_load import stretched
@@ -168,6 +169,16 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
         rig.control.stop()
         async with asyncio.timeout(stretched(SOON)):
             await task
+
+
+@asynccontextmanager
+async def on_node(
+    rig: Rig, boards: str = "h100-80gb:1"
+) -> AsyncIterator[tuple[Rig, SimulatedNode]]:
+    """Run the rig on a simulated node of its own."""
+    with simulated(boards) as node:
+        async with running(rig):
+            yield rig, node
 
 
 async def do(*steps: Step) -> None:

@@ -17,7 +17,7 @@ from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate
 from nodeagent.simulation import simulated
 from nodeagent.simulation.state_file import STATE_VARIABLE
 from nodeagent.views.node_state import Phase
-from tests.rig import Rig, plan_text, running
+from tests.rig import Rig, on_node, plan_text, running
 
 OBJECTION = Problem(code=Code.IN_USE, message="another program splits these GPUs", remedy="end it")
 
@@ -63,44 +63,41 @@ class Recorded(ChangeHooks):
 async def test_is_asked_before_and_notified_after(tmp_path: Path) -> None:
     """A change is prepared for with its steps and settled afterwards; in sync nothing is."""
     around = Recorded()
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, hooks=around)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
-            await rig.round()
-            assert around.asked[:3] == ["prepare", "after_round", "after_round"]
-            assert len(around.prepared[0].gpus[0].steps) >= 7
+    async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.IN_SYNC)
+        await rig.round()
+        assert around.asked[:3] == ["prepare", "after_round", "after_round"]
+        assert len(around.prepared[0].gpus[0].steps) >= 7
 
 
 async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
     """While a hook objects the GPUs stay as they are, which is reported once; then it goes on."""
     around = Recorded()
     around.objecting = (OBJECTION,)
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, hooks=around)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.BLOCKED)
-            await rig.round()
-            assert rig.layout() == "MIG off"
-            assert OBJECTION in rig.state.problems
-            assert rig.reported(EventType.BLOCKED) == [EventType.BLOCKED]
-            assert "prepare" not in around.asked
-            around.objecting = ()
-            rig.control.wake("no objections")
-            await rig.settle(Phase.IN_SYNC)
+    async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.BLOCKED)
+        await rig.round()
+        assert rig.layout() == "MIG off"
+        assert OBJECTION in rig.state.problems
+        assert rig.reported(EventType.BLOCKED) == [EventType.BLOCKED]
+        assert "prepare" not in around.asked
+        around.objecting = ()
+        rig.control.wake("no objections")
+        await rig.settle(Phase.IN_SYNC)
 
 
 async def test_what_is_not_ready_is_not_changed(tmp_path: Path) -> None:
     """Problems of the preparation keep every step from being taken, and are settled after."""
     around = Recorded()
     around.refusing = (OBJECTION,)
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, hooks=around)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.BLOCKED)
-            await rig.until(lambda: "after_round" in around.asked)
-            assert rig.layout() == "MIG off"
-            assert around.asked[:2] == ["prepare", "after_round"]
+    async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.BLOCKED)
+        await rig.until(lambda: "after_round" in around.asked)
+        assert rig.layout() == "MIG off"
+        assert around.asked[:2] == ["prepare", "after_round"]
 
 
 async def test_gpus_of_which_no_hook_is_notified_do_not_wait(
@@ -124,16 +121,15 @@ async def test_a_new_plan_ends_the_waiting(tmp_path: Path) -> None:
     """A preparation that lasts is given up for another plan, without being settled in between."""
     around = Recorded()
     around.ready.clear()
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, hooks=around)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.until(lambda: around.asked == ["prepare"])
-            around.ready.set()
-            around.ready = asyncio.Event()
-            around.ready.set()
-            rig.offer("{7g.80gb: 1}")
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.layout() == "7g.80gb at 0"
+    async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
+        rig.offer("{1g.10gb: 7}")
+        await rig.until(lambda: around.asked == ["prepare"])
+        around.ready.set()
+        around.ready = asyncio.Event()
+        around.ready.set()
+        rig.offer("{7g.80gb: 1}")
+        await rig.settle(Phase.IN_SYNC)
+        assert rig.layout() == "7g.80gb at 0"
 
 
 async def test_the_end_of_the_agent_ends_the_waiting(tmp_path: Path) -> None:
@@ -151,11 +147,10 @@ async def test_their_problems_are_the_nodes(tmp_path: Path) -> None:
     """What is wrong around a node that is as planned is reported all the same."""
     around = Recorded()
     around.problems = (Problem(code=Code.STEP_FAILED, message="the node offers too little"),)
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, hooks=around)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.FAILED)
-            assert rig.state.problems == around.problems
+    async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.FAILED)
+        assert rig.state.problems == around.problems
 
 
 # --- demands --------------------------------------------------------------------------------------
@@ -173,16 +168,15 @@ class OneEach:
 
 async def test_a_demand_is_made_a_plan_by_what_is_there(tmp_path: Path) -> None:
     """What is asked for is found out by the cards that are observed, and anew when they change."""
-    with simulated("h100-80gb:2"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.plan.offer(OneEach("1g.10gb"))
-            await rig.settle(Phase.IN_SYNC)
-            assert [len(gpu.instances) for gpu in rig.state.observed.gpus] == [2, 2]
-            assert rig.plan.offered == PlanText(plan_text("{1g.10gb: 2}"))
-            await rig.rest()
-            rounds = rig.state.rounds
-            rig.plan.offer(OneEach("1g.10gb"))
-            await asyncio.sleep(0.05)
-            assert rig.state.rounds == rounds  # the same is nothing new
-            rig.plan.offer(OneEach("9g.90gb"))
-            await rig.settle(Phase.REJECTED)
+    async with on_node(Rig(tmp_path), "h100-80gb:2") as (rig, _):
+        rig.plan.offer(OneEach("1g.10gb"))
+        await rig.settle(Phase.IN_SYNC)
+        assert [len(gpu.instances) for gpu in rig.state.observed.gpus] == [2, 2]
+        assert rig.plan.offered == PlanText(plan_text("{1g.10gb: 2}"))
+        await rig.rest()
+        rounds = rig.state.rounds
+        rig.plan.offer(OneEach("1g.10gb"))
+        await asyncio.sleep(0.05)
+        assert rig.state.rounds == rounds  # the same is nothing new
+        rig.plan.offer(OneEach("9g.90gb"))
+        await rig.settle(Phase.REJECTED)

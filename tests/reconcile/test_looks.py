@@ -19,7 +19,7 @@ from nodeagent.simulation.state_file import STATE_VARIABLE
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
 from tests.reconcile.test_owner import made
-from tests.rig import CREATE, Rig, open_driver, plan_text, running
+from tests.rig import CREATE, Rig, on_node, open_driver, plan_text, running
 
 LOOK = "nvmlDeviceGetMigMode"  # once in each look at a GPU
 ONE, TWO = "{1g.10gb: 1}", "{1g.10gb: 2}"
@@ -54,46 +54,43 @@ class Notified(ChangeHooks):
 
 async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Path) -> None:
     """No other look is needed before the first step, and none is left out."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer(ONE)
-            await rig.settle(Phase.IN_SYNC)
-            await look_that_waits(rig, node)
-            rig.offer(TWO)
-            begun = node.journal.begun
-            node.clear_faults()
-            await rig.until(lambda: len(rig.gpu().instances) == 2)
-            made = node.journal.named(CREATE)[-1]
-            assert not [c for c in node.journal.named(LOOK) if begun < c.number < made.number]
+    async with on_node(Rig(tmp_path)) as (rig, node):
+        rig.offer(ONE)
+        await rig.settle(Phase.IN_SYNC)
+        await look_that_waits(rig, node)
+        rig.offer(TWO)
+        begun = node.journal.begun
+        node.clear_faults()
+        await rig.until(lambda: len(rig.gpu().instances) == 2)
+        made = node.journal.named(CREATE)[-1]
+        assert not [c for c in node.journal.named(LOOK) if begun < c.number < made.number]
 
 
 async def test_a_long_look_is_as_old_as_its_end(tmp_path: Path) -> None:
     """A status that is asked for right after it needs no other."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer(ONE)
-            await rig.settle(Phase.IN_SYNC)
-            await look_that_waits(rig, node)
-            before = asyncio.get_running_loop().time()
-            node.clear_faults()
-            await rig.rest()
-            assert rig.control.looked_at >= before
+    async with on_node(Rig(tmp_path)) as (rig, node):
+        rig.offer(ONE)
+        await rig.settle(Phase.IN_SYNC)
+        await look_that_waits(rig, node)
+        before = asyncio.get_running_loop().time()
+        node.clear_faults()
+        await rig.rest()
+        assert rig.control.looked_at >= before
 
 
 async def test_what_came_of_a_plan_is_known_from_the_gpus_that_it_changed(tmp_path: Path) -> None:
     """They are read back, and for people with their memory; the others were looked at before."""
-    with simulated("h100-80gb:3") as node:
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer(ONE)
-            await rig.settle(Phase.IN_SYNC)
-            await rig.round()
-            before, rounds = looks(node), rig.state.rounds
-            rig.offer(plan_text(TWO, "[0]"))
-            await rig.until(lambda: len(rig.gpu().instances) == 2)
-            await rig.rest()
-            assert (looks(node)[1], looks(node)[2]) == (before[1] + 1, before[2] + 1)
-            assert rig.state.rounds == rounds + 1
-            assert all(i.compute[0].memory for i in rig.gpu().instances)
+    async with on_node(Rig(tmp_path), "h100-80gb:3") as (rig, node):
+        rig.offer(ONE)
+        await rig.settle(Phase.IN_SYNC)
+        await rig.round()
+        before, rounds = looks(node), rig.state.rounds
+        rig.offer(plan_text(TWO, "[0]"))
+        await rig.until(lambda: len(rig.gpu().instances) == 2)
+        await rig.rest()
+        assert (looks(node)[1], looks(node)[2]) == (before[1] + 1, before[2] + 1)
+        assert rig.state.rounds == rounds + 1
+        assert all(i.compute[0].memory for i in rig.gpu().instances)
 
 
 async def test_all_gpus_are_looked_at_after_a_reset(
@@ -116,30 +113,28 @@ async def test_all_gpus_are_looked_at_after_a_reset(
 async def test_what_is_put_back_does_not_wait_for_details(tmp_path: Path) -> None:
     """The hooks are called as soon as it is reported, whatever else is read of new devices."""
     around = Notified()
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, hooks=around)) as rig:
-            await rig.rest()
-            held = node.inject("nvmlDeviceGetMemoryInfo", hang=True, times=1)
-            rig.offer(ONE)
-            await rig.until(lambda: around.layouts[-1:] == ["1g.10gb at 6"])
-            node.clear_faults(held)
+    async with on_node(Rig(tmp_path, hooks=around)) as (rig, node):
+        await rig.rest()
+        held = node.inject("nvmlDeviceGetMemoryInfo", hang=True, times=1)
+        rig.offer(ONE)
+        await rig.until(lambda: around.layouts[-1:] == ["1g.10gb at 6"])
+        node.clear_faults(held)
 
 
 async def test_what_was_read_back_for_a_claim_is_reported_without_a_look(tmp_path: Path) -> None:
     """The other GPU is looked at when its time comes, which claims do not put off."""
-    with simulated("h100-80gb:2") as node:
-        async with running(Rig(tmp_path)) as rig:
-            rig.plan.offer(NoPlan("no plan"))
-            await rig.settle(Phase.NO_PLAN)
-            await rig.round()
-            before, at = looks(node)[1], rig.state.observed_at
-            await rig.owners.settle(Part(rig.gpu().uuid, made(("1g.10gb", 0))))
-            await rig.until(lambda: rig.layout() == "1g.10gb at 0")
-            await rig.rest()
-            assert (looks(node)[1], rig.state.observed_at) == (before, at)
-            rig.control.looked_at -= 3600
-            await rig.owners.settle(Part(rig.gpu().uuid, made(("1g.10gb", 1))))
-            await rig.until(lambda: looks(node)[1] > before)
+    async with on_node(Rig(tmp_path), "h100-80gb:2") as (rig, node):
+        rig.plan.offer(NoPlan("no plan"))
+        await rig.settle(Phase.NO_PLAN)
+        await rig.round()
+        before, at = looks(node)[1], rig.state.observed_at
+        await rig.owners.settle(Part(rig.gpu().uuid, made(("1g.10gb", 0))))
+        await rig.until(lambda: rig.layout() == "1g.10gb at 0")
+        await rig.rest()
+        assert (looks(node)[1], rig.state.observed_at) == (before, at)
+        rig.control.looked_at -= 3600
+        await rig.owners.settle(Part(rig.gpu().uuid, made(("1g.10gb", 1))))
+        await rig.until(lambda: looks(node)[1] > before)
 
 
 async def test_what_another_program_did_since_the_read_back_is_looked_at(tmp_path: Path) -> None:
@@ -159,20 +154,19 @@ async def test_what_another_program_did_since_the_read_back_is_looked_at(tmp_pat
 async def test_a_plan_does_not_wait_for_what_only_people_ask_for(tmp_path: Path) -> None:
     """Memory and compute modes of MIG devices are read after it."""
     driver = open_driver()
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, driver=driver)) as rig:
-            rig.offer(ONE)
-            await rig.settle(Phase.IN_SYNC)
-            await rig.rest()
-            driver.details = frozenset(device.uuid for device in rig.gpu().devices())  # are old
-            node.journal.clear()
-            rig.offer(TWO)
-            await rig.until(lambda: len(rig.gpu().instances) == 2)
-            await rig.rest()
-            (made,) = node.journal.named(CREATE)
-            read = [call.number for call in node.journal.named("nvmlDeviceGetMemoryInfo*")]
-            assert read
-            assert min(read) > made.number
+    async with on_node(Rig(tmp_path, driver=driver)) as (rig, node):
+        rig.offer(ONE)
+        await rig.settle(Phase.IN_SYNC)
+        await rig.rest()
+        driver.details = frozenset(device.uuid for device in rig.gpu().devices())  # are old
+        node.journal.clear()
+        rig.offer(TWO)
+        await rig.until(lambda: len(rig.gpu().instances) == 2)
+        await rig.rest()
+        (made,) = node.journal.named(CREATE)
+        read = [call.number for call in node.journal.named("nvmlDeviceGetMemoryInfo*")]
+        assert read
+        assert min(read) > made.number
 
 
 async def test_users_that_came_after_such_a_look_keep_their_device(tmp_path: Path) -> None:
@@ -203,36 +197,34 @@ async def test_users_that_came_after_such_a_look_keep_their_device(tmp_path: Pat
 
 async def test_what_was_left_half_way_for_a_claim_is_looked_at(tmp_path: Path) -> None:
     """Nothing was read back of it."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, step_deadline=60)) as rig:
-            rig.plan.offer(NoPlan("no plan"))
-            await rig.settle(Phase.NO_PLAN)
-            await rig.rest()
-            hang = node.inject(CREATE, hang=True)
-            part = Part(rig.gpu().uuid, made(("1g.10gb", 0)))
-            change = asyncio.create_task(rig.owners.settle(part))
-            await rig.until(lambda: not hang.times)
-            change.cancel()
-            await asyncio.sleep(0)
-            node.clear_faults()
-            await rig.until(lambda: rig.layout() == "1g.10gb at 0")
-            assert change.cancelled()
+    async with on_node(Rig(tmp_path, step_deadline=60)) as (rig, node):
+        rig.plan.offer(NoPlan("no plan"))
+        await rig.settle(Phase.NO_PLAN)
+        await rig.rest()
+        hang = node.inject(CREATE, hang=True)
+        part = Part(rig.gpu().uuid, made(("1g.10gb", 0)))
+        change = asyncio.create_task(rig.owners.settle(part))
+        await rig.until(lambda: not hang.times)
+        change.cancel()
+        await asyncio.sleep(0)
+        node.clear_faults()
+        await rig.until(lambda: rig.layout() == "1g.10gb at 0")
+        assert change.cancelled()
 
 
 async def test_what_was_known_before_the_driver_failed_does_not_count(tmp_path: Path) -> None:
     """Whatever has the loop report: it looks first, and everything may be otherwise by then."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer(ONE)
-            await rig.settle(Phase.IN_SYNC)
-            node.unload_driver()
-            await rig.round()
-            assert rig.state.phase is Phase.FAILED
-            before = looks(node)[0]
-            node.load_driver()
-            rig.control.report("a claim's")
-            await rig.settle(Phase.IN_SYNC)
-            assert looks(node)[0] > before
+    async with on_node(Rig(tmp_path)) as (rig, node):
+        rig.offer(ONE)
+        await rig.settle(Phase.IN_SYNC)
+        node.unload_driver()
+        await rig.round()
+        assert rig.state.phase is Phase.FAILED
+        before = looks(node)[0]
+        node.load_driver()
+        rig.control.report("a claim's")
+        await rig.settle(Phase.IN_SYNC)
+        assert looks(node)[0] > before
 
 
 async def test_what_a_claim_leaves_to_do_is_looked_at_before(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.simulation import Switches, simulated
 from nodeagent.simulation.state_file import STATE_VARIABLE
 from nodeagent.views.node_state import Phase, not_ready
-from tests.rig import CREATE, Rig, destruction, do, plan_text, running
+from tests.rig import CREATE, Rig, destruction, do, on_node, plan_text, running
 
 
 @contextmanager
@@ -36,29 +36,27 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 async def test_makes_the_node_what_the_plan_says(tmp_path: Path) -> None:
     """A plan becomes the layout on every GPU, which is read back, and reported in this order."""
-    with simulated("h100-80gb:2"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{3g.40gb: 1, 1g.10gb: 4}")
-            await rig.settle(Phase.IN_SYNC)
-            for index in (0, 1):
-                profiles = sorted(i.profile for i in rig.gpu(index).instances)
-                assert profiles == ["1g.10gb"] * 4 + ["3g.40gb"]
-            assert [s.phase for s in rig.states][:2] == [Phase.WORKING, Phase.IN_SYNC]
-            assert rig.state.digest.startswith("sha256:")
-            applied = EventType.APPLIED
-            assert rig.reported() == [EventType.PLAN_ACCEPTED, applied, applied]
-            assert not_ready(rig.state) == ()
+    async with on_node(Rig(tmp_path), "h100-80gb:2") as (rig, _):
+        rig.offer("{3g.40gb: 1, 1g.10gb: 4}")
+        await rig.settle(Phase.IN_SYNC)
+        for index in (0, 1):
+            profiles = sorted(i.profile for i in rig.gpu(index).instances)
+            assert profiles == ["1g.10gb"] * 4 + ["3g.40gb"]
+        assert [s.phase for s in rig.states][:2] == [Phase.WORKING, Phase.IN_SYNC]
+        assert rig.state.digest.startswith("sha256:")
+        applied = EventType.APPLIED
+        assert rig.reported() == [EventType.PLAN_ACCEPTED, applied, applied]
+        assert not_ready(rig.state) == ()
 
 
 async def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
     """A node whose plan file is missing is left as it is, and says why it does nothing."""
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.plan.offer(NoPlan("the plan file /etc/x does not exist"))
-            await rig.settle(Phase.NO_PLAN)
-            assert rig.layout() == "MIG off"
-            assert rig.state.sentence == "the plan file /etc/x does not exist"
-            assert rig.state.digest == ""
+    async with on_node(Rig(tmp_path)) as (rig, _):
+        rig.plan.offer(NoPlan("the plan file /etc/x does not exist"))
+        await rig.settle(Phase.NO_PLAN)
+        assert rig.layout() == "MIG off"
+        assert rig.state.sentence == "the plan file /etc/x does not exist"
+        assert rig.state.digest == ""
 
 
 async def test_only_the_newest_plan_counts(tmp_path: Path) -> None:
@@ -102,19 +100,18 @@ async def test_blocked_until_the_user_ends(tmp_path: Path) -> None:
 
 async def test_drift_is_mended(tmp_path: Path) -> None:
     """What another program took away comes back, and the event says that it was another program."""
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
-            layout = rig.layout()
-            await do(destruction(rig.gpu(), 3))
-            await rig.round()
-            assert rig.state.phase is Phase.IN_SYNC
-            assert rig.layout() == layout
-            assert rig.reported(EventType.DRIFT) == [EventType.DRIFT]
-            changes = [(e.before, e.after) for e in rig.events.events if e.after]
-            drifted = layout.replace(", 3", "")
-            assert changes == [("MIG off", layout), (layout, drifted), (drifted, layout)]
+    async with on_node(Rig(tmp_path)) as (rig, _):
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.IN_SYNC)
+        layout = rig.layout()
+        await do(destruction(rig.gpu(), 3))
+        await rig.round()
+        assert rig.state.phase is Phase.IN_SYNC
+        assert rig.layout() == layout
+        assert rig.reported(EventType.DRIFT) == [EventType.DRIFT]
+        changes = [(e.before, e.after) for e in rig.events.events if e.after]
+        drifted = layout.replace(", 3", "")
+        assert changes == [("MIG off", layout), (layout, drifted), (drifted, layout)]
 
 
 async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -> None:
@@ -148,13 +145,12 @@ async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -
 
 async def test_the_resync_timer_finds_drift(tmp_path: Path) -> None:
     """Without any wake-up the node is looked at again."""
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path, resync=0.05)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
-            await do(destruction(rig.gpu()))
-            await rig.until(lambda: EventType.DRIFT in rig.reported())
-            await rig.until(lambda: rig.state.phase is Phase.IN_SYNC)
+    async with on_node(Rig(tmp_path, resync=0.05)) as (rig, _):
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.IN_SYNC)
+        await do(destruction(rig.gpu()))
+        await rig.until(lambda: EventType.DRIFT in rig.reported())
+        await rig.until(lambda: rig.state.phase is Phase.IN_SYNC)
 
 
 # --- stopping -------------------------------------------------------------------------------------
@@ -211,62 +207,59 @@ async def test_stops_between_two_steps(tmp_path: Path) -> None:
 
 async def test_a_failed_gpu_is_restored_and_tried_again(tmp_path: Path) -> None:
     """A step fails once: the earlier layout comes back, and after a while the plan is reached."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, retry=0.2)) as rig:
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
-            node.inject(CREATE, error="UNKNOWN", times=1, skip=2)
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.FAILED)
-            assert rig.layout() == "3g.40gb at 0, 4"
-            assert Code.STEP_FAILED in rig.codes
-            assert Code.NOT_RESTORED not in rig.codes
-            await rig.settle(Phase.IN_SYNC)
-            assert len(rig.gpu().instances) == 7
-            kinds = (EventType.FAILED, EventType.RESTORED, EventType.APPLIED)
-            assert rig.reported(*kinds)[1:] == list(kinds)
-            failed, step = (
-                next(event for event in rig.events.events if event.type is kind)
-                for kind in (EventType.FAILED, EventType.STEP_FAILED)
-            )
-            assert failed.facts == {"attempt": 1, "pause": 0.2}
-            assert step.message.startswith("step failed: create 1g.10gb at ")
-            assert "this place leaves most room" in step.reason
-            assert "restores the earlier layout" in {event.reason for event in rig.events.events}
+    async with on_node(Rig(tmp_path, retry=0.2)) as (rig, node):
+        rig.offer("{3g.40gb: 2}")
+        await rig.settle(Phase.IN_SYNC)
+        node.inject(CREATE, error="UNKNOWN", times=1, skip=2)
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.FAILED)
+        assert rig.layout() == "3g.40gb at 0, 4"
+        assert Code.STEP_FAILED in rig.codes
+        assert Code.NOT_RESTORED not in rig.codes
+        await rig.settle(Phase.IN_SYNC)
+        assert len(rig.gpu().instances) == 7
+        kinds = (EventType.FAILED, EventType.RESTORED, EventType.APPLIED)
+        assert rig.reported(*kinds)[1:] == list(kinds)
+        failed, step = (
+            next(event for event in rig.events.events if event.type is kind)
+            for kind in (EventType.FAILED, EventType.STEP_FAILED)
+        )
+        assert failed.facts == {"attempt": 1, "pause": 0.2}
+        assert step.message.startswith("step failed: create 1g.10gb at ")
+        assert "this place leaves most room" in step.reason
+        assert "restores the earlier layout" in {event.reason for event in rig.events.events}
 
 
 async def test_what_the_driver_itself_calls_in_use_is_blocked(tmp_path: Path) -> None:
     """Although no user was seen: nothing is wrong with the GPU, it is tried again later."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, retry=0.2)) as rig:
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
-            node.inject("nvmlComputeInstanceDestroy", error="IN_USE", times=1, skip=1)
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.BLOCKED)
-            assert rig.layout() == "3g.40gb at 0, 4"
-            assert rig.codes == {Code.IN_USE}
-            await rig.settle(Phase.IN_SYNC)
-            kinds = (EventType.BLOCKED, EventType.RESTORED, EventType.APPLIED)
-            assert rig.reported(*kinds, EventType.FAILED)[1:] == list(kinds)
+    async with on_node(Rig(tmp_path, retry=0.2)) as (rig, node):
+        rig.offer("{3g.40gb: 2}")
+        await rig.settle(Phase.IN_SYNC)
+        node.inject("nvmlComputeInstanceDestroy", error="IN_USE", times=1, skip=1)
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.BLOCKED)
+        assert rig.layout() == "3g.40gb at 0, 4"
+        assert rig.codes == {Code.IN_USE}
+        await rig.settle(Phase.IN_SYNC)
+        kinds = (EventType.BLOCKED, EventType.RESTORED, EventType.APPLIED)
+        assert rig.reported(*kinds, EventType.FAILED)[1:] == list(kinds)
 
 
 async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path) -> None:
     """No endless destroying and creating: until its time comes, a failed GPU is left alone."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
-            node.inject(CREATE, error="UNKNOWN", times=1, skip=2)
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.FAILED)
-            for _ in range(5):
-                await rig.round()
-                assert rig.state.phase is Phase.FAILED
-            assert rig.layout() == "3g.40gb at 0, 4"
-            assert len(rig.reported(EventType.FAILED)) == 1
-            rig.offer(plan_text("{1g.10gb: 7}") + b"# again, please\n")
-            await rig.settle(Phase.IN_SYNC)
+    async with on_node(Rig(tmp_path)) as (rig, node):
+        rig.offer("{3g.40gb: 2}")
+        await rig.settle(Phase.IN_SYNC)
+        node.inject(CREATE, error="UNKNOWN", times=1, skip=2)
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.FAILED)
+        for _ in range(5):
+            await rig.round()
+            assert rig.state.phase is Phase.FAILED
+        assert rig.layout() == "3g.40gb at 0, 4"
+        assert len(rig.reported(EventType.FAILED)) == 1
+        rig.offer(plan_text("{1g.10gb: 7}") + b"# again, please\n")
+        await rig.settle(Phase.IN_SYNC)
 
 
 @pytest.mark.parametrize("how", ["NOT_SUPPORTED", "in vain"])
@@ -296,19 +289,18 @@ async def test_a_reset_that_is_refused_for_good_is_tried_once(
 
 async def test_a_gpu_that_another_is_put_in_place_of(tmp_path: Path) -> None:
     """Without a reboot: the plan holds for the new one, and nothing is missing."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path, retry=0.05)) as rig:
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
-            first = rig.gpu().uuid
-            node.lose(0)
-            await rig.round()
-            assert rig.codes == {Code.GPU_LOST}
-            node.swap(0)
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.gpu().uuid != first
-            assert len(rig.state.observed.gpus) == 1
-            assert rig.layout() == "3g.40gb at 0, 4"
+    async with on_node(Rig(tmp_path, retry=0.05)) as (rig, node):
+        rig.offer("{3g.40gb: 2}")
+        await rig.settle(Phase.IN_SYNC)
+        first = rig.gpu().uuid
+        node.lose(0)
+        await rig.round()
+        assert rig.codes == {Code.GPU_LOST}
+        node.swap(0)
+        await rig.settle(Phase.IN_SYNC)
+        assert rig.gpu().uuid != first
+        assert len(rig.state.observed.gpus) == 1
+        assert rig.layout() == "3g.40gb at 0, 4"
 
 
 async def test_waits_for_a_driver_that_is_not_there(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from nodeagent.reconcile.plan_update import (
 )
 from nodeagent.simulation import simulated
 from nodeagent.views.node_state import Phase
-from tests.rig import Rig, destruction, do, plan_text, running
+from tests.rig import Rig, destruction, do, on_node, plan_text, running
 
 
 @pytest.mark.parametrize(
@@ -32,44 +32,41 @@ async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
     """Whatever is wrong with the newest: nothing is touched, both digests are reported, and what
     is in force is still enforced.
     """
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
-            await rig.settle(Phase.IN_SYNC)
-            good, layout = rig.state.digest, rig.layout()
-            rig.offer(bad)
-            await rig.settle(Phase.REJECTED)
-            assert code in rig.codes
-            assert rig.state.digest == good
-            assert rig.state.refusal
-            assert rig.state.refusal.digest not in ("", good)
-            await do(destruction(rig.gpu()))
-            await rig.round()
-            assert rig.layout() == layout
-            assert rig.state.phase is Phase.REJECTED
-            rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
-            await rig.settle(Phase.IN_SYNC)
-            assert rig.reported(EventType.PLAN_REJECTED) == [EventType.PLAN_REJECTED]
+    async with on_node(Rig(tmp_path)) as (rig, _):
+        rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
+        await rig.settle(Phase.IN_SYNC)
+        good, layout = rig.state.digest, rig.layout()
+        rig.offer(bad)
+        await rig.settle(Phase.REJECTED)
+        assert code in rig.codes
+        assert rig.state.digest == good
+        assert rig.state.refusal
+        assert rig.state.refusal.digest not in ("", good)
+        await do(destruction(rig.gpu()))
+        await rig.round()
+        assert rig.layout() == layout
+        assert rig.state.phase is Phase.REJECTED
+        rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
+        await rig.settle(Phase.IN_SYNC)
+        assert rig.reported(EventType.PLAN_REJECTED) == [EventType.PLAN_REJECTED]
 
 
 async def test_rejected_with_nothing_in_force_touches_nothing(tmp_path: Path) -> None:
     """A first plan that is wrong leaves the hardware alone."""
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{1g.10gb: 99}")
-            await rig.settle(Phase.REJECTED)
-            assert rig.layout() == "MIG off"
-            assert rig.state.digest == ""
-            assert "no plan is in force" in rig.events.events[0].message
+    async with on_node(Rig(tmp_path)) as (rig, _):
+        rig.offer("{1g.10gb: 99}")
+        await rig.settle(Phase.REJECTED)
+        assert rig.layout() == "MIG off"
+        assert rig.state.digest == ""
+        assert "no plan is in force" in rig.events.events[0].message
 
 
 async def test_an_unreadable_carrier_is_a_rejection(tmp_path: Path) -> None:
     """A plan file that cannot be read is reported like a wrong one."""
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.plan.offer(UnreadablePlan(Problem(code=Code.SYNTAX, message="it cannot be read")))
-            await rig.settle(Phase.REJECTED)
-            assert rig.state.problems[0].message == "it cannot be read"
+    async with on_node(Rig(tmp_path)) as (rig, _):
+        rig.plan.offer(UnreadablePlan(Problem(code=Code.SYNTAX, message="it cannot be read")))
+        await rig.settle(Phase.REJECTED)
+        assert rig.state.problems[0].message == "it cannot be read"
 
 
 @pytest.mark.parametrize("later", [PlanText(b"version: v2"), NoPlan("it is gone")])
@@ -95,29 +92,27 @@ async def test_after_a_restart_the_last_good_plan_holds(
 async def test_a_damaged_last_good_plan_is_reported_and_not_used(tmp_path: Path) -> None:
     """Nothing is guessed from a broken file."""
     (tmp_path / "last-good-plan").write_text("{")
-    with simulated("h100-80gb:1"):
-        async with running(Rig(tmp_path)) as rig:
-            rig.plan.offer(NoPlan("no plan"))
-            await rig.settle(Phase.NO_PLAN)
-            assert rig.layout() == "MIG off"
-            assert "last-good-plan cannot be used" in rig.events.events[0].message
+    async with on_node(Rig(tmp_path)) as (rig, _):
+        rig.plan.offer(NoPlan("no plan"))
+        await rig.settle(Phase.NO_PLAN)
+        assert rig.layout() == "MIG off"
+        assert "last-good-plan cannot be used" in rig.events.events[0].message
 
 
 async def test_a_plan_that_could_not_be_kept_is_kept_later(tmp_path: Path) -> None:
     """A disk that was full once must not cost the plan at the next restart; it is reported once."""
     folder = tmp_path / "state"
     folder.touch()
-    with simulated("h100-80gb:1"):
-        async with running(Rig(folder)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
-            await rig.round()
-            assert sum("cannot be kept" in event.message for event in rig.events.events) == 1
-            folder.unlink()
-            await rig.round()
-            kept = last_good_plan(folder / FILE_NAME).load()
-            assert kept is not None
-            assert kept.plan == PlanText(plan_text("{1g.10gb: 7}"))
+    async with on_node(Rig(folder)) as (rig, _):
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.IN_SYNC)
+        await rig.round()
+        assert sum("cannot be kept" in event.message for event in rig.events.events) == 1
+        folder.unlink()
+        await rig.round()
+        kept = last_good_plan(folder / FILE_NAME).load()
+        assert kept is not None
+        assert kept.plan == PlanText(plan_text("{1g.10gb: 7}"))
 
 
 GPUS = (NumberedGpu(0, "GPU-0", "00000000:1A:00.0"), NumberedGpu(1, "GPU-1", "00000000:1B:00.0"))

@@ -14,12 +14,11 @@ from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.event_reporter import EventReporter
 from nodeagent.reconcile.loop_control import SETTLE_INTERVAL, Abandoned, Heartbeats, LoopControl
-from nodeagent.simulation import simulated
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
 from tests.plan.cards import card, wanted
 from tests.reconcile.test_work_queue import evaluated
-from tests.rig import Rig, running
+from tests.rig import Rig, on_node
 
 H100 = card("h100-80gb")
 
@@ -94,28 +93,27 @@ def test_changing_users_are_one_obstacle() -> None:
 
 async def test_a_tenant_cannot_keep_the_loop_busy(tmp_path: Path) -> None:
     """One short process after the other on a GPU that the plan wants to change."""
-    with simulated("h100-80gb:1") as node:
-        async with running(Rig(tmp_path)) as rig:
-            children = [subprocess.Popen(["sleep", "60"]) for _ in range(41)]
-            try:
-                node.occupy(0, children[0].pid, follow=True)
-                rig.offer("{1g.10gb: 7}")
-                await rig.settle(Phase.BLOCKED)
-                begun, began = rig.control.begun, time.monotonic()
-                for ends, comes in pairwise(children):
-                    node.occupy(0, comes.pid, follow=True)
-                    ends.kill()
-                    ends.wait()
-                    await asyncio.sleep(0.02)
-                rounds, turns = rig.control.begun - begun, (time.monotonic() - began) / 2.0
-                assert rounds <= 15 + turns, "of forty ends within a second or so"
-                children[-1].kill()
-                children[-1].wait()
-                await rig.settle(Phase.IN_SYNC)
-            finally:
-                for child in children:
-                    child.kill()
-                    child.wait()
+    async with on_node(Rig(tmp_path)) as (rig, node):
+        children = [subprocess.Popen(["sleep", "60"]) for _ in range(41)]
+        try:
+            node.occupy(0, children[0].pid, follow=True)
+            rig.offer("{1g.10gb: 7}")
+            await rig.settle(Phase.BLOCKED)
+            begun, began = rig.control.begun, time.monotonic()
+            for ends, comes in pairwise(children):
+                node.occupy(0, comes.pid, follow=True)
+                ends.kill()
+                ends.wait()
+                await asyncio.sleep(0.02)
+            rounds, turns = rig.control.begun - begun, (time.monotonic() - began) / 2.0
+            assert rounds <= 15 + turns, "of forty ends within a second or so"
+            children[-1].kill()
+            children[-1].wait()
+            await rig.settle(Phase.IN_SYNC)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
 
 
 async def test_only_a_stop_abandons_a_look() -> None:

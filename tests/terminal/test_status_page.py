@@ -3,13 +3,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.simulation import simulated
 from nodeagent.structs import replace
 from nodeagent.terminal.page import Line, Tone, plain_text, wrapped
 from nodeagent.terminal.status_page import status_page
 from nodeagent.views.node_state import NodeState, Phase, Reading
 from nodeagent.views.status_report import status_json
-from tests.rig import Rig, running
+from tests.rig import Rig, on_node
 
 SERVER = "https://api:6443"
 SINCE = "2030-01-02T03:04:05.000Z"
@@ -161,22 +160,21 @@ def _fitting(status: dict[str, Any], width: int, height: int) -> list[str]:
 
 
 async def test_eight_gpus_with_56_slices_fit_on_a_screen(tmp_path: Path) -> None:
-    with simulated(f"h100-80gb:{GPUS}") as node:
-        async with running(Rig(tmp_path)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
-            idle = _status(rig.state)
-            for gpu in rig.state.observed.gpus:
-                for number, (_, device) in enumerate(gpu.mig_devices()):
-                    node.occupy(device.uuid, command=f"train-{gpu.index}-{number}")
-            await rig.round()
-            busy = _status(rig.state, claims=GPUS)
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.BLOCKED)
-            blocked = _status(rig.state)
-            node.lose(GPUS - 1)
-            await rig.round()
-            lost = _status(rig.state, claims=3)
+    async with on_node(Rig(tmp_path), f"h100-80gb:{GPUS}") as (rig, node):
+        rig.offer("{1g.10gb: 7}")
+        await rig.settle(Phase.IN_SYNC)
+        idle = _status(rig.state)
+        for gpu in rig.state.observed.gpus:
+            for number, (_, device) in enumerate(gpu.mig_devices()):
+                node.occupy(device.uuid, command=f"train-{gpu.index}-{number}")
+        await rig.round()
+        busy = _status(rig.state, claims=GPUS)
+        rig.offer("{3g.40gb: 2}")
+        await rig.settle(Phase.BLOCKED)
+        blocked = _status(rig.state)
+        node.lose(GPUS - 1)
+        await rig.round()
+        lost = _status(rig.state, claims=3)
     for status in (idle, busy, blocked, lost):
         for size in ((100, 40), (80, 40), (120, 60), (80, 24), (80, 16)):
             _fitting(status, *size)
