@@ -59,20 +59,9 @@ class UnreadableRecord:
         return self.gpus is None or gpu in self.gpus
 
     @property
-    def message(self) -> str:
+    def error(self) -> NodeagentError:
         where = "all GPUs" if self.gpus is None else ", ".join(sorted(self.gpus))
-        return (
-            f"the record of a claim, {self.path}, cannot be used: {self.reason}; "
-            f"nothing new is created for claims on {where}"
-        )
-
-    @property
-    def remedy(self) -> str:
-        return (
-            "start the release that wrote it; or check with nvidia-smi mig -lgi that the claim's "
-            "instances are gone, and with nodeagent mps status that its MPS daemon is (nodeagent "
-            f"mps drain DEVICE ends it), and rm {self.path}"
-        )
+        return NodeagentError.of("recordUnusable", path=self.path, why=self.reason, where=where)
 
 
 def write_record(folder: Path, record: ClaimRecord) -> None:
@@ -212,7 +201,7 @@ class RecordStore:
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Records that cannot be used."""
-        return tuple(Problem.from_error(Code.STATE_FILE, u) for u in self.unreadable)
+        return tuple(Problem.from_error(Code.STATE_FILE, u.error) for u in self.unreadable)
 
     def get(self, uid: str) -> ClaimRecord | None:
         return self._records.get(uid)
@@ -236,7 +225,7 @@ class RecordStore:
         """Raise NodeagentError where a record that cannot be read may be that claim's."""
         for unreadable in self.unreadable:
             if unreadable.uid in (uid, ""):
-                raise NodeagentError(unreadable.message, remedy=unreadable.remedy)
+                raise unreadable.error
 
     async def load(self) -> None:
         """Read the records. Raises nothing: what cannot be read holds back its GPUs."""

@@ -121,7 +121,7 @@ def by_claim(folder: Path, content: bytes, named: bytes) -> object:
     (folder / f"{name}.json").write_bytes(content)
     [found] = claim_records(folder)
     if isinstance(found, UnreadableRecord):
-        raise Unusable(found.message)
+        raise Unusable(found.error.message)
     return found
 
 

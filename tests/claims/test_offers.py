@@ -301,9 +301,7 @@ def test_a_record_that_cannot_be_read_holds_back_its_gpu() -> None:
     damaged = UnreadableRecord(Path("/claims/x.json"), "x", "it is cut off", frozenset({H100.uuid}))
     held_back, free = offers.make([H100, other], {}, (), now=NOON, unreadable=[damaged])
     assert tainted(held_back, OCCUPIED) == names_in(held_back)
-    assert held_back.reason == Problem(
-        code=Code.STATE_FILE, message=damaged.message, remedy=damaged.remedy, gpu=H100.uuid
-    )
+    assert held_back.reason == Problem.from_error(Code.STATE_FILE, damaged.error, gpu=H100.uuid)
     assert not tainted(free, OCCUPIED)
     anywhere = replace(damaged, gpus=None)
     both = offers.make([H100, other], {}, (), now=NOON, unreadable=[anywhere])

@@ -94,7 +94,7 @@ def _mps_records(folder: Path) -> None:
 def _claim_records(folder: Path) -> None:
     for found in records.read_records(folder):
         if isinstance(found, records.UnreadableRecord):
-            raise Refused(found.message)
+            raise Refused(found.error.message)
         found.gpus  # noqa: B018 - it looks at each device
 
 

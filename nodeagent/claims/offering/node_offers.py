@@ -120,5 +120,5 @@ def _held_back(gpu: Gpu, unreadable: Iterable[UnreadableRecord]) -> Problem | No
     """What keeps anything new from the GPU."""
     for record in unreadable:
         if record.concerns(gpu.uuid):
-            return Problem.from_error(Code.STATE_FILE, record, gpu=gpu.uuid)
+            return Problem.from_error(Code.STATE_FILE, record.error, gpu=gpu.uuid)
     return None

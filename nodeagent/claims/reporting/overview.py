@@ -80,7 +80,7 @@ def _unreadable(one: UnreadableRecord, facts: ClaimFacts) -> Claim:
     """Its name is known where the kubelet asked for it."""
     attempt = facts.attempts.get(one.uid)
     key = (attempt.namespace, attempt.name) if attempt else ("", "")
-    problem = Problem.from_error(Code.STATE_FILE, one)
+    problem = Problem.from_error(Code.STATE_FILE, one.error)
     return _claim(facts, one.uid, key, ClaimPhase.UNREADABLE, (problem,))
 
 

@@ -25,7 +25,7 @@ from nodeagent.claims.names import WHOLE_GPU, locate
 from nodeagent.claims.offering.gpu_rules import GpuRules, refusal
 from nodeagent.claims.serving.cdi import device_id
 from nodeagent.claims.serving.daemons import ClaimDaemons
-from nodeagent.errors import NodeagentError, Transient, UnknownDevice
+from nodeagent.errors import Transient, UnknownDevice
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.shares import ANY_USER, Account, TimeSlice, WantedMps
@@ -123,7 +123,7 @@ def require_admission(
     claim = record.reference
     for one in unreadable:
         if one.concerns(gpu.uuid):
-            raise NodeagentError(one.message, remedy=one.remedy)
+            raise one.error
     own = {_user(one.mps.account) for one in record.devices if one.mps and one.gpu == gpu.uuid}
     if len(own) > 1 or len({*_daemons(record, gpu.uuid)}) > 1 or _share_unlike(record, record):
         raise ClaimRefused.of("unlikeRequests", claim=claim, gpu=gpu)

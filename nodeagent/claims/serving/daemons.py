@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.claims.capacity import Consumed, capacity_of
-from nodeagent.claims.model import CLASSES, ClaimReference, ClaimRefused, Result
+from nodeagent.claims.model import ClaimReference, ClaimRefused, Result
 from nodeagent.mps.files.directories import spec_in
 from nodeagent.mps.setup import accounts_of
 from nodeagent.mps.shares import DaemonSpec
@@ -123,13 +123,8 @@ def _without_problems(
     """For the claim; raises ClaimRefused with the first of the problems."""
     if found is None or on.problems:
         first = on.problems[0]
-        remedy = " ".join(filter(None, (first.remedy, _where(claim))))
-        if entry.user is None and (first.code, first.path) == (Code.INVALID_VALUE, entry.path):
-            remedy = (  # of the setting's user, which the configuration does not say
-                "set mps.user for the node's agent to a user of its host other than root, or "
-                "dra.mps_user to root or any, or name a DeviceClass with mps.user in "
-                f"spec.devices.requests of the claim or its template ({CLASSES} lists them)"
-            )
         message = ": ".join(filter(None, (str(claim), first.path, first.message)))
-        raise ClaimRefused(message, remedy=remedy)
+        if entry.user is None and (first.code, first.path) == (Code.INVALID_VALUE, entry.path):
+            raise ClaimRefused.of("userOfSetting", what=message)
+        raise ClaimRefused(message, remedy=" ".join(filter(None, (first.remedy, _where(claim)))))
     return replace(found, path=str(claim))

@@ -176,12 +176,6 @@ class Evictor:
 
 def _refusal(pod: PodName, reason: str, fault: faults.ClusterFault) -> Problem:
     if isinstance(fault, faults.DisruptionRefused):
-        remedy = (
-            f"change the budget (`kubectl get pdb -n {pod.namespace}`), or end the pod: "
-            f"`kubectl delete pod -n {pod.namespace} {pod.name}`; the agent retries its eviction"
-        )
-    elif isinstance(fault, faults.NotAllowed):
-        remedy = fault.remedy
-    else:
-        remedy = "the agent retries"
+        return Problem.of(Code.IN_USE, "budget", what=reason, why=fault.message, pod=pod)
+    remedy = fault.remedy if isinstance(fault, faults.NotAllowed) else "the agent retries"
     return Problem.of(Code.IN_USE, "notEvicted", what=reason, why=fault.message, remedy=remedy)
