@@ -2,20 +2,12 @@
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord
 from nodeagent.claims.parts import to_prepare, to_release, with_intent
+from nodeagent.plan import steps
 from nodeagent.plan.observed import Gpu, HealthLimits, Placement
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import ComputeMode, TimeSlice
-from nodeagent.plan.steps import (
-    CreateGpuInstance,
-    DestroyGpuInstance,
-    SetComputeMode,
-    SetTimeSlice,
-    StartMps,
-    Step,
-    StopMps,
-)
 from nodeagent.structs import replace
 from tests.claims.samples import mig_device, mig_result, record, whole_device
 from tests.plan.cards import card, with_instances
@@ -29,8 +21,8 @@ def claim(device: ClaimedDevice) -> ClaimRecord:
     return record(replace(device, gpu=H100.uuid))
 
 
-def kinds(*steps: Step) -> list[type[Step]]:
-    return [type(step) for step in steps]
+def kinds(*taken: steps.Step) -> list[type[steps.Step]]:
+    return [type(step) for step in taken]
 
 
 WHOLE = whole_device()
@@ -42,14 +34,16 @@ def test_a_slice_with_its_daemon_beside_another() -> None:
     """Instance, compute mode, daemon, and back; the other's daemon has clients all along."""
     with_other = give(with_instances(H100, [("1g.10gb", 6)]), daemon(B, CLIENT))
     made = plan_gpu(to_prepare(claim(SLICE), with_other, [OTHER]), with_other)
-    assert kinds(*made.steps) == [CreateGpuInstance, SetComputeMode, StartMps]
+    assert kinds(*made.steps) == [steps.CreateGpuInstance, steps.SetComputeMode, steps.StartMps]
     both = give(
         with_instances(H100, [("1g.10gb", 4), ("1g.10gb", 6)]), daemon(A), daemon(B, CLIENT)
     )
     assert plan_gpu(to_prepare(claim(SLICE), both, [OTHER]), both).verdict is Verdict.IN_SYNC
     gone = plan_gpu(to_release(claim(SLICE), both, [OTHER]), both)
-    assert kinds(*gone.steps) == [StopMps, DestroyGpuInstance]
-    assert {step.placement for step in gone.steps if isinstance(step, StopMps)} == {Placement(4, 1)}
+    assert kinds(*gone.steps) == [steps.StopMps, steps.DestroyGpuInstance]
+    assert {step.placement for step in gone.steps if isinstance(step, steps.StopMps)} == {
+        Placement(4, 1)
+    }
     used = give(with_instances(H100, [("1g.10gb", 4)]), daemon(A, CLIENT))
     kept = plan_gpu(to_release(claim(SLICE), used, []), used)
     assert kept.verdict is Verdict.BLOCKED
@@ -68,13 +62,13 @@ def test_a_sick_gpu_loses_what_a_claim_had() -> None:
     slice_ = claim(mig_device(before=()))
     goal = to_release(slice_, there, [claim(mig_device(placement=Placement(6, 1)))])
     gone = plan_gpu(goal, there)
-    assert kinds(*gone.steps) == [DestroyGpuInstance]
+    assert kinds(*gone.steps) == [steps.DestroyGpuInstance]
     for again in (layout_of(there, goal), to_prepare(slice_, gone.after, [])):
         refused = plan_gpu(again, gone.after)
         assert [problem.code for problem in refused.problems] == [Code.GPU_UNHEALTHY]
     served = sick(without_mig(H100, mps=daemon(A)))
     gone = plan_gpu(to_release(claim(replace(WHOLE, mps=A)), served, []), served)
-    assert kinds(*gone.steps) == [StopMps]
+    assert kinds(*gone.steps) == [steps.StopMps]
 
 
 def test_a_place_that_two_claims_have() -> None:
@@ -84,7 +78,7 @@ def test_a_place_that_two_claims_have() -> None:
     assert plan_gpu(to_release(claim(SLICE), there, [second]), there).verdict is Verdict.IN_SYNC
     admin = claim(replace(WHOLE, result=mig_result(device="gpu", admin_access=True)))
     gone = plan_gpu(to_release(claim(SLICE), there, [admin]), there)
-    assert kinds(*gone.steps) == [StopMps, DestroyGpuInstance]
+    assert kinds(*gone.steps) == [steps.StopMps, steps.DestroyGpuInstance]
 
 
 def test_a_whole_gpu_with_a_daemon_or_turns() -> None:
@@ -92,12 +86,12 @@ def test_a_whole_gpu_with_a_daemon_or_turns() -> None:
     bare = without_mig(H100, time_slice=TimeSlice.DEFAULT)
     served = replace(WHOLE, mps=A)
     made = plan_gpu(to_prepare(claim(served), bare, []), bare)
-    assert kinds(*made.steps) == [SetComputeMode, StartMps]
+    assert kinds(*made.steps) == [steps.SetComputeMode, steps.StartMps]
     gone = plan_gpu(to_release(claim(served), made.after, []), made.after)
-    assert kinds(*gone.steps) == [StopMps, SetComputeMode]
+    assert kinds(*gone.steps) == [steps.StopMps, steps.SetComputeMode]
     turns = replace(WHOLE, result=mig_result(device="gpu", configuration=TimeSlice.LONG))
     made = plan_gpu(to_prepare(claim(turns), bare, []), bare)
-    assert kinds(*made.steps) == [SetTimeSlice]
+    assert kinds(*made.steps) == [steps.SetTimeSlice]
     gone = plan_gpu(to_release(claim(turns), made.after, []), made.after)
     assert gone.after.time_slice is TimeSlice.DEFAULT
     by_turns = claim(replace(turns, shared=True))  # one of them must not set it for all

@@ -5,16 +5,7 @@ from collections import Counter
 
 import pytest
 
-from nodeagent.plan.desired import (
-    DesiredGpu,
-    DesiredNode,
-    Layout,
-    MigDisabled,
-    Reserved,
-    WantedInstance,
-    in_the_way,
-    keep_claims,
-)
+from nodeagent.plan import desired
 from nodeagent.plan.observed import Gpu, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy, Verdict
 from nodeagent.plan.planner import layout_of, plan_gpu
@@ -28,26 +19,28 @@ from tests.plan.daemons import CLIENT, A, B, daemon, give, without_mig
 BOARDS = ["a30", "h100-80gb", "rtx-pro-6000"]
 
 
-def reserved(gpu: Gpu, held: set[Place], owner: str = "claim team/other") -> tuple[Reserved, ...]:
+def reserved(
+    gpu: Gpu, held: set[Place], owner: str = "claim team/other"
+) -> tuple[desired.Reserved, ...]:
     """These places, each held by `owner`."""
     found = []
     for name, start in sorted(held):
         profile = gpu.profile(name)
         assert profile is not None
         placement = next(p for p in profile.placements if p.start == start)
-        found.append(Reserved(name, placement, owner))
+        found.append(desired.Reserved(name, placement, owner))
     return tuple(found)
 
 
-def goal(gpu: Gpu, own: Place | None, others: set[Place]) -> DesiredGpu:
+def goal(gpu: Gpu, own: Place | None, others: set[Place]) -> desired.DesiredGpu:
     """What one claim makes the goal: its own instance, or none any more, beside the others."""
-    instances: tuple[WantedInstance, ...] = ()
+    instances: tuple[desired.WantedInstance, ...] = ()
     if own is not None:
         profile = gpu.profile(own[0])
         assert profile is not None
-        instances = (WantedInstance(own[0], profile.slices, own[1], "claim team/mine"),)
-    layout = Layout(instances, "claim team/mine")
-    return DesiredGpu(layout, "claim team/mine", reserved=reserved(gpu, others))
+        instances = (desired.WantedInstance(own[0], profile.slices, own[1], "claim team/mine"),)
+    layout = desired.Layout(instances, "claim team/mine")
+    return desired.DesiredGpu(layout, "claim team/mine", reserved=reserved(gpu, others))
 
 
 def ways_of(board: str, seed: int, most: int) -> list[frozenset[Place]]:
@@ -92,8 +85,8 @@ def test_a_plan_beside_claims_is_possible_exactly_where_there_is_a_layout_of_bot
         held = set(rng.sample(sorted(way), rng.randint(1, len(way))))
         here = with_instances(empty, sorted(way))
         counts = rng.choice(list(everything))
-        desired = replace(wanted(empty, counts), reserved=reserved(empty, held))
-        result = plan_gpu(desired, here)
+        goal = replace(wanted(empty, counts), reserved=reserved(empty, held))
+        result = plan_gpu(goal, here)
         both = tuple(sorted((Counter(dict(counts)) + Counter(n for n, _ in held)).items()))
         if any(held <= layout for layout in everything.get(both, ())):
             assert result.verdict in (Verdict.APPLICABLE, Verdict.IN_SYNC)
@@ -124,7 +117,7 @@ def test_what_is_reserved_and_not_there_yet_keeps_its_place() -> None:
 def test_the_mode_stays_on_for_a_claim() -> None:
     """MIG mode goes off only with nothing reserved; where it is off, nothing is to be done."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0)])
-    off = DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]")
+    off = desired.DesiredGpu(desired.MigDisabled("gpus[0].mig"), "gpus[0]")
     beside = replace(off, reserved=reserved(gpu, {("1g.10gb", 0)}))
     refused = plan_gpu(beside, gpu)
     assert (refused.verdict, refused.steps) == (Verdict.BLOCKED, ())
@@ -136,9 +129,9 @@ def test_the_mode_stays_on_for_a_claim() -> None:
 def test_a_gpu_held_as_a_whole_is_not_changed() -> None:
     """No step of any kind, and the holder is named."""
     gpu = replace(card("h100-80gb"), mig=MigMode(current=False, pending=False))
-    desired = wanted(gpu, [("1g.10gb", 7)])
-    held = replace(desired, reserved=(Reserved("", None, "claim team/whole"),))
-    assert [type(step) for step in plan_gpu(desired, gpu).steps][:1] == [SetMigMode]
+    goal = wanted(gpu, [("1g.10gb", 7)])
+    held = replace(goal, reserved=(desired.Reserved("", None, "claim team/whole"),))
+    assert [type(step) for step in plan_gpu(goal, gpu).steps][:1] == [SetMigMode]
     refused = plan_gpu(held, gpu)
     assert (refused.verdict, refused.steps) == (Verdict.BLOCKED, ())
     assert "the whole GPU (claim team/whole)" in refused.problems[0].message
@@ -180,7 +173,7 @@ def test_what_ends_who_is_in_the_way(owners: list[str]) -> None:
     """Claims are listed, and what no claim has is shown with how it is removed."""
     gpu = card("h100-80gb")
     held = [one for owner in owners for one in reserved(gpu, {("1g.10gb", 0)}, owner)]
-    remedy = in_the_way(gpu, held, "no room", "gpus[0]").remedy
+    remedy = desired.in_the_way(gpu, held, "no room", "gpus[0]").remedy
     assert ("`nodeagent claims`" in remedy) is any(owners)
     assert ("`nodeagent status --gpu 0`" in remedy) is not all(owners)
 
@@ -190,8 +183,10 @@ def test_a_goal_is_beside_the_claims_of_its_gpu() -> None:
     gpu = card("h100-80gb")
     held = reserved(gpu, {("1g.10gb", 0)})
     goals = {uuid: wanted(gpu, [("1g.10gb", 1)]) for uuid in (gpu.key, "GPU-gone")}
-    found = keep_claims(
-        DesiredNode(goals), ObservedNode((gpu,)), lambda goal, _: replace(goal, reserved=held)
+    found = desired.keep_claims(
+        desired.DesiredNode(goals),
+        ObservedNode((gpu,)),
+        lambda goal, _: replace(goal, reserved=held),
     )
     assert {key: goal.reserved for key, goal in found.gpus.items()} == {
         gpu.key: held,
@@ -210,8 +205,8 @@ def test_how_a_gpu_held_as_a_whole_is_shared_is_its_owners() -> None:
     turns = without_mig(
         card("h100-80gb"), time_slice=TimeSlice.LONG, earlier_time_slice=TimeSlice.DEFAULT
     )
-    off = DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]")
-    held = replace(off, reserved=(Reserved("", None, "claim team/whole", shared=True),))
+    off = desired.DesiredGpu(desired.MigDisabled("gpus[0].mig"), "gpus[0]")
+    held = replace(off, reserved=(desired.Reserved("", None, "claim team/whole", shared=True),))
     for gpu in (served, turns):
         assert plan_gpu(off, gpu).steps
         assert plan_gpu(held, gpu).verdict is Verdict.IN_SYNC

@@ -4,16 +4,7 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.drain.allocatable import (
-    FEATURES_LABEL,
-    SHARING_LABEL,
-    STRATEGY_LABEL,
-    AwaitedAllocatable,
-    Strategy,
-    devices_by_resource,
-    mismatches,
-    strategy_of,
-)
+from nodeagent.cluster.drain import allocatable
 from nodeagent.plan.observed import Access, Gpu, MigMode
 from nodeagent.structs import replace
 from tests.cluster.client.rig import until
@@ -39,53 +30,56 @@ async def server() -> AsyncIterator[ApiServer]:
 
 
 def test_the_strategy_is_read_from_the_labels() -> None:
-    cases: list[tuple[dict[str, str], Strategy | None]] = [
-        ({STRATEGY_LABEL: "mixed"}, Strategy.MIXED),
-        ({STRATEGY_LABEL: "single", FEATURES_LABEL: "1"}, Strategy.SINGLE),
-        ({FEATURES_LABEL: "1700000000"}, Strategy.NONE),
-        ({STRATEGY_LABEL: "none"}, Strategy.NONE),
+    cases: list[tuple[dict[str, str], allocatable.Strategy | None]] = [
+        ({allocatable.STRATEGY_LABEL: "mixed"}, allocatable.Strategy.MIXED),
+        (
+            {allocatable.STRATEGY_LABEL: "single", allocatable.FEATURES_LABEL: "1"},
+            allocatable.Strategy.SINGLE,
+        ),
+        ({allocatable.FEATURES_LABEL: "1700000000"}, allocatable.Strategy.NONE),
+        ({allocatable.STRATEGY_LABEL: "none"}, allocatable.Strategy.NONE),
         ({}, None),
-        ({STRATEGY_LABEL: "another", FEATURES_LABEL: "1"}, None),
+        ({allocatable.STRATEGY_LABEL: "another", allocatable.FEATURES_LABEL: "1"}, None),
     ]
     for node_labels, strategy in cases:
-        assert strategy_of(node_labels) is strategy
+        assert allocatable.strategy_of(node_labels) is strategy
 
 
 def test_what_is_expected() -> None:
     """Devices as pods request them; MIG devices also where the strategy cannot offer them."""
-    cases: list[tuple[Strategy, tuple[Gpu, ...], dict[str, int]]] = [
-        (Strategy.NONE, (OFF, card("t4")), {GPU: 2}),
-        (Strategy.NONE, (SPLIT,), {ONE: 2, THREE: 1}),
-        (Strategy.SINGLE, (AFTER, AFTER), {GPU: 4}),
-        (Strategy.MIXED, (SPLIT, OFF), {GPU: 1, ONE: 2, THREE: 1}),
-        (Strategy.MIXED, (MEDIA,), {"nvidia.com/mig-1g.10gb.me": 1}),
-        (Strategy.MIXED, (PARTS,), {"nvidia.com/mig-1c.3g.40gb": 3}),
-        (Strategy.MIXED, (OFF, LOST), {GPU: 1}),
-        (Strategy.MIXED, (), {}),
+    cases: list[tuple[allocatable.Strategy, tuple[Gpu, ...], dict[str, int]]] = [
+        (allocatable.Strategy.NONE, (OFF, card("t4")), {GPU: 2}),
+        (allocatable.Strategy.NONE, (SPLIT,), {ONE: 2, THREE: 1}),
+        (allocatable.Strategy.SINGLE, (AFTER, AFTER), {GPU: 4}),
+        (allocatable.Strategy.MIXED, (SPLIT, OFF), {GPU: 1, ONE: 2, THREE: 1}),
+        (allocatable.Strategy.MIXED, (MEDIA,), {"nvidia.com/mig-1g.10gb.me": 1}),
+        (allocatable.Strategy.MIXED, (PARTS,), {"nvidia.com/mig-1c.3g.40gb": 3}),
+        (allocatable.Strategy.MIXED, (OFF, LOST), {GPU: 1}),
+        (allocatable.Strategy.MIXED, (), {}),
     ]
     for strategy, gpus, counts in cases:
-        assert devices_by_resource(strategy, gpus) == counts
+        assert allocatable.devices_by_resource(strategy, gpus) == counts
 
 
 async def test_which_labels_count() -> None:
     """Those of the last look at the GPUs with the configuration of now, unless devices are shared;
     without any, nothing is awaited.
     """
-    other, later = {**MIXED, CONFIG: "two"}, {FEATURES_LABEL: "2"}
+    other, later = {**MIXED, CONFIG: "two"}, {allocatable.FEATURES_LABEL: "2"}
     cases: list[tuple[list[dict[str, str]], bool]] = [
         ([{}], False),
         ([MIXED], True),
         ([MIXED, {}], True),
-        ([{**MIXED, SHARING_LABEL: "none"}], True),
-        ([{**MIXED, SHARING_LABEL: "mps"}], False),
+        ([{**MIXED, allocatable.SHARING_LABEL: "none"}], True),
+        ([{**MIXED, allocatable.SHARING_LABEL: "mps"}], False),
         ([MIXED, other], False),
         ([MIXED, {CONFIG: "two"}], False),
         ([MIXED, other, {**other, **later}], True),
-        ([MIXED, other, {**other, **later, SHARING_LABEL: "mps"}], False),
+        ([MIXED, other, {**other, **later, allocatable.SHARING_LABEL: "mps"}], False),
         ([MIXED, other, MIXED], True),
     ]
     for seen, is_awaited in cases:
-        awaited = AwaitedAllocatable(60.0, ("-l app=plugin",), lambda _: None)
+        awaited = allocatable.AwaitedAllocatable(60.0, ("-l app=plugin",), lambda _: None)
         for node_labels in seen:
             awaited.observe(NodeView(labels=node_labels))
         awaited.begin((AFTER,))
@@ -105,8 +99,8 @@ def test_a_mismatch_is_worded() -> None:
         ),
         ({ONE: "2k", THREE: "1"}, [f"offers 2k {ONE}"]),
     ]
-    for allocatable, words in cases:
-        problems = mismatches({ONE: 2, THREE: 1}, allocatable, plugin=("-A -l app=plugin",))
+    for counts, words in cases:
+        problems = allocatable.mismatches({ONE: 2, THREE: 1}, counts, plugin=("-A -l app=plugin",))
         assert len(problems) == len(words)
         for problem, part in zip(problems, words, strict=True):
             assert part in problem.message

@@ -4,20 +4,7 @@ from typing import Literal, get_args
 import pytest
 
 from nodeagent.cluster.client.node_view import CHANGING, NodeView, taints_with
-from nodeagent.cluster.drain.changes import (
-    CORDONED,
-    PAUSED,
-    PLUGIN_CONFIG,
-    RESTART_DUE,
-    NodeChange,
-    cordoning,
-    leaving_pods,
-    pausing,
-    preparations,
-    restorations,
-    restoring,
-    uncordoning,
-)
+from nodeagent.cluster.drain import changes
 from nodeagent.cluster.drain.pods import PodSelector
 from nodeagent.plan.desired import DesiredGpu, DesiredNode
 from nodeagent.plan.observed import MigMode, ObservedNode
@@ -49,9 +36,9 @@ def planned(desired: DesiredGpu) -> NodePlan:
 CHANGE = planned(wanted(H100, [("3g.40gb", 2)]))
 
 
-def played(node: NodeView, changes: Iterable[NodeChange]) -> NodeView:
+def played(node: NodeView, made: Iterable[changes.NodeChange]) -> NodeView:
     """The node after these changes, as the API server would merge them."""
-    for change in changes:
+    for change in made:
         labels = {**node.labels, **change.labels}
         annotations = {**node.annotations, **change.annotations}
         cordoned, changing = change.unschedulable, change.changing
@@ -68,36 +55,36 @@ def played(node: NodeView, changes: Iterable[NodeChange]) -> NodeView:
     return node
 
 
-def restored(node: NodeView) -> tuple[NodeChange, ...]:
-    uncordon = uncordoning(node)
-    return (*restorations(node, PLUGIN_PODS), *([uncordon] if uncordon else []))
+def restored(node: NodeView) -> tuple[changes.NodeChange, ...]:
+    uncordon = changes.uncordoning(node)
+    return (*changes.restorations(node, PLUGIN_PODS), *([uncordon] if uncordon else []))
 
 
 def test_with_labels() -> None:
     """Cordon, pause what is true, wait for its pods; afterwards the labels, then uncordon."""
     care = rules("pauseLabels")
-    cordon, pause = preparations(NODE, care)
+    cordon, pause = changes.preparations(NODE, care)
     assert cordon.unschedulable
-    assert pause == NodeChange(
+    assert pause == changes.NodeChange(
         "what holds the GPUs is to go",
-        labels={f"{PREFIX}device-plugin": PAUSED, f"{PREFIX}nvsm": PAUSED},
+        labels={f"{PREFIX}device-plugin": changes.PAUSED, f"{PREFIX}nvsm": changes.PAUSED},
     )
     during = played(NODE, (cordon, pause))
-    assert leaving_pods(during.labels)[0] == PLUGIN_POD
-    assert played(during, restorations(during, PLUGIN_PODS)).labels == NODE.labels
+    assert changes.leaving_pods(during.labels)[0] == PLUGIN_POD
+    assert played(during, changes.restorations(during, PLUGIN_PODS)).labels == NODE.labels
     assert played(during, restored(during)) == NODE
     assert restored(NODE) == ()
     # What was paused before a crash is still awaited, although nothing is left to pause.
-    assert preparations(during, replace(care, cordon=False)) == ()
-    assert leaving_pods(during.labels) == leaving_pods(NODE.labels) != ()
-    assert preparations(NODE, rules("nothing", cordon=False)) == ()
+    assert changes.preparations(during, replace(care, cordon=False)) == ()
+    assert changes.leaving_pods(during.labels) == changes.leaving_pods(NODE.labels) != ()
+    assert changes.preparations(NODE, rules("nothing", cordon=False)) == ()
 
 
 def test_with_the_plugins_pods() -> None:
     care = rules("deletePods", cordon=False)
-    during = played(NODE, preparations(NODE, care))
-    assert during == replace(NODE, annotations={RESTART_DUE: "true"})
-    assert preparations(during, care) == ()
+    during = played(NODE, changes.preparations(NODE, care))
+    assert during == replace(NODE, annotations={changes.RESTART_DUE: "true"})
+    assert changes.preparations(during, care) == ()
     [after] = restored(during)
     assert after.delete == PLUGIN_PODS
     assert played(during, [after]) == NODE
@@ -108,11 +95,11 @@ def test_with_a_taint(cordon: bool) -> None:
     """It comes and goes with the cordon, among others' taints; once there, it is not put again."""
     care = rules("nothing", cordon=cordon, taints=True)
     node = replace(NODE, taints=({"key": "other", "effect": "NoExecute", "value": "x"},))
-    [before] = preparations(node, care)
+    [before] = changes.preparations(node, care)
     during = played(node, [before])
     assert during.unschedulable is cordon
     assert during.taints == (*node.taints, {"key": CHANGING, "effect": "NoSchedule"})
-    assert preparations(during, care) == ()
+    assert changes.preparations(during, care) == ()
     assert played(during, restored(during)) == node
 
 
@@ -120,28 +107,28 @@ def test_with_a_taint(cordon: bool) -> None:
 @pytest.mark.parametrize("cordoned", [True, False], ids=["cordoned before", "schedulable"])
 def test_a_crash_anywhere_is_put_right(care: Care, cordoned: bool) -> None:
     node = replace(NODE, unschedulable=cordoned)
-    before = preparations(node, rules(care))
+    before = changes.preparations(node, rules(care))
     for done in range(len(before) + 1):
         during = played(node, before[:done])
         after = restored(during)
         for cut in range(len(after) + 1):
             again = played(during, after[:cut])
             assert played(again, restored(again)) == node
-        due = RESTART_DUE in during.annotations
+        due = changes.RESTART_DUE in during.annotations
         assert any(change.delete for change in after) == due
 
 
 def test_the_plugins_configuration_changes_with_its_return() -> None:
     care = rules("pauseLabels", cordon=False)
-    during = played(NODE, preparations(NODE, care))
-    [patch] = restorations(during, PLUGIN_PODS, plugin_config="shared-4")
-    assert patch.labels[PLUGIN_CONFIG] == "shared-4"
+    during = played(NODE, changes.preparations(NODE, care))
+    [patch] = changes.restorations(during, PLUGIN_PODS, plugin_config="shared-4")
+    assert patch.labels[changes.PLUGIN_CONFIG] == "shared-4"
     assert patch.labels[f"{PREFIX}device-plugin"] == "true"
     done = played(during, [patch])
-    assert restorations(done, PLUGIN_PODS, plugin_config="shared-4") == ()
-    assert restorations(done, PLUGIN_PODS) == ()
-    [other] = restorations(done, PLUGIN_PODS, plugin_config="another")
-    assert other.labels == {PLUGIN_CONFIG: "another"}
+    assert changes.restorations(done, PLUGIN_PODS, plugin_config="shared-4") == ()
+    assert changes.restorations(done, PLUGIN_PODS) == ()
+    [other] = changes.restorations(done, PLUGIN_PODS, plugin_config="another")
+    assert other.labels == {changes.PLUGIN_CONFIG: "another"}
 
 
 SHARING = WantedMps(Sharing((Share("s", 1, None, None),), "report"), Account(1000, 1000))
@@ -161,16 +148,16 @@ def test_what_changes_no_device_disturbs_no_client() -> None:
     assert CHANGE.verdict is Verdict.APPLICABLE
 
 
-OURS = {CORDONED: "true"}
+OURS = {changes.CORDONED: "true"}
 
 
 def test_an_uncordon_in_between_is_kept() -> None:
     """A user wanted pods here: only the agent's mark goes, and a later change cordons anew."""
     node = NodeView(annotations=OURS)
-    ended = uncordoning(node)
+    ended = changes.uncordoning(node)
     assert ended is not None
-    assert (ended.unschedulable, ended.annotations) == (None, {CORDONED: None})
-    assert cordoning(node, rules("nothing"))
+    assert (ended.unschedulable, ended.annotations) == (None, {changes.CORDONED: None})
+    assert changes.cordoning(node, rules("nothing"))
 
 
 # --- deploy labels --------------------------------------------------------------------------------
@@ -182,22 +169,22 @@ UPGRADE = "paused-for-driver-upgrade"
 def test_each_value() -> None:
     """Only what is true is paused, and only what we pause is put back."""
     cases: list[tuple[str | None, dict[str, str], dict[str, str]]] = [
-        ("true", {PLUGIN_LABEL: PAUSED}, {}),
+        ("true", {PLUGIN_LABEL: changes.PAUSED}, {}),
         ("false", {}, {}),
-        (PAUSED, {}, {PLUGIN_LABEL: "true"}),
+        (changes.PAUSED, {}, {PLUGIN_LABEL: "true"}),
         (UPGRADE, {}, {}),
         ("", {}, {}),
         (None, {}, {}),
     ]
     for value, paused, restored in cases:
         labels = {} if value is None else {PLUGIN_LABEL: value}
-        assert pausing(labels) == paused
-        assert restoring(labels) == restored
+        assert changes.pausing(labels) == paused
+        assert changes.restoring(labels) == restored
 
 
 def test_whose_end_is_awaited() -> None:
-    labels = {PLUGIN_LABEL: PAUSED, f"{PREFIX}dcgm": "false", f"{PREFIX}client": "true"}
-    assert [str(pods) for pods in leaving_pods(labels)] == [
+    labels = {PLUGIN_LABEL: changes.PAUSED, f"{PREFIX}dcgm": "false", f"{PREFIX}client": "true"}
+    assert [str(pods) for pods in changes.leaving_pods(labels)] == [
         "app=nvidia-device-plugin-daemonset",
         "app=nvidia-device-plugin-mps-control-daemon",
         f"pods that select {PREFIX}client",
