@@ -5,15 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from nodeagent.use.digest import Holder
 from nodeagent.use.records import Grant, Measured, Records
 from nodeagent.use.state_file import use_file
 from tests.acceptance.metrics_rig import parsed
 from tests.agent_environment import asked
-from tests.app.agent_process import SOON, Process, agent, write_plan
-from tests.machine_load import stretched
+from tests.app.agent_process import agent, write_plan
 from tests.plan.cards import card
 
 GIB = 1 << 30
@@ -35,7 +33,9 @@ def test_what_was_recorded_is_advised_everywhere(tmp_path: Path) -> None:
     write_plan(tmp_path, "{3g.40gb: 2}")
     _record(tmp_path / "state/use.json")
     with agent(tmp_path) as process:
-        found = _advised(process)
+        # Before the agent saw its GPUs nothing is advised.
+        process.until(lambda _: process.ask("/v1/advice")[1]["advice"][0]["verdict"] != "notEnough")
+        found = process.ask("/v1/advice")[1]
         [web] = found["advice"]
         assert (web["verdict"], web["advised"], web["freesSlices"]) == ("smaller", "1g.10gb", 3)
         assert (web["held"], web["peak"]) == (2 * 86400, 7 * GIB)
@@ -46,20 +46,6 @@ def test_what_was_recorded_is_advised_everywhere(tmp_path: Path) -> None:
         series = {of: value for (name, of), value in metrics.items() if name == INFO}
         assert series == {frozenset((labels | change).items()): 1.0}
         command = [sys.executable, "-m", "nodeagent", "advise", "--run-dir", f"{tmp_path}/run"]
-        mine = [*command, "--namespace", "team-a"]
-        shown = subprocess.run(mine, capture_output=True, check=True, text=True).stdout
+        shown = subprocess.check_output([*command, "--namespace", "team-a"], text=True)
         assert "team-a/Deployment/web (main)  3g.40gb  7 GiB" in shown
-        told = subprocess.run([*command, "-o", "json"], capture_output=True, check=True)
-        assert json.loads(told.stdout) == process.ask("/v1/advice")[1]
-
-
-def _advised(process: Process) -> dict[str, Any]:
-    """The first answer after the agent saw its GPUs, without which nothing is advised."""
-    deadline = time.monotonic() + stretched(SOON)
-    while time.monotonic() < deadline:
-        status, answer = process.ask("/v1/advice")
-        found: dict[str, Any] = answer or {"advice": []}
-        if status == 200 and any(one["verdict"] != "notEnough" for one in found["advice"]):
-            return found
-        time.sleep(0.1)
-    raise AssertionError(process.said())
+        assert json.loads(subprocess.check_output([*command, "-o", "json"])) == found

@@ -3,6 +3,7 @@
 import tracemalloc
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -134,13 +135,10 @@ def test_spreads_are_of_seconds() -> None:
         agent.see(node, 1.0, {part: busy / 100}, read=read)
     use = agent.uses["a", "1g.10gb"]
     step = 100 / 40
-    assert use.engine
-    assert use.sm
+    about: Any = pytest.approx(20, abs=step)
+    assert use.engine == Spread(about, 90.0, 90.0)
+    assert (use.sm and use.sm.peak, use.dram) == (45.0, None)
     assert use.memory
-    assert use.engine.p50 == pytest.approx(20, abs=step)
-    assert use.engine.p95 == use.engine.peak == 90.0
-    assert use.sm.peak == 45.0
-    assert use.dram is None
     assert use.memory.peak == 9 << 30
     assert 3 << 30 <= use.memory.p95 <= (3 << 30) + (10 << 30) / 40
     assert (use.granted_memory, use.at_limit) == (10 << 30, 0.0)
@@ -179,13 +177,8 @@ def test_who_shares_a_device_has_what_its_processes_do() -> None:
 
 def test_the_share_of_a_claim_is_what_was_granted() -> None:
     agent, node = Agent(), with_memory(whole(user(0, "a")))
-    device = ClaimDevice(
-        request="r",
-        pool="p",
-        device="d",
-        gpu=GPU.uuid,
-        share=ClaimShare(memory=8 << 30, threads=25.0),
-    )
+    share = ClaimShare(memory=8 << 30, threads=25.0)
+    device = ClaimDevice(request="r", pool="p", device="d", gpu=GPU.uuid, share=share)
     pods = [Pod(namespace="team", name="a", container="main")]
     claim = Claim(phase=ClaimPhase.READY, pods=pods, devices=[device], problems=[])
     for _ in range(2):

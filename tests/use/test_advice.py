@@ -63,26 +63,10 @@ def one(gpu: Gpu, of: Use) -> Advice:
     return found
 
 
-WORKLOADS = {
-    "a small server on 3g": (H100, use(H100, "3g.40gb", 7.5, 12), "smaller 1g.10gb"),
-    "memory of two slices, little activity": (
-        H100,
-        use(H100, "3g.40gb", 12, 12),
-        "smaller 1g.20gb",
-    ),
-    "activity of 2g": (H100, use(H100, "3g.40gb", 7.5, 40), "smaller 2g.20gb"),
-    "bandwidth of two slices": (H100, use(H100, "3g.40gb", 7, 5, dram=35), "smaller 1g.20gb"),
-    "a trainer that needs its 3g": (H100, use(H100, "3g.40gb", 30, 70), "keep"),
-    "the smallest there is": (H100, use(H100, "1g.10gb", 1, 3), "keep"),
-    "a notebook with a whole GPU": (H100, use(H100, "gpu", 5, 3), "smaller 1g.10gb"),
-    "a whole GPU at work": (H100, use(H100, "gpu", 70, 99), "keep"),
-    "memory full": (H100, use(H100, "1g.10gb", 9.7, 40, full=60), "larger 1g.20gb"),
+# What a week of samples does not come to: tests/telemetry/test_week.py has the usual loads.
+LOADS = {
     "multiprocessors full": (A100, use(A100, "1g.5gb", 2, 99), "larger 2g.10gb"),
-    "seen for an hour": (H100, use(H100, "3g.40gb", 7.5, 12, held=3600), "notEnough"),
     "a T4 that could be shared": (T4, use(T4, "gpu", 3, engine=22), "smaller share 4 GiB 30 %"),
-}
-OTHERS = {
-    "its activity is not measured": (A100, use(A100, "3g.20gb", 3), "smaller 1g.5gb"),
     "by the engine, which is never less": (
         A100, use(A100, "3g.20gb", 3, engine=50), "smaller 2g.10gb"),
     "memory not measured": (H100, use(H100, "3g.40gb", None, 12), "notEnough"),
@@ -92,7 +76,7 @@ OTHERS = {
                                     "larger 1g.20gb"),
     "the whole card is full": (H100, use(H100, "gpu", 79, full=60), "larger"),
     "a T4 that works all the time": (T4, use(T4, "gpu", 3, engine=90), "keep"),
-    "media engines stay": (A100, use(A100, "1g.5gb+me", 1, 1), "keep"),
+    "nothing else has its media engines": (A100, use(A100, "1g.5gb+me", 4.9, full=9), "larger"),
     "a share with memory to spare": (
         T4, use(T4, "share", 2, 10, granted=8, threads=50), "smaller share 3 GiB 15 %"),
     "a share that fits": (T4, use(T4, "share", 6, 10, granted=8, threads=50), "keep"),
@@ -113,8 +97,7 @@ def words(advice: Advice) -> str:
     return " ".join(filter(None, (advice.verdict.value, advice.advised, size, threads)))
 
 
-@pytest.mark.parametrize(("gpu", "of", "expected"), (WORKLOADS | OTHERS).values(),
-                         ids=(WORKLOADS | OTHERS).keys())  # fmt: skip
+@pytest.mark.parametrize(("gpu", "of", "expected"), LOADS.values(), ids=LOADS.keys())
 def test_the_advice_for_known_needs(gpu: Gpu, of: Use, expected: str) -> None:
     assert words(one(gpu, of)) == expected
 
