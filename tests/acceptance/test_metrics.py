@@ -19,7 +19,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.admission import memory_of
 from nodeagent.views.node_state import NodeState, Phase
 from tests.acceptance.metrics_rig import SOON, Watched, divide, parsed, reported, running
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.monitoring.promtool import with_promtool
 from tests.rig import Rig, open_driver
 from tests.rig import running as reconciling
@@ -356,6 +356,4 @@ async def _apply(rig: Rig, layout: str) -> None:
     await rig.rest()
     before = rig.state.rounds
     rig.offer(layout)
-    async with asyncio.timeout(stretched(60)):
-        while rig.state.rounds == before or rig.state.phase is not Phase.IN_SYNC:
-            await asyncio.sleep(0.001)
+    await until(lambda: rig.state.rounds != before and rig.state.phase is Phase.IN_SYNC)

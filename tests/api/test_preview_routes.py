@@ -7,7 +7,7 @@ import pytest
 
 from nodeagent.api.limits import TCP_LIMITS
 from tests.api.serving import api, assert_described
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.rig import plan_text
 
 GOOD, BAD = plan_text("{1g.10gb: 7}"), plan_text("{1g.10gb: 8}")
@@ -90,9 +90,7 @@ async def test_previews_wait_for_those_whose_askers_left() -> None:
                     refused = (await answer.json())["error"]
         assert "too many" in refused
         go_on.set()
-        async with asyncio.timeout(stretched(30)):
-            while any(task.get_name() == "preview" for task in asyncio.all_tasks()):
-                await asyncio.sleep(0.01)
+        await until(lambda: not any(task.get_name() == "preview" for task in asyncio.all_tasks()))
         assert (now, most) == (0, 1)
 
 

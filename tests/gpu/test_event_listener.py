@@ -18,7 +18,7 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from tests.gpu.steps_of import destroy, laid_out
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 
 SHORT = Timing(wait=0.01, deadline=0.5, pause=0.01)
 LONG = Timing(wait=0.01, waits=10**6, deadline=60)
@@ -226,8 +226,7 @@ async def _waits(driver: Driver, node: SimulatedNode) -> asyncio.Task[tuple[Even
     assert await listener.listen() == (), "the first time for one wait, to know that it can"
     node.journal.clear()
     listening = asyncio.create_task(listener.listen())
-    while node.journal.counts["nvmlEventSetWait_v2"] < 2:
-        await asyncio.sleep(0.001)
+    await until(lambda: node.journal.counts["nvmlEventSetWait_v2"] >= 2)
     return listening
 
 

@@ -242,8 +242,7 @@ async def test_cancellation_waits_for_the_changes_end(node: SimulatedNode, tmp_p
     async with Driver(observe_deadline=30, step_deadline=30, nvidia_smi=smi) as driver:
         gpu = (await driver.observe()).gpus[0]
         change = asyncio.create_task(driver.apply(time_slice(gpu, TimeSlice.LONG)))
-        while not (tmp_path / "begun").exists():
-            await asyncio.sleep(0.01)
+        await until((tmp_path / "begun").exists)
         change.cancel()
         await asyncio.sleep(0.02)
         assert not change.done()

@@ -16,7 +16,7 @@ from nodeagent.plan.steps import SetMigMode, Step
 from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import Switches, simulated
 from nodeagent.views.text import layout_words, step_words
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.rig import open_driver, plan_text
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
@@ -322,9 +322,7 @@ async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
             task = asyncio.create_task(
                 execute(made, driver, parallel=1, on_progress=reported.append)
             )
-            async with asyncio.timeout(stretched(30)):
-                while hang.times:
-                    await asyncio.sleep(0.001)
+            await until(lambda: not hang.times)
             task.cancel()
             await asyncio.sleep(0.02)
             assert not task.done()

@@ -20,8 +20,8 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
 from tests.claims.machine import laid_out
-from tests.machine_load import stretched
-from tests.rig import SOON, Rig, open_driver, running
+from tests.machine_load import until
+from tests.rig import Rig, open_driver, running
 
 CREATE = "nvmlDeviceCreateGpuInstance*"
 CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance*"
@@ -198,9 +198,7 @@ async def test_what_is_seen_during_a_change_is_not_acted_on(node: SimulatedNode)
     todo = NodePlan(Verdict.APPLICABLE, (plan_gpu(await made(("3g.40gb", 4))(gpu), gpu),))
     node.inject(CREATE, hang=True)
     settling = asyncio.create_task(owners.settle(Part(uuid, made(("1g.10gb", 0)))))
-    async with asyncio.timeout(stretched(SOON)):
-        while not node.card(0).state.mig:  # its first step
-            await asyncio.sleep(0.005)
+    await until(lambda: node.card(0).state.mig)  # its first step
     looking = asyncio.create_task(owners.observe())  # it has begun, and may see either
     await asyncio.sleep(0)
     node.clear_faults()

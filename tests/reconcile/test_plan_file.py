@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
-from tests.machine_load import stretched
+from tests.machine_load import until
 
 ONE, TWO = b"version: v1\ngpus: []\n", b"version: v1\ngpus:\n- devices: all\n"
 
@@ -23,9 +23,7 @@ class Source:
 
     async def next(self, count: int) -> PlanUpdate:
         """Wait until so many offers were made."""
-        async with asyncio.timeout(stretched(30)):
-            while len(self.offers) < count:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(self.offers) >= count)
         return self.offers[count - 1]
 
 

@@ -14,7 +14,7 @@ from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
 from tests.gpu.steps_of import create, laid_out
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.telemetry.sampler_rig import (
     ACTIVE,
     ALL_EACH_TIME,
@@ -142,8 +142,7 @@ async def test_a_look_waits_for_one_call_of_a_reading(known: Driver, node: Simul
     held = node.inject("nvmlDeviceGetTemperature", gpu=0, hang=True)
     sampling = asyncio.create_task(sampler.round())
     async with asyncio.timeout(stretched(30)):
-        while held.times:
-            await asyncio.sleep(0.001)
+        await until(lambda: not held.times)
         looking = asyncio.create_task(known.observe_gpu(uuid))
         await asyncio.sleep(0)
         begun = node.journal.begun
@@ -167,19 +166,16 @@ async def test_a_changed_gpu_is_read_once_it_is_free(known: Driver, node: Simula
     service.samples.subscribe(rounds.append)
     running = asyncio.create_task(service.run())
     async with asyncio.timeout(stretched(30)):
-        while not (rounds and rounds[-1].latest):
-            await asyncio.sleep(0.001)
+        await until(lambda: rounds and rounds[-1].latest)
         node.inject("nvmlDeviceGetMigMode", gpu=0, hang=True)
         making = asyncio.create_task(known.apply(create(gpu, "1g.10gb", 0)))
         looking = asyncio.create_task(known.observe_gpu(gpu.uuid))
         await making
         rounds.clear()
-        while not rounds:
-            await asyncio.sleep(0.001)
+        await until(lambda: rounds)
         node.clear_faults()
         await looking
-        while not rounds[-1].latest[0].slices:
-            await asyncio.sleep(0.001)
+        await until(lambda: rounds[-1].latest[0].slices)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -263,9 +259,7 @@ async def test_what_cannot_be_read_is_logged_once(known: Driver, node: Simulated
     service.samples.subscribe(lambda batch: found.extend(batch.problems.values()))
     with capture_logs() as lines:
         running = asyncio.create_task(service.run())
-        async with asyncio.timeout(stretched(30)):
-            while [len(why) for why in found].count(2) < 3:
-                await asyncio.sleep(0.005)
+        await until(lambda: [len(why) for why in found].count(2) >= 3)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert {len(why) for why in found} == {1, 2}

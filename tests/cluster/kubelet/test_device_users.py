@@ -17,7 +17,7 @@ from nodeagent.settings import KubeletSettings
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.cluster.kubelet.machine import Machine
 from tests.gpu.steps_of import destroy, destroy_compute, disable, enable, laid_out
-from tests.machine_load import stretched
+from tests.machine_load import until
 from tests.simulated_cluster.kubelet import RATE_LIMITED, Kubelet
 
 DESTROYS = "nvml*InstanceDestroy"
@@ -64,9 +64,7 @@ async def test_it_is_asked_while_the_gpus_are_read(
 ) -> None:
     hang = node.inject("nvmlDeviceGetCount_v2", hang=True)
     looking = asyncio.create_task(driver.observe())
-    async with asyncio.timeout(stretched(30)):
-        while not kubelet.calls:
-            await asyncio.sleep(0.001)
+    await until(lambda: kubelet.calls)
     assert not looking.done()
     node.clear_faults(hang)
     assert {gpu.access for gpu in (await looking).gpus} == {Access.OK}
@@ -160,8 +158,7 @@ async def test_a_busy_kubelet_is_asked_again(kubelet: Kubelet, usage: KubeletUsa
     """The kubelet refuses the hundredth call in a second, whichever clients made the others."""
     kubelet.refuse["List"] = RATE_LIMITED
     asking = asyncio.ensure_future(usage.ask())
-    while not kubelet.calls:
-        await asyncio.sleep(0.005)
+    await until(lambda: kubelet.calls)
     kubelet.refuse.clear()
     assert await asking == Allocations()
     assert len(kubelet.calls) > 1

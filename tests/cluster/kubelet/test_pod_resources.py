@@ -12,6 +12,7 @@ from nodeagent.claims.model import Allocated
 from nodeagent.cluster.kubelet.allocations import ByClaim, ByFile, ByUuid, Holding, PodName
 from nodeagent.cluster.kubelet.pod_resources import KubeletBusy, KubeletError, PodResourcesClient
 from nodeagent.errors import NodeagentError
+from tests.machine_load import until
 from tests.simulated_cluster.kubelet import RATE_LIMITED, UNKNOWN_METHOD, Kubelet
 
 MIG = "nvidia.com/mig-1g.10gb"
@@ -73,8 +74,7 @@ async def test_a_kubelet_that_is_replaced_during_a_call(kubelet: Kubelet) -> Non
     client = client_of(kubelet)
     kubelet.hold()
     asking = asyncio.create_task(client.allocations())
-    while not kubelet.calls:
-        await asyncio.sleep(0.001)
+    await until(lambda: kubelet.calls)
     async with Kubelet(kubelet.socket.parent):
         kubelet.go_on()
         with pytest.raises(KubeletError, match="was restarted"):
@@ -132,8 +132,7 @@ async def test_a_call_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
 async def test_the_kubelet_dies_during_a_call(kubelet: Kubelet) -> None:
     kubelet.hold()
     call = asyncio.create_task(client_of(kubelet).allocations())
-    while not kubelet.calls:
-        await asyncio.sleep(0.005)
+    await until(lambda: kubelet.calls)
     await kubelet.stop()
     with pytest.raises(KubeletError, match="does not answer"):
         await call

@@ -15,7 +15,7 @@ from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
 from tests.gpu.conftest import driving
 from tests.gpu.steps_of import create, destroy, destroy_compute, disable, laid_out, layout
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 
 DESTROYS = "nvml*InstanceDestroy"
 
@@ -164,8 +164,7 @@ async def test_a_wait_behind_an_observation_leaves_a_step_its_time(node: Simulat
         slow, before = node.inject(handles, delay=0.25, times=None), node.journal.total(handles)
         async with asyncio.timeout(stretched(30)):
             looking = asyncio.create_task(driver.observe())
-            while node.journal.total(handles) == before:
-                await asyncio.sleep(0.001)
+            await until(lambda: node.journal.total(handles) != before)
             await driver.apply(destroy(gpu, gpu.instances[0]))
             await looking
         node.clear_faults(slow)
@@ -275,12 +274,10 @@ async def test_a_device_allocated_during_the_wait_for_the_gpu_is_kept(look_only:
         hang = node.inject("nvmlDeviceGetMigMode", hang=True)
         async with asyncio.timeout(stretched(30)):
             looking = asyncio.create_task(driver.observe_gpu(gpu.uuid))
-            while hang.times:
-                await asyncio.sleep(0.001)
+            await until(lambda: not hang.times)
             work = driver.insist_on_idle([step]) if look_only else driver.apply(step)
             taking = asyncio.ensure_future(work)
-            while not kubelet.asked:
-                await asyncio.sleep(0.001)
+            await until(lambda: kubelet.asked)
             kubelet.allocated.update(d.uuid for d in gpu.instances[0].compute)
             now[0] += FRESH + 1
             node.clear_faults()
@@ -303,8 +300,7 @@ async def test_a_device_allocated_during_a_slow_step_is_kept(switches_off: bool)
         step = disable(gpu) if switches_off else destroy(gpu, gpu.instances[0])
         async with asyncio.timeout(stretched(30)):
             taking = asyncio.create_task(driver.apply(step))
-            while hang.times:
-                await asyncio.sleep(0.001)
+            await until(lambda: not hang.times)
             kubelet.allocated.update(d.uuid for d in gpu.instances[0].compute)
             now[0] += FRESH + 1
             node.clear_faults()

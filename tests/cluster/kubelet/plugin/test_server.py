@@ -16,7 +16,7 @@ from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimName, HealthFeed
 from nodeagent.cluster.kubelet.plugin.sockets import MAX_REQUEST, serve
 from nodeagent.errors import NodeagentError
 from tests.cluster.kubelet.plugin.rig import Claims, claimed
-from tests.machine_load import stretched
+from tests.machine_load import until
 from tests.simulated_cluster.kubelet_plugins import channel_to
 
 pytestmark = pytest.mark.usefixtures("grpc_ends")
@@ -121,9 +121,7 @@ async def test_a_share_only_where_there_is_one(client: Client, claims: Claims) -
 async def test_claims_of_a_call_are_worked_on_side_by_side(client: Client, claims: Claims) -> None:
     claims.hold()
     call = asyncio.create_task(client.prepare(*named(*(f"{n:x}" for n in range(128)))))
-    async with asyncio.timeout(stretched(60)):
-        while len(claims.begun) < 128:
-            await asyncio.sleep(0.002)
+    await until(lambda: len(claims.begun) >= 128)
     claims.go_on()
     assert len((await call).claims) == 128
 
