@@ -125,6 +125,14 @@ def name_of(pid: int) -> str:
     return _printable(found).strip() if isinstance(found, bytes) else ""
 
 
+def cgroup_of(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """The text of its cgroup file; None where it cannot be read."""
+    try:
+        return (proc / f"{pid}/cgroup").read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+
+
 def command_of(pid: int) -> tuple[str, ...] | Hidden | None:
     """The words it was started with, or says it was; what is beyond MAX_COMMAND is left out.
 

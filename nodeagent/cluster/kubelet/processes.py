@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.cluster.kubelet.allocations import PodName
-from nodeagent.processes import Process, inspect, sees_all_processes
+from nodeagent.processes import Process, cgroup_of, inspect, sees_all_processes
 
 # systemd's slices have `_` where the uid has `-`; a static pod's uid is a hash without either.
 _POD: Final = re.compile(
@@ -96,11 +96,8 @@ class ProcessPods:
         return self._own_pids or sees_all_processes(self._proc)
 
     def cgroup(self, pid: int) -> str | None:
-        """The text of the process' cgroup file; None where it cannot be read."""
-        try:
-            return (self._proc / str(pid) / "cgroup").read_bytes().decode(errors="replace")
-        except OSError:
-            return None
+        """As `cgroup_of`."""
+        return cgroup_of(pid, self._proc)
 
     def _names(self) -> dict[str, PodName]:
         """Pods by uid."""

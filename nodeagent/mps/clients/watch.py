@@ -14,9 +14,9 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Self
 
+from nodeagent import processes
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu.process_details import script_of
 from nodeagent.mps.clients.assess import (
@@ -34,7 +34,6 @@ from nodeagent.mps.processes import MemoryReader
 from nodeagent.mps.shares import SLOT_VARIABLE, DaemonSpec
 from nodeagent.own_thread import OwnThread
 from nodeagent.plan.shares import WantedMps
-from nodeagent.processes import Process, ProcessIdentity, environment_of, inspect, is_gone, name_of
 from nodeagent.structs import Struct, replace
 from nodeagent.views.shapes import MpsClient
 
@@ -51,7 +50,6 @@ MAX_VALUE_LENGTH = 4096  # characters that are kept of one variable
 
 _PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 _OF_MPS = "CUDA_MPS_"
-_MAX_CGROUP = 65_536  # bytes
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
@@ -69,18 +67,17 @@ def _read_clients(pids: Sequence[int]) -> tuple[ClientFacts, ...]:
 
 
 def _read_client(pid: int, *, memory: bool) -> ClientFacts | None:
-    found = inspect(pid)
-    if not isinstance(found, Process):
+    found = processes.inspect(pid)
+    if not isinstance(found, processes.Process):
         return None
     uid = found.uids.effective  # the one that the daemon checks
     script = script_of(pid) if memory else ""
-    client = MpsClient(
-        pid=pid, command=name_of(pid), script=script, user=uid, container=_container(pid)
-    )
+    name, container = processes.name_of(pid), container_in(processes.cgroup_of(pid) or "")
+    client = MpsClient(pid=pid, command=name, script=script, user=uid, container=container)
     environment = _environment(pid) if memory else None
     facts = ClientFacts(client, found.identity.create_time, environment)
     # Checked again: all of this was read of one process, and its pid was not reused.
-    return None if is_gone(found.identity) else facts
+    return None if processes.is_gone(found.identity) else facts
 
 
 _reader = MemoryReader(partial(_read_client, memory=True), 2.0)
@@ -93,7 +90,7 @@ def _environment(pid: int) -> Mapping[str, str] | None:
     whose pipe directory is never the default, so an environment that does not name any is not the
     one that it had.
     """
-    found = environment_of(pid, _OF_MPS, SLOT_VARIABLE)
+    found = processes.environment_of(pid, _OF_MPS, SLOT_VARIABLE)
     if not isinstance(found, Mapping) or _PIPE_DIRECTORY not in found:
         return None
     return {
@@ -101,14 +98,6 @@ def _environment(pid: int) -> Mapping[str, str] | None:
         for name, value in found.items()
         if name.startswith(_OF_MPS) or name == SLOT_VARIABLE
     }
-
-
-def _container(pid: int) -> str:
-    try:
-        with Path(f"/proc/{pid}/cgroup").open("rb") as file:
-            return container_in(file.read(_MAX_CGROUP).decode("ascii", errors="replace"))
-    except OSError:
-        return ""
 
 
 def container_in(cgroup: str) -> str:
@@ -260,7 +249,7 @@ class ClientWatch:
             if offence is None or key in self._endings or now < self._not_before.get(key, now):
                 continue
             _, pid, start_time = key
-            target = ClientToEnd(ProcessIdentity(pid, start_time), daemon.user, spared)
+            target = ClientToEnd(processes.ProcessIdentity(pid, start_time), daemon.user, spared)
             task = asyncio.create_task(self._end(daemon, target, offence), name=f"mps end {pid}")
             self._endings[key] = task
             task.add_done_callback(partial(self._forget, key))
@@ -308,4 +297,4 @@ def _in_order(daemon: RunningDaemon, judged: Sequence[Judged]) -> tuple[MpsClien
 
 def _gone(clients: Sequence[ClientKey]) -> list[ClientKey]:
     """The clients whose processes have ended. Blocks on /proc."""
-    return [key for key in clients if is_gone(ProcessIdentity(*key[1:]))]
+    return [key for key in clients if processes.is_gone(processes.ProcessIdentity(*key[1:]))]
