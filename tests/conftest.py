@@ -183,9 +183,7 @@ def _library_state() -> tuple[object, int]:
 
 
 class _Unretrieved(logging.Handler):
-    """What asyncio says of futures that are collected with a failure that was never retrieved, and
-    of pending tasks that are.
-    """
+    """What asyncio says of futures collected with an unretrieved failure, and of pending tasks."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

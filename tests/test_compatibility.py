@@ -114,9 +114,7 @@ def interface() -> list[str]:
 
 
 def test_what_was_released_is_still_there() -> None:
-    """No key, type, value, metric, code or option is gone, and no document that was accepted lacks
-    a key that it now needs.
-    """
+    """No key, type, value, metric, code or option is gone; no accepted document needs a new key."""
     now = interface()
     if "NODEAGENT_TEST_RECORD" in os.environ:
         RECORDED.write_text("\n".join((*now, "")), encoding="utf-8")

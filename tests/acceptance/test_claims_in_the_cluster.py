@@ -262,9 +262,7 @@ async def test_pods_show_the_health_of_their_devices(cluster: Cluster) -> None:
 
 
 async def test_an_unhealthy_gpu_can_be_drained(cluster: Cluster) -> None:
-    """A pod on a GPU that is unhealthy as a whole ends, and its slice goes: the reset, which is the
-    remedy, waits for that.
-    """
+    """A pod on a GPU unhealthy as a whole ends, and its slice goes: the reset waits for that."""
     os.mkfifo(cluster.folder / "kmsg")
     kernel = os.open(cluster.folder / "kmsg", os.O_RDWR | os.O_NONBLOCK)
     async with cluster.agent(NODEAGENT_HEALTH_KERNEL_LOG=str(cluster.folder / "kmsg")):

@@ -132,9 +132,7 @@ class Bench:
         self.node.card(0).state = copy.deepcopy(self.state)  # type: ignore[assignment]  # a CardState
 
     async def one_fault(self, number: int, code: Code, *, applied: bool) -> str:
-        """A whole run, from starting NVML, with one fault; how it ended. Fails the test if
-        anything in the end is not right.
-        """
+        """A run from NVML's start, with a fault; how it ended. Fails where the end is wrong."""
         where = f"call {number}, {code.name}, {'after' if applied else 'instead of'} its work"
         node, goal = self.node, self.change.after
         self.back()

@@ -170,9 +170,7 @@ def _adoption(day: Day) -> Steps:
 
 
 def _given_back(day: Day) -> Steps:
-    """Devices are shared, the agent is killed as it changes the first one's compute mode, and then
-    nothing is shared any more.
-    """
+    """Devices are shared, the agent is killed as it changes the first mode, then none is shared."""
     alone = Plan(day.few())
     shared = replace(alone, mps=tuple(range(day.gpus)))
     killed = Kill(2, 1.0, "nvmlDeviceSetComputeMode")

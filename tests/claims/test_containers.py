@@ -124,9 +124,7 @@ EACH = [gpu(Y, "a"), gpu(X, "b"), gpu(Z, "c")]
 
 
 def test_the_gpus_of_one_container_have_one_daemon() -> None:
-    """Those of one request, whatever is known of pods, and of requests with a container in common;
-    in the order of their UUIDs.
-    """
+    """Of one request, whatever is known of pods, or of requests with a container in common."""
     assert daemons([gpu(Y), gpu(X)]) == [(X, Y)] * 2
     assert daemons(EACH) == [(Y,), (X,), (Z,)]
     assert daemons(EACH, pod(main=[ALL])) == [(X, Y, Z)] * 3

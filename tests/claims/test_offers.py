@@ -64,9 +64,7 @@ def touching(gpu: Gpu, mask: int) -> set[str]:
 
 
 def test_order_of_an_h100() -> None:
-    """Small profiles first, of each the highest slices first, the whole GPU last, in whatever order
-    the driver has the profiles.
-    """
+    """Small profiles first, of each the highest slices, the GPU last, however NVML has them."""
     offer = pool_offer(card("h100-80gb"), DYNAMIC)
     assert offer.pool == f"{NODE}/gpu-h100-80gb"
     assert names(offer) == [

@@ -221,9 +221,7 @@ def _memory(gpu: Gpu, profile: str) -> int:
 
 
 async def come_and_go(board: str, home: Home, allocations: int) -> None:
-    """Whatever a scheduler allocates is made, and it allocates whatever there is room for; nothing
-    is lost, and nothing left.
-    """
+    """What a scheduler has room for is allocated and made; nothing is lost, and nothing left."""
     with simulated(f"{board}:1") as node:
         day = Day(board, node, home)
         while day.allocated < allocations:

@@ -85,9 +85,7 @@ class _UnixServer(socketserver.UnixStreamServer):
 
 @contextmanager
 def meeting(meet: Callable[[socket.socket], object], path: Path | None = None) -> Iterator[str]:
-    """Something else at a Unix socket or a TCP port: reads once, does this with the connection and
-    closes it; gives `HOST:PORT`.
-    """
+    """Another server: reads once, does this to the connection and closes it; gives `HOST:PORT`."""
     with socket.socket(socket.AF_UNIX if path else socket.AF_INET) as listener:
         listener.bind(str(path) if path else ("127.0.0.1", 0))
         listener.listen()

@@ -261,9 +261,7 @@ async def test_a_wait_that_hangs(listener: EventListener, node: SimulatedNode) -
 
 
 async def test_event_values(listener: EventListener, driver: Driver, node: SimulatedNode) -> None:
-    """The last XID of a GPU and of an instance, with its number and name as labels; 0 before the
-    first, as dcgm-exporter has it.
-    """
+    """The last XID of a GPU or an instance, labelled; 0 before the first, like dcgm-exporter."""
     gpu = await laid_out(driver, 0, at0="1g.10gb")
     instance = gpu.instances[0].id
     sampler, health = Sampler(driver, (), intervals=Intervals(patience=30.0)), HealthState()

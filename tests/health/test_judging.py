@@ -326,9 +326,7 @@ def test_a_repair_that_helps_twice_and_not_for_long() -> None:
     ],
 )
 def test_repairs_are_forgotten_after_a_week(ahead: float, after: float, action: Action) -> None:
-    """A clock that is set back keeps them no longer: a repair of the future, as the clock is now,
-    counts as one of now.
-    """
+    """A clock that is set back keeps them no longer: a repair of the future counts as of now."""
     node = Node(ahead=ahead)
     node.read(gpu())
     for _ in range(2):

@@ -204,9 +204,7 @@ async def test_other_cards_have_their_own_numbers() -> None:
 
 @dataclass(frozen=True)
 class FirstGpu:
-    """Asks for a layout of the GPU that is the first when it is made, as nos' annotations do, and
-    for another of the rest.
-    """
+    """Asks for a layout of the GPU that is first when made, as nos does, and another of others."""
 
     def on(self, observed: ObservedNode) -> PlanUpdate:
         rest = sorted({gpu.index for gpu in observed.gpus} - {0})

@@ -151,9 +151,7 @@ async def test_a_mode_goes_with_its_device(node: SimulatedNode, agent: Agent) ->
 async def test_a_crash_between_note_and_change(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """Noted, but never changed: the next agent finds the device as it was and forgets the note;
-    what was changed it restores.
-    """
+    """Noted, never changed: the next agent forgets the note; what was changed it restores."""
     device = (await agent.gpu()).uuid
     agent.memory.remember(device, ComputeMode.DEFAULT)
     async with rig.agent() as after_the_crash:

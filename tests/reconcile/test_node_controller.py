@@ -96,9 +96,7 @@ async def test_shared_devices_are_read_in_full(node: SimulatedNode, agent: Agent
 async def test_daemons_of_devices_that_vanished_end(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """Another program destroyed a MIG device past the agent: its daemon goes, with files and
-    memory; the other is undisturbed.
-    """
+    """A MIG device was destroyed past the agent: its daemon and files go; the other one stays."""
     await agent.made(TWO)
     gone, stays = mig_devices(await agent.gpu())
     assert stays.mps is not None
@@ -191,9 +189,7 @@ async def test_a_gpu_that_does_not_answer_any_more_keeps_its_daemon(
 async def test_a_device_given_away_meanwhile_keeps_its_daemon(
     rig: NodeRig, node: SimulatedNode
 ) -> None:
-    """The kubelet gave it to a pod after the plan was made: the pod finds the daemon it waits for,
-    though it is no client yet.
-    """
+    """A pod got it after the plan was made: it finds its daemon, though it is no client yet."""
     async with (
         Kubelet(rig.folder / "pod-resources") as kubelet,
         rig.agent(allocations=KubeletUsage(kubelet.socket, deadline=30)) as agent,

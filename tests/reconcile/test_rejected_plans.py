@@ -29,9 +29,7 @@ from tests.rig import Rig, destruction, do, on_node, plan_text, running
 async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
     tmp_path: Path, bad: bytes, code: Code
 ) -> None:
-    """Whatever is wrong with the newest: nothing is touched, both digests are reported, and what
-    is in force is still enforced.
-    """
+    """Nothing is touched, both digests are reported, and what is in force is still enforced."""
     async with on_node(Rig(tmp_path)) as (rig, _):
         rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
         await rig.settle(Phase.IN_SYNC)

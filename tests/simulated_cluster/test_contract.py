@@ -133,9 +133,7 @@ async def test_annotations_have_a_limit_together(access: ClusterAccess) -> None:
 
 
 async def test_every_answer(cluster: Cluster) -> None:
-    """To all that the agent asks for: what a real server said once, it says still, and ours says
-    no less of it and nothing else.
-    """
+    """What a real server once said to the agent it says still; ours says no less, nothing else."""
     is_recorded = cluster.is_real and "NODEAGENT_TEST_RECORD" in os.environ
     with_long = is_recorded or not cluster.is_real
     async with aiohttp.ClientSession() as session:

@@ -99,9 +99,7 @@ def test_the_agent_is_watched_and_may_finish_a_step() -> None:
 
 @pytest.mark.parametrize("unit", [AGENT, RESTORE])
 def test_mps_outlives_the_unit(unit: str) -> None:
-    """Even daemons that are its children are not killed, and what they and their clients use
-    stays, for other users to reach.
-    """
+    """Daemons, also its children, are not killed, and what they and clients use stays reachable."""
     assert _one(unit, "KillMode") == "process"
     assert _one(unit, "RuntimeDirectoryPreserve") == "yes"
     assert _one(unit, "RuntimeDirectoryMode") == "0755"
