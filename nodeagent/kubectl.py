@@ -140,7 +140,8 @@ def _in_pod(options: argparse.Namespace) -> int:
         raise PluginError(f"the agent's pod on node {node} {state}", _SEE_AGENTS)
     metadata, containers = running[-1]["metadata"], running[-1]["spec"]["containers"]
     pod = ("-n", metadata["namespace"], "-c", "nodeagent", metadata["name"])
-    args = next(one for one in containers if one["name"] == "nodeagent").get("args", [])
+    ours = (one.get("args", ()) for one in containers if one["name"] == "nodeagent")
+    args = list(chain(*ours))
     # Simulated GPUs are found by their file.
     cards = args[args.index("--state") :][:2] if options.file and "--state" in args else ()
     command = ("--", "nodeagent", options.page, *cards, *file, *options.given, *options.others)
