@@ -6,36 +6,21 @@ from nodeagent.api.limits import ConnectionSlots, Reason, RequestSlot, peer_of
 from tests.api.serving import Api, api
 from tests.machine_load import stretched
 
-HOSTS: tuple[tuple[str, int], ...] = (
-    ("localhost", 200),
-    ("localhost:9470", 200),
-    ("LOCALHOST.:1", 200),
-    ("127.0.0.1:80", 200),
-    ("[::1]:9470", 200),
-    ("[0:0:0:0:0:0:0:1]", 200),
-    ("localhost:", 200),
-    ("node-a.example", 403),
-    ("evil.example", 403),
-    ("localhost.evil.example", 403),
-    ("127.0.0.1.evil.example", 403),
-    ("[fd00::1]", 403),
-    ("[::1]evil:80", 403),
-    ("[::1", 403),
-    ("::1", 403),
-    ("[localhost]", 403),
-    ("127.0.0.1:evil", 403),
-    ("127.0.0.1:80@evil.example", 403),
-    ("localhost/evil", 403),
-    ("localhost..", 403),
-    ("", 403),
+LOCAL = (
+    *("localhost", "localhost:9470", "LOCALHOST.:1", "127.0.0.1:80", "[::1]:9470"),
+    *("[0:0:0:0:0:0:0:1]", "localhost:"),
+)
+FOREIGN = (
+    *("node-a.example", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example"),
+    *("[fd00::1]", "[::1]evil:80", "[::1", "::1", "[localhost]", "127.0.0.1:evil"),
+    *("127.0.0.1:80@evil.example", "localhost/evil", "localhost..", ""),
 )
 
 
 async def test_foreign_hosts_are_refused() -> None:
     async with api() as served:
-        for host, status in HOSTS:
-            found, _ = await served.get("/v1/status", Host=host)
-            assert found == status, host
+        found = {h: (await served.get("/v1/status", Host=h))[0] for h in (*LOCAL, *FOREIGN)}
+    assert found == dict.fromkeys(LOCAL, 200) | dict.fromkeys(FOREIGN, 403)
 
 
 async def test_the_address_that_is_listened_on_is_no_foreign_host() -> None:

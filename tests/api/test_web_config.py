@@ -152,26 +152,17 @@ def _basic(text: bytes) -> str:
 
 
 RIGHT = _basic(b"prometheus:right:one")
-HEADERS: tuple[tuple[str, bool], ...] = (
-    (RIGHT, True),
-    (RIGHT.replace("Basic", "bAsIc"), True),
-    (_basic(b"prometheus:wrong"), False),
-    (_basic(b"prometheus:"), False),
-    (_basic(b"nobody:right:one"), False),
-    (_basic(b"prometheus"), False),
-    (_basic(b"prometheus:" + b"x" * 100), False),
-    (_basic(b"prometheus:right\0one"), False),
-    (_basic(b"\xff:right:one"), False),
-    ("Basic ?", False),
-    ("Bearer x", False),
-    ("", False),
-)
+HEADERS = {
+    *(RIGHT, RIGHT.replace("Basic", "bAsIc"), _basic(b"prometheus:wrong"), _basic(b"prometheus:")),
+    *(_basic(b"nobody:right:one"), _basic(b"prometheus"), _basic(b"prometheus:" + b"x" * 100)),
+    *(_basic(b"prometheus:right\0one"), _basic(b"\xff:right:one"), "Basic ?", "Bearer x", ""),
+}
 
 
 async def test_who_is_let_in() -> None:
     """Only a known name with its own password; anything else is a no, never an error."""
-    for header, accepted in HEADERS:
-        assert await _check_of(USERS).accepts(header) is accepted, header
+    accepted = {header for header in HEADERS if await _check_of(USERS).accepts(header)}
+    assert accepted == {RIGHT, RIGHT.replace("Basic", "bAsIc")}
 
 
 @pytest.mark.parametrize("kind", [b"2a", b"2b", b"2y"])

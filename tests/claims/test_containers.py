@@ -61,18 +61,9 @@ TWO = record(mps("a"), mps("b/large", "mig-1g-10gb-5"))
         ((record(mps()),), pod(one=[ALL], two=[ALL]), []),
     ],
     ids=[
-        "whole claim",
-        "both requests",
-        "a request each",
-        "one has all",
-        "two claims",
-        "beside a GPU",
-        "a GPU beside",
-        "a claim each",
-        "no MPS",
-        "admin access",
-        "another namespace",
-        "one device for two",
+        *("whole claim", "both requests", "a request each", "one has all", "two claims"),
+        *("beside a GPU", "a GPU beside", "a claim each", "no MPS", "admin access"),
+        *("another namespace", "one device for two"),
     ],
 )
 def test_containers_that_cannot_use_all(

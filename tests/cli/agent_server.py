@@ -9,36 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_USER = {"namespace": "ml", "name": "job-1", "container": "c"}
 STATUS: dict[str, Any] = {
-    "node": "gpu-node-0",
-    "phase": "Blocked",
-    "digest": "sha256:0123456789abcdef",
-    "source": "file",
-    "observedAt": "2026-01-02T03:04:05.678Z",
+    "node": "gpu-node-0", "phase": "Blocked", "digest": "sha256:0123456789abcdef",
+    "source": "file", "observedAt": "2026-01-02T03:04:05.678Z",
     "gpus": [
         {
-            "index": 0,
-            "uuid": "GPU-0",
-            "name": "NVIDIA H100 80GB HBM3",
-            "pciBusId": "00000000:1A:00.0",
-            "mig": {"current": "enabled", "pending": "enabled"},
-            "slots": 8,
-            "instances": [
+            "index": 0, "uuid": "GPU-0", "name": "NVIDIA H100 80GB HBM3",
+            "pciBusId": "00000000:1A:00.0", "mig": {"current": "enabled", "pending": "enabled"},
+            "slots": 8, "instances": [
                 {
-                    "uuid": "MIG-0",
-                    "profile": "3g.40gb",
-                    "start": 4,
-                    "size": 4,
-                    "gi": 2,
-                    "ci": 0,
-                    "inUse": True,
-                    "users": [
-                        {
-                            "pid": 4711,
-                            "command": "train",
-                            "pod": {"namespace": "ml", "name": "job-1", "container": "c"},
-                        }
-                    ],
+                    "uuid": "MIG-0", "profile": "3g.40gb", "start": 4, "size": 4, "gi": 2, "ci": 0,
+                    "inUse": True, "users": [{"pid": 4711, "command": "train", "pod": _USER}],
                     "memory": {"used": 2 << 30, "total": 40 << 30},
                 },
                 {"profile": "1g.10gb", "start": 0, "size": 1, "gi": 9, "inUse": False},
@@ -51,7 +33,7 @@ STATUS: dict[str, Any] = {
     "mps": [],
     "troubles": [{"severity": "warning", "text": "Something is in use.", "remedy": "End it."}],
     "problems": [{"code": "InUse", "message": "something is in use", "remedy": "end it"}],
-}
+}  # fmt: skip
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

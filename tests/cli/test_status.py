@@ -55,25 +55,16 @@ GPU 0  NVIDIA H100 80GB HBM3
 
 EVENTS = [
     {
-        "id": 1,
-        "time": "2026-01-02T03:00:00.000Z",
-        "type": "StepDone",
-        "severity": "info",
-        "routine": True,
-        "message": "step done: create 3g.40gb at 4",
-        "reason": "the plan asks for it here",
-        "gpu": "GPU-0",
+        "id": 1, "time": "2026-01-02T03:00:00.000Z", "type": "StepDone", "severity": "info",
+        "routine": True, "message": "step done: create 3g.40gb at 4",
+        "reason": "the plan asks for it here", "gpu": "GPU-0",
     },
     {
-        "id": 9,
-        "time": "2026-01-02T03:04:05.678Z",
-        "type": "MpsEnded",
-        "severity": "warning",
-        "message": "it ended by itself " + "and again " * 9,
-        "count": 3,
+        "id": 9, "time": "2026-01-02T03:04:05.678Z", "type": "MpsEnded", "severity": "warning",
+        "message": "it ended by itself " + "and again " * 9, "count": 3,
         "since": "2026-01-02T03:01:00.000Z",
     },
-]
+]  # fmt: skip
 
 
 def test_the_last_hour_is_explained(program: Program) -> None:
@@ -366,33 +357,20 @@ def test_what_a_healthy_gpu_reported_is_shown(program: Program) -> None:
 
 
 CLAIM: dict[str, Any] = {
-    "namespace": "team",
-    "name": "trainer",
-    "uid": "0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b",
-    "phase": "Releasing",
-    "pods": [{"namespace": "team", "name": "trainer-0", "container": ""}],
+    "namespace": "team", "name": "trainer", "uid": "0b8f6a3e-1c2d-4e5f-8a9b-0c1d2e3f4a5b",
+    "phase": "Releasing", "pods": [{"namespace": "team", "name": "trainer-0", "container": ""}],
     "devices": [
         {
-            "request": "gpu",
-            "pool": "gpu-node-0/gpu-0",
-            "device": "mig-3g-40gb-4",
-            "gpu": "GPU-0",
-            "index": 0,
-            "profile": "3g.40gb",
-            "start": 4,
-            "size": 4,
-            "gi": 2,
-            "ci": 0,
+            "request": "gpu", "pool": "gpu-node-0/gpu-0", "device": "mig-3g-40gb-4", "gpu": "GPU-0",
+            "index": 0, "profile": "3g.40gb", "start": 4, "size": 4, "gi": 2, "ci": 0,
             "uuid": "MIG-0",
         }
     ],
     "refusal": {
-        "code": "InUse",
-        "message": "claim team/trainer is used by pid 4711",
-        "remedy": "end it",
+        "code": "InUse", "message": "claim team/trainer is used by pid 4711", "remedy": "end it",
     },
     "problems": [],
-}
+}  # fmt: skip
 SERVED = {**STATUS, "claims": [CLAIM]}
 
 

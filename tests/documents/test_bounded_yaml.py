@@ -150,52 +150,20 @@ def test_json_reads_as_json(value: object) -> None:
 
 def test_plain_scalars() -> None:
     """Words mean what mig-parted takes them for, and addresses and dates stay text."""
-    meanings = {
-        "3g.40gb": "3g.40gb",
-        "1g.10gb+me": "1g.10gb+me",
-        "0": 0,
-        "-1": -1,
-        "+7": 7,
-        "0x1F": 31,
-        "1.5": 1.5,
-        "1e3": 1000.0,
-        ".5": 0.5,
-        "true": True,
-        "yes": True,
-        "On": True,
-        "y": True,
-        "OFF": False,
-        "n": False,
-        "": None,
-        "~": None,
-        "null": None,
-        "0000:10:00.0": "0000:10:00.0",
-        "12:30": "12:30",
-        "1000:1000": "1000:1000",
-        "2024-01-01": "2024-01-01",
-        "1_000": "1_000",
-        "v1": "v1",
-        "nope": "nope",
-        "Infinite": "Infinite",
-        "-": "-",
-    }
+    stays = "3g.40gb 1g.10gb+me 0000:10:00.0 12:30 1000:1000 2024-01-01 1_000 v1 nope Infinite -"
+    meanings: dict[str, object] = {text: text for text in stays.split()}
+    meanings |= {"0": 0, "-1": -1, "+7": 7, "0x1F": 31, "1.5": 1.5, "1e3": 1000.0, ".5": 0.5}
+    meanings |= dict.fromkeys(("true", "yes", "On", "y"), True)
+    meanings |= {"OFF": False, "n": False, "": None, "~": None, "null": None}
     read = {text: plain_scalar(text) for text in meanings}
     assert read == meanings
     assert [type(value) for value in read.values()] == [type(v) for v in meanings.values()]
 
 
 def test_plain_scalars_without_meaning() -> None:
-    reasons = {
-        ".nan": "finite",
-        "-.inf": "finite",
-        "NaN": "finite",
-        "Infinity": "finite",
-        "010": "leading zero",
-        "9" * 30: "too large",
-        "1" + "0" * 5000: "too large",
-        "0x" + "f" * 30: "too large",
-        "1e999": "too large",
-    }
+    reasons = dict.fromkeys((".nan", "-.inf", "NaN", "Infinity"), "finite")
+    reasons |= dict.fromkeys(("9" * 30, "1" + "0" * 5000, "0x" + "f" * 30, "1e999"), "too large")
+    reasons["010"] = "leading zero"
     for text, reason in reasons.items():
         with pytest.raises(ValueError, match=reason):
             plain_scalar(text)

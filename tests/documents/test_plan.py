@@ -295,18 +295,11 @@ def test_one_spelling() -> None:
 def test_no_device() -> None:
     """What names no GPU is refused with what would."""
     cases: list[tuple[object, str]] = [
-        (-1, "from 0 to"),
-        (10**9, "from 0 to"),
-        (True, "an index such as 0"),
-        ([0], "an index such as 0"),
-        ("all", "stands alone"),
-        ("0", "without quotes: 0"),
-        ("MIG-" + UUID[4:], "names a MIG device"),
-        (UUID[:-1], "8-4-4-4-12"),
-        ("GPU-0", "8-4-4-4-12"),
-        ("1a:20.0", "an index such as 0"),
-        ("00000:1a:00.0", "an index such as 0"),
-        ("", "an index such as 0"),
+        *((-1, "from 0 to"), (10**9, "from 0 to"), (True, "an index such as 0")),
+        *(([0], "an index such as 0"), ("all", "stands alone"), ("0", "without quotes: 0")),
+        *(("MIG-" + UUID[4:], "names a MIG device"), (UUID[:-1], "8-4-4-4-12")),
+        *(("GPU-0", "8-4-4-4-12"), ("1a:20.0", "an index such as 0")),
+        *(("00000:1a:00.0", "an index such as 0"), ("", "an index such as 0")),
         (UUID + "\n", "8-4-4-4-12"),
     ]
     for written, words in cases:

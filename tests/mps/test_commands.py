@@ -172,17 +172,10 @@ def test_refusals(command: ControlCommand[Any], reply: str, kind: type[Unexpecte
 @pytest.mark.parametrize(
     ("printed", "mebibytes", "agrees"),
     [
-        ("1G", 1024, True),
-        ("1G", 1500, True),
-        ("1G", 2047, True),
-        ("1G", 2048, False),
-        ("1G", 1023, False),
-        ("0G", 512, False),
-        ("4G", 5000, True),
-        ("1023M", 1023, True),
+        *(("1G", 1024, True), ("1G", 1500, True), ("1G", 2047, True), ("1G", 2048, False)),
+        *(("1G", 1023, False), ("0G", 512, False), ("4G", 5000, True), ("1023M", 1023, True)),
         ("1M", 1536, False),  # what became of "1.5G"
-        ("5000M", 5000, True),
-        ("512K", 1, False),
+        *(("5000M", 5000, True), ("512K", 1, False)),
     ],
 )
 def test_the_floor_rule(printed: str, mebibytes: int, agrees: bool) -> None:

@@ -26,24 +26,15 @@ def test_columns_are_means_and_have_gaps_where_nothing_was_read() -> None:
     histories.add(1000.0, {"GPU-a": Reading(10.4, 60.0, 300.2, 5 * MIB)})
     histories.add(1005.0, {"GPU-a": Reading(11.0, None, 300.6, 8 * MIB)})
     histories.add(1020.0, {"GPU-b": Reading(temperature=40.0)})
-    assert shown(histories, 1039.9) == {
-        "interval": 10.0,
-        "end": "2026-11-29T12:00:00.000Z",
-        "gpus": {
-            "GPU-a": {
-                "utilization": [11, None, None, None],
-                "memoryUsed": [6 * MIB, None, None, None],
-                "temperature": [60, None, None, None],
-                "power": [300, None, None, None],
-            },
-            "GPU-b": {
-                "utilization": [None, None, None, None],
-                "memoryUsed": [None, None, None, None],
-                "temperature": [None, None, 40, None],
-                "power": [None, None, None, None],
-            },
-        },
+    found = shown(histories, 1039.9)
+    assert (found["interval"], found["end"]) == (10.0, "2026-11-29T12:00:00.000Z")
+    keys, nothing = ("utilization", "memoryUsed", "temperature", "power"), [None] * 4
+    firsts = zip(keys, (11, 6 * MIB, 60, 300), strict=True)
+    assert found["gpus"] == {
+        "GPU-a": {key: [first, None, None, None] for key, first in firsts},
+        "GPU-b": dict.fromkeys(keys, nothing) | {"temperature": [None, None, 40, None]},
     }
+    assert len(found) == 3
 
 
 def test_a_gpu_is_forgotten_with_its_last_column() -> None:

@@ -63,21 +63,9 @@ def test_a_daemon_in_trouble() -> None:
 
 
 NAMES: tuple[tuple[str | None, list[str] | None], ...] = (
-    (None, ["GPU-0", "MIG-b"]),
-    ("0", ["GPU-0"]),
-    ("gpu-0", ["GPU-0"]),
-    ("1", ["MIG-b"]),
-    ("GPU-1", ["MIG-b"]),
-    ("1:5", ["MIG-b"]),
-    ("mig-B", ["MIG-b"]),
-    ("1:0", []),
-    ("MIG-a", []),
-    ("7", None),
-    ("0:0", None),
-    ("1:8", None),
-    ("MIG-c", None),
-    ("", None),
-    ("-1", None),
+    *((None, ["GPU-0", "MIG-b"]), ("0", ["GPU-0"]), ("gpu-0", ["GPU-0"]), ("1", ["MIG-b"])),
+    *(("GPU-1", ["MIG-b"]), ("1:5", ["MIG-b"]), ("mig-B", ["MIG-b"]), ("1:0", []), ("MIG-a", [])),
+    *(("7", None), ("0:0", None), ("1:8", None), ("MIG-c", None), ("", None), ("-1", None)),
     ("\u0660", None),
 )
 
