@@ -191,7 +191,7 @@ def _advise(options: argparse.Namespace) -> int:
     if joined:
         _print([tuple(map(_escaped, row)) for row in rows])
     elif None not in answers:
-        print("Nobody was seen to hold a GPU or a slice yet.")
+        print("No holder of a GPU or a slice was seen yet.")
     return FAILED if None in answers else DONE
 
 

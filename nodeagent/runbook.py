@@ -142,7 +142,7 @@ class Runbook:
             for one in made[kind]() if kind in made else _entries(kind):
                 entry, key = one, _key(one.code)
                 problem = found.get((EntryKind.PROBLEM, key))
-                if kind is EntryKind.FINDING and problem:  # one matter, told in one entry
+                if kind is EntryKind.FINDING and problem:  # one matter, one entry
                     raised = one.means.partition(". ")[2]
                     entry = replace(problem, means=f"{problem.means} {raised}")
                 found[entry.kind, key] = entry

@@ -69,7 +69,7 @@ class EventReporter:
 
     def observed(self, node: ObservedNode) -> None:
         self._events.indices = {gpu.uuid: gpu.index for gpu in node.gpus}
-        # Of those that are listed, and have told their UUID, health has events, with what to do.
+        # Of those that are listed, and have a known UUID, health has events, with what to do.
         silent = {
             (gpu.uuid, gpu.index): gpu
             for gpu in node.gpus

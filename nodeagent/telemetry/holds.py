@@ -14,7 +14,7 @@ from nodeagent.use.digest import Holder
 from nodeagent.use.records import Grant
 from nodeagent.views.claims import Claim, ClaimShare
 
-_RANDOM: Final = "[bcdfghjklmnpqrstvwxz2456789]"  # without vowels, so that it is told from words
+_RANDOM: Final = "[bcdfghjklmnpqrstvwxz2456789]"  # without vowels, unlike words
 # The recording rules read names alike. First a pod-template-hash or the minute of a CronJob.
 _MADE: Final = re.compile(rf"(-{_RANDOM}{{8,10}}|-\d{{8,}})?-({_RANDOM}{{5}}|\d+)$")
 

@@ -14,7 +14,7 @@ _UNKNOWN = "-"
 def advice_page(advice: Sequence[Json]) -> tuple[Line, ...]:
     """One row for each holder and kind of device, and below why."""
     if not advice:
-        return (line("Nobody was seen to hold a GPU or a slice yet."),)
+        return (line("No holder of a GPU or a slice was seen yet."),)
     rows = table(_HEADER, map(_row, advice), right=_NUMBERS)
     return (*rows, BLANK, *(line(f"{_name(one)}: {'; '.join(one['why'])}.") for one in advice))
 

@@ -115,7 +115,7 @@ def _message(status: Json, said: Iterable[Line]) -> str:
     message = str(status.get("message") or "")
     text = "\n".join("".join(span.text for span in spans) for spans in said)
     first = message.partition(" (and ")[0]
-    problems, silent = status.get("problems", ()), ("GpuLost", "GpuUnknown")  # told by health
+    problems, silent = status.get("problems", ()), ("GpuLost", "GpuUnknown")  # health reports them
     lost = {p["message"] for p in problems if p.get("code") in silent}
     no_more = not message or message.lower() == str(status.get("phase", "")).lower()
     known = first in lost or first[1:] in text  # its first letter may be a capital there

@@ -140,7 +140,7 @@ def _seen(use: Use, memory: Spread) -> tuple[str, ...]:
 
 
 def _sizes(gpu: Gpu) -> dict[str, _Size]:
-    """The card's profiles, the smallest first; slices where multiprocessors are not told."""
+    """The card's profiles, the smallest first; slices where multiprocessors are not known."""
     found = {
         profile.name: _Size(
             max((place.size for place in profile.placements), default=profile.slices),

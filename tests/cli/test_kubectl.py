@@ -227,7 +227,7 @@ team-a/Deployment/web (main)  H100  3g.40gb  3      60h   12.0Gi  25%    smaller
     )
     assert (shown.returncode, shown.stderr) == (1, "silent: kubectl exec -n failed: no context\n")
     none = run("advise", getpods={"items": [pod("a")]}, execgpusnodeagenta={"advice": []})
-    assert none.stdout == "Nobody was seen to hold a GPU or a slice yet.\n"
+    assert none.stdout == "No holder of a GPU or a slice was seen yet.\n"
     asked = (tmp_path / "asked").read_text()
     assert "exec -n gpus -c nodeagent a -- nodeagent advise --namespace=team-a -o json\n" in asked
 

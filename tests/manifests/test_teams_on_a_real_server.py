@@ -127,6 +127,6 @@ def test_namespaces_without_the_label_are_free(server: RealApiServer) -> None:
 
 @pytest.mark.parametrize("version", ["1.36", "1.37"])
 def test_the_taint_of_one_gpu(version: str) -> None:
-    """Its API is off in a server that nobody told otherwise; this is its schema."""
+    """Its API is off by default in a server; this is its schema."""
     document = yaml.safe_load((EXAMPLES / "maintenance.yaml").read_text(encoding="utf-8"))
     kubernetes_validate.validate(document, version, strict=True)

@@ -47,4 +47,4 @@ b/Job/y: its memory's peak is 9.7 GiB of 9.75 GiB.
 
 
 def test_nobody_was_seen() -> None:
-    assert shown() == "Nobody was seen to hold a GPU or a slice yet.\n"
+    assert shown() == "No holder of a GPU or a slice was seen yet.\n"

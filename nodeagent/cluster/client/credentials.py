@@ -193,11 +193,11 @@ def _answer(program: Any, path: Path) -> dict[str, Any]:
 
 def _credentials(answer: Any, version: str) -> dict[str, Any]:
     """The keys of a user. Raises ValueError and the like for what is no answer."""
-    told, found = answer["status"], {}
+    given, found = answer["status"], {}
     for kind in ("Certificate", "Key"):
-        if pem := told.get(f"client{kind}Data"):
+        if pem := given.get(f"client{kind}Data"):
             found[f"client-{kind.lower()}-data"] = base64.b64encode(pem.encode())
-    if token := told.get("token"):
+    if token := given.get("token"):
         found["token"] = token
     if answer["apiVersion"] != version or not found:
         raise ValueError
