@@ -4,6 +4,7 @@ These hold a plan, the name of a configuration in the plan file, or both. A text
 is; the document reader checks it.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final, assert_never
 
@@ -45,8 +46,7 @@ class NodeSource:
 
     async def run(self) -> None:
         """Follow what the source needs beside the Node, if anything, until cancelled."""
-        if self._file is not None:
-            await self._file.run()
+        await (self._file.run() if self._file else asyncio.Event().wait())
 
     def observe(self, view: NodeView | None) -> None:
         """The Node is like this now; None: there is no such Node."""
