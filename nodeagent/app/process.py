@@ -49,7 +49,11 @@ def run(
             await made.run()
 
     _raise_open_files()
-    for kind in ("error", "problem"):  # before no file can be opened, and not in the event loop
+    for kind in (
+        "error",
+        "problem",
+        "state",
+    ):  # before no file can be opened, and not in the event loop
         section(kind)
     # Each connection has one, from before its handshake. asyncio's 256 KiB are 56 MiB for a peer.
     sslproto.SSLProtocol.max_size = _TLS_BUFFER

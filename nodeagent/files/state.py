@@ -12,11 +12,12 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from nodeagent.catalogue import section
 from nodeagent.errors import NodeagentError
 from nodeagent.structs import Struct
 
@@ -122,24 +123,22 @@ def replace_file(path: Path, content: bytes) -> None:
 class StateFile(Generic[T]):
     """One state file, or none (`path` None): then nothing is kept.
 
-    `what` names the content as the subject of a sentence; `lost` says what follows when it cannot
-    be used and `remedy` what to do then. `problem` is what is wrong with it now. The methods block:
-    call them in a thread, one at a time.
+    `problem` is what is wrong with it now. The methods block: call them in a thread, one at a time.
     """
 
-    def __init__(
-        self, path: Path | None, form: StateFormat[T], *, what: str, lost: str, remedy: str
-    ) -> None:
+    def __init__(self, path: Path | None, form: StateFormat[T]) -> None:
         self.path = path
         self._form = form
-        self._what = what
-        self._lost = lost
-        self._remedy = remedy
         self._unusable: NodeagentError | None = None
         self._aside: Path | None = None  # where an unusable file lies now
         self._unwritten: NodeagentError | None = None
         self._kept: T | None = None  # as it is in the file, or was before that was deleted
         self._writing = threading.Lock()
+
+    @property
+    def _words(self) -> Mapping[str, str]:
+        words: Mapping[str, str] = section("state")[self._form.kind]
+        return words
 
     @property
     def problem(self) -> NodeagentError | None:
@@ -152,7 +151,8 @@ class StateFile(Generic[T]):
         try:
             value = read_state(self.path, self._form)
         except StateUnusable as error:
-            self._unusable = NodeagentError(f"{error.message}; {self._lost}", remedy=self._remedy)
+            message = f"{error.message}; {self._words['lost']}"
+            self._unusable = NodeagentError(message, remedy=self._words["remedy"])
             return None
         self._unusable = None
         return value
@@ -170,7 +170,9 @@ class StateFile(Generic[T]):
             with suppress(OSError):  # which the problem says; `save` tries again
                 self._lies_at(set_aside(self.path), self._unusable.message)
         elif os.path.lexists(earlier := _aside(self.path)):
-            self._lies_at(earlier, f"an earlier {self.path} could not be used; {self._lost}")
+            self._lies_at(
+                earlier, f"an earlier {self.path} could not be used; {self._words['lost']}"
+            )
         return value
 
     def save(self, value: T) -> None:
@@ -193,7 +195,11 @@ class StateFile(Generic[T]):
         except (OSError, ValueError) as error:  # ValueError: of what is no JSON, such as NaN
             why = error.strerror or error if isinstance(error, OSError) else error
             self._unwritten = NodeagentError.of(
-                "stateNotKept", what=self._what, path=self.path, why=why, lost=self._lost
+                "stateNotKept",
+                what=self._words["what"],
+                path=self.path,
+                why=why,
+                lost=self._words["lost"],
             )
             raise self._unwritten from error
         self._unwritten = None
@@ -210,7 +216,7 @@ class StateFile(Generic[T]):
 
     def _lies_at(self, aside: Path, message: str) -> None:
         self._aside = aside
-        remedy = f"{self._remedy}; then rm {aside}"
+        remedy = f"{self._words['remedy']}; then rm {aside}"
         self._unusable = NodeagentError(f"{message}; it is now {aside}", remedy=remedy)
 
 

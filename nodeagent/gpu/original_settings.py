@@ -38,15 +38,7 @@ class OriginalSettings:
     """
 
     def __init__(self, path: Path | None, *, read_only: bool = False) -> None:
-        self.file = StateFile(
-            path,
-            _FORMAT,
-            what="the modes of devices before they were changed",
-            lost="compute modes and time slices that the agent changed are not restored",
-            remedy="`nvidia-smi -q -d COMPUTE` and `nvidia-smi compute-policy --list` show them; "
-            "set those that are wrong with `nvidia-smi -i GPU -c MODE` and `nvidia-smi "
-            "compute-policy -i GPU --set-timeslice=N`",
-        )
+        self.file = StateFile(path, _FORMAT)
         self._lock = threading.Lock()
         self._values: Values = (self.file.read() if read_only else self.file.load()) or {}
         # What is about to be changed: that it still is as before says nothing.

@@ -38,10 +38,4 @@ def decode(content: bytes) -> HealthState:
 
 def health_file(path: Path | None) -> StateFile[HealthState]:
     """The file; `path` None: nothing is kept."""
-    return StateFile(
-        path,
-        StateFormat("health", 1, _MAX_BYTES, encode, decode),
-        what="the state of health",
-        lost="findings that were reported once and counts of XIDs begin anew after a restart",
-        remedy="`nvidia-smi -q` and `dmesg | grep NVRM` show errors that need a reset or a reboot",
-    )
+    return StateFile(path, StateFormat("health", 1, _MAX_BYTES, encode, decode))

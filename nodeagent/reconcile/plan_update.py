@@ -72,13 +72,7 @@ _NUMBERS = b"# gpus: "
 
 def last_good_plan(path: Path | None) -> StateFile[KeptPlan]:
     """The file; `path` None: nothing is kept."""
-    return StateFile(
-        path,
-        _FORMAT,
-        what="the accepted plan",
-        lost="only the plan's own source counts after a restart",
-        remedy="check with `nodeagent status` that the plan in force is the one you want",
-    )
+    return StateFile(path, _FORMAT)
 
 
 def _encoded(kept: KeptPlan) -> bytes:

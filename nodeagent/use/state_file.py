@@ -14,10 +14,5 @@ _MAX_BYTES = 8 << 20  # a digest takes 2 KiB with the longest names
 
 def use_file(path: Path | None) -> StateFile[KeptRecords]:
     """The file; `path` None: nothing is kept."""
-    return StateFile(
-        path,
-        StateFormat("use", 1, _MAX_BYTES, json.encode, json.Decoder(KeptRecords).decode),
-        what="the records of use",
-        lost="what holders used until now is not known any more",
-        remedy="advice needs new records, which take days",
-    )
+    decode = json.Decoder(KeptRecords).decode
+    return StateFile(path, StateFormat("use", 1, _MAX_BYTES, json.encode, decode))

@@ -19,7 +19,7 @@ def decoded(content: bytes) -> Value:
 
 
 FORM: state.StateFormat[Value] = state.StateFormat(
-    "example", 2, 5000, lambda value: f"{json.dumps(value)}\n".encode(), decoded
+    "use", 2, 5000, lambda value: f"{json.dumps(value)}\n".encode(), decoded
 )
 VALUE = {"one": 1, "two": 22}
 
@@ -52,7 +52,7 @@ def test_what_cannot_be_replaced_leaves_nothing(path: Path) -> None:
 def test_people_can_read_it(path: Path) -> None:
     state.write_state(path, FORM, VALUE)
     header, content = path.read_text().split("\n", 1)
-    assert header.startswith("# nodeagent example 2 sha256:")
+    assert header.startswith("# nodeagent use 2 sha256:")
     assert json.loads(content) == VALUE
 
 
@@ -102,15 +102,15 @@ def of_another_kind(path: Path) -> None:
 
 
 def newer(path: Path) -> None:
-    state.write_state(path, state.StateFormat("example", 3, 5000, FORM.encode, decoded), VALUE)
+    state.write_state(path, state.StateFormat("use", 3, 5000, FORM.encode, decoded), VALUE)
 
 
 def older(path: Path) -> None:
-    state.write_state(path, state.StateFormat("example", 1, 5000, FORM.encode, decoded), VALUE)
+    state.write_state(path, state.StateFormat("use", 1, 5000, FORM.encode, decoded), VALUE)
 
 
 def holding(content: bytes) -> Callable[[Path], None]:
-    form: state.StateFormat[bytes] = state.StateFormat("example", 2, 5000, bytes, bytes)
+    form: state.StateFormat[bytes] = state.StateFormat("use", 2, 5000, bytes, bytes)
     return lambda path: state.write_state(path, form, content)
 
 
@@ -119,7 +119,7 @@ PLACES: dict[str, Callable[[Path], object]] = {
     "a directory and not": Path.mkdir,
     "a socket and not": a_socket,
     "a symbolic link and not": a_link,
-    "it holds other and not example": of_another_kind,
+    "it holds other and not use": of_another_kind,
     "a newer nodeagent wrote it": newer,
     "more than": lambda path: path.write_bytes(b"x" * 10_000),
     "version 1 of it is not read any more": older,
@@ -166,9 +166,7 @@ def test_another_users_file(path: Path) -> None:
 
 
 def a_state_file(path: Path) -> state.StateFile[Value]:
-    return state.StateFile(
-        path, FORM, what="the example", lost="it begins anew", remedy=f"look at it: less {path}"
-    )
+    return state.StateFile(path, FORM)
 
 
 def test_a_problem_until_it_is_looked_at(path: Path) -> None:
@@ -199,7 +197,7 @@ def test_a_problem_in_the_next_life_too(path: Path, *, again: bool) -> None:
     assert kept.load() == (VALUE if again else None)
     assert kept.problem is not None
     assert f"an earlier {path} could not be used" in kept.problem.message
-    assert "it begins anew" in kept.problem.message
+    assert "is not known any more" in kept.problem.message
     kept.save(VALUE)
     kept.review()
     assert kept.problem is not None
@@ -267,7 +265,7 @@ def test_a_directory_never_gives_way(path: Path) -> None:
 def test_what_cannot_be_written_is_a_problem_until_it_can(path: Path) -> None:
     (path.parent / "lib").write_text("no folder")
     kept = a_state_file(path.parent / "lib" / "kept")
-    with pytest.raises(NodeagentError, match=r"the example cannot be kept in .*/lib/kept"):
+    with pytest.raises(NodeagentError, match=r"the records of use cannot be kept in .*/lib/kept"):
         kept.save(VALUE)
     assert kept.problem is not None
     (path.parent / "lib").unlink()
@@ -277,7 +275,7 @@ def test_what_cannot_be_written_is_a_problem_until_it_can(path: Path) -> None:
 
 def test_nothing_is_kept_where_there_is_no_place() -> None:
     """A simulated node without a folder of its own keeps nothing, and that is no error."""
-    kept = state.StateFile(None, FORM, what="", lost="", remedy="")
+    kept = state.StateFile(None, FORM)
     kept.save(VALUE)
     assert kept.load() is None
     assert kept.problem is None

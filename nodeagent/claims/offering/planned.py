@@ -174,13 +174,7 @@ Places = dict[str, tuple[PlannedPlace, ...]]  # by UUID of the GPU
 
 def planned_places_file(path: Path | None) -> StateFile[Places]:
     """The file; `path` None: nothing is kept."""
-    return StateFile(
-        path,
-        _FORMAT,
-        what="where the plan's instances are",
-        lost="after a reboot they may be made in other places",
-        remedy="nothing needs to be done as long as the machine is not restarted",
-    )
+    return StateFile(path, _FORMAT)
 
 
 class PlannedPlaces:
