@@ -13,6 +13,7 @@ from nodeagent.claims.serving.attempts import CDI, INTERNAL, OTHER
 from nodeagent.errors import UsageError
 from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.health.xids import default_table
+from nodeagent.mps.clients.assess import OffenceKind
 from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
@@ -41,9 +42,12 @@ def _keys() -> Iterator[Key]:
             yield Code(code), ""
         yield from ((Code(code), case) for case in entry.get("cases", ()))
     yield from (("", case) for case in section("error"))
+    yield from (("offence", kind) for kind in section("offence"))
 
 
 def _words(code: str, case: str) -> Words:
+    if code == "offence":
+        return Words(section("offence")[case])
     return problem_words(code, case) if code else Words(**section("error")[case])
 
 
@@ -73,6 +77,11 @@ def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
                 given = {keyword.arg for keyword in node.keywords if keyword.arg} - NOT_FACTS
                 for case in _cases(more[0], body) if more else [""]:
                     yield node.lineno, (Code[code], case), given, name != "of"
+            case ast.Call(
+                args=[ast.Attribute(value=ast.Name(id="OffenceKind"), attr=kind)], keywords=facts
+            ):
+                given = {str(fact.arg) for fact in facts}
+                yield node.lineno, ("offence", OffenceKind[kind]), given, False
             case ast.Call(func=ast.Attribute(attr="refused"), args=[ast.Constant(value=str(case))]):
                 given = {keyword.arg for keyword in node.keywords if keyword.arg} - OF_A_PLACE
                 yield node.lineno, (Code.INVALID_VALUE, case), given, False

@@ -49,11 +49,8 @@ def run(
             await made.run()
 
     _raise_open_files()
-    for kind in (
-        "error",
-        "problem",
-        "state",
-    ):  # before no file can be opened, and not in the event loop
+    # Words are read before no file can be opened, and not in the event loop.
+    for kind in ("error", "offence", "problem", "state"):
         section(kind)
     # Each connection has one, from before its handshake. asyncio's 256 KiB are 56 MiB for a peer.
     sslproto.SSLProtocol.max_size = _TLS_BUFFER

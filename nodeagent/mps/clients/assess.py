@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from nodeagent.catalogue import filled, section
 from nodeagent.mps.clients.limits import ClientLimits, limits_in_force, own_limits
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE
 from nodeagent.plan.shares import ALL_THREADS, MIB, Share, WantedMps, percentage_text, written_bytes
@@ -133,8 +134,8 @@ class Judged:
         """What its share allows on the device."""
         return _most(self.share, self.device)
 
-    def add(self, kind: OffenceKind, message: str) -> None:
-        self.wrongs.append((kind, message))
+    def add(self, kind: OffenceKind, **facts: object) -> None:
+        self.wrongs.append((kind, filled(section("offence")[kind], facts)))
 
 
 def assess(facts: Sequence[ClientFacts], wanted: WantedMps, device: str) -> tuple[Judged, ...]:
@@ -177,10 +178,7 @@ def _judged(facts: ClientFacts, wanted: WantedMps, device: str) -> Judged:
         client.share, client.slot = slot.share, slot.name
     else:
         if named is not None:
-            client.add(
-                OffenceKind.UNKNOWN_SLOT,
-                f"names the slot {_shown(named)}, which this device does not have",
-            )
+            client.add(OffenceKind.UNKNOWN_SLOT, slot=_shown(named))
         _find_share_by_limits(client, sharing.shares, own != (None, None))
     if client.is_given:  # its limit elsewhere may be that of a device which it has
         _compare_limits(client)
@@ -191,11 +189,7 @@ def _judged(facts: ClientFacts, wanted: WantedMps, device: str) -> Judged:
 def _find_share_by_limits(client: Judged, shares: Sequence[Share], has_own: bool) -> None:
     environment, limits, device = client.facts.environment, client.limits, client.device
     if len(shares) > 1 and environment is None:
-        client.add(
-            OffenceKind.UNREADABLE,
-            "the environment it was started with cannot be read, so its share is not known, "
-            f"nor are its limits beyond the daemon's own ({limits})",
-        )
+        client.add(OffenceKind.UNREADABLE, limits=limits)
         return
     if len(shares) == 1:  # a client with less than the one share can have no other
         fits = [share for share in shares if limits.within(_most(share, device))]
@@ -209,17 +203,9 @@ def _find_share_by_limits(client: Judged, shares: Sequence[Share], has_own: bool
             client.slot = fits[0].slots[0].name
     elif fits:
         names = " and ".join(share.name for share in fits)
-        client.add(
-            OffenceKind.UNCLEAR_SHARE,
-            f"it is not clear which share it has: its limits ({limits}) are those of {names}, and "
-            f"{SLOT_VARIABLE} does not say",
-        )
+        client.add(OffenceKind.UNCLEAR_SHARE, limits=limits, shares=names)
     else:
-        client.add(
-            OffenceKind.NO_SHARE,
-            f"has no share of the plan: it has no slot, and its limits ({limits}) are those of no "
-            "share",
-        )
+        client.add(OffenceKind.NO_SHARE, limits=limits)
 
 
 def _most(share: Share | None, device: str) -> ClientLimits:
@@ -234,15 +220,18 @@ def _compare_limits(client: Judged) -> None:
     if has.loose_memory(most):
         client.add(
             OffenceKind.LOOSER_MEMORY,
-            f"may use {'all' if has.memory is None else written_bytes(has.memory)} of the memory, "
-            f"but its share {share} allows {written_bytes(most.memory or 0)} "
-            f"({_as_set(MEMORY_VARIABLE, environment)})",
+            limit="all" if has.memory is None else written_bytes(has.memory),
+            share=share,
+            allowed=written_bytes(most.memory or 0),
+            variable=_as_set(MEMORY_VARIABLE, environment),
         )
     if has.loose_threads(most):
         client.add(
             OffenceKind.LOOSER_THREADS,
-            f"may use {percentage_text(has.threads)}% of the threads, but its share {share} allows "
-            f"{percentage_text(most.threads)}% ({_as_set(THREADS_VARIABLE, environment)})",
+            limit=percentage_text(has.threads),
+            share=share,
+            allowed=percentage_text(most.threads),
+            variable=_as_set(THREADS_VARIABLE, environment),
         )
 
 
@@ -254,10 +243,7 @@ def _compare_memory(client: Judged) -> None:
     limit = min((known for known in limits if known is not None), default=None)
     used = client.facts.memory_used
     if used is not None and limit is not None and used > -(-limit // PAGE) * PAGE:
-        client.add(
-            OffenceKind.MEMORY,
-            f"uses {written_bytes(used)} of memory, but its limit is {written_bytes(limit)}",
-        )
+        client.add(OffenceKind.MEMORY, used=written_bytes(used), limit=written_bytes(limit))
 
 
 def _as_set(name: str, environment: Mapping[str, str] | None) -> str:
@@ -284,16 +270,10 @@ def _judge_crowd(clients: Sequence[Judged], name: str, count: int) -> None:
     for slot, inside in by_slot.items():
         for client in inside[1:] if slot else ():
             late.add(client.facts.pid)
-            client.add(
-                OffenceKind.SLOT_TAKEN,
-                f"is in slot {slot}, which pid {inside[0].facts.pid} has already",
-            )
+            client.add(OffenceKind.SLOT_TAKEN, slot=slot, pid=inside[0].facts.pid)
     ranked = sorted(clients, key=lambda c: (c.facts.pid in late, not c.slot, c.age))
     for client in ranked[count:]:
-        client.add(
-            OffenceKind.COUNT,
-            f"is one too many: the share {name} is for {count}, and there are {len(clients)}",
-        )
+        client.add(OffenceKind.COUNT, share=name, count=count, clients=len(clients))
 
 
 def _judge_sum(clients: Sequence[Judged], name: str, limit: int) -> None:
@@ -313,6 +293,8 @@ def _judge_sum(clients: Sequence[Judged], name: str, limit: int) -> None:
             continue
         client.add(
             OffenceKind.TOGETHER,
-            f"uses {written_bytes(own)} of memory beside {written_bytes(used)} of other clients of "
-            f"its share {name}, which together may use {written_bytes(limit)}",
+            own=written_bytes(own),
+            others=written_bytes(used),
+            share=name,
+            limit=written_bytes(limit),
         )
