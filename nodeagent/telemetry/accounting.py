@@ -113,11 +113,10 @@ class Accounts:
         *,
         read: Mapping[Device, Reading] = MappingProxyType({}),
         claims: Iterable[Claim] = (),
-        wall: float = 0.0,
     ) -> None:
         """Record who has what at `now`, and its activity since the last time: the part of the time
         in which it worked (0 to 1), where that is known. `read` is of devices, `claims` say which
-        parts of them were granted, `wall` is the time of the clock.
+        parts of them were granted.
         """
         holds = holds_of(observed, uses, claims)
         passed = now - self._since if self._since is not None else 0.0
@@ -137,8 +136,6 @@ class Accounts:
                     passed=passed,
                     active=worked,
                     sharing=hold.sharing,
-                    part=hold.gpus * hold.sharing,
-                    wall=wall,
                 )
         self._holds, self._active, self._since = holds, active, now
         for _, holder in holds:

@@ -4,7 +4,6 @@ The first scrape after something was read renders it, and the next ones get it a
 that the newest sample of a GPU did not find appear nowhere in it, whichever source mentioned them.
 """
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -97,7 +96,6 @@ class Exporter:
             active,
             read={d: found for d, found in self.readings.items() if d[0] in known},
             claims=state.claims or (),
-            wall=time.time(),
         )
 
     def put_processes(

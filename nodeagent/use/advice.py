@@ -118,7 +118,7 @@ def _full(use: Use, memory: Spread) -> tuple[str, bool]:
     if use.at_limit or memory.peak > use.granted_memory:
         return f"{_peak(memory)} of {gibibytes(use.granted_memory)}", False
     limit = use.granted_threads or 100.0
-    if use.device != WHOLE and use.sm and use.sm.p50 >= FULL_SM * limit:
+    if use.device != WHOLE and use.sm and use.sm.p50 > FULL_SM * limit:
         return "all its multiprocessors were active for half of the time", True
     return "", False
 

@@ -26,9 +26,8 @@ class Use(Struct, frozen=True):
     """What a holder did with a kind of device: a MIG profile, `gpu`, or `share` for a part of one.
 
     Granted are bytes, and percent of the multiprocessors (None: not limited). `model`: the card's.
-    `held` and `used` are seconds of the device, `slices` those held weighted by its part of the
-    card. Idle stretches are of a minute and more. `at_limit`: seconds with its memory full. Spreads
-    are None where it was not measured. `first_seen` and `last_seen` are of the wall clock.
+    `held` and `used` are seconds of the device. Idle stretches are of a minute and more.
+    `at_limit`: seconds with its memory full. Spreads are None where it was not measured.
     """
 
     holder: Holder
@@ -38,7 +37,6 @@ class Use(Struct, frozen=True):
     granted_threads: float | None
     held: float = 0.0
     used: float = 0.0
-    slices: float = 0.0
     idle_stretches: int = 0
     longest_idle: float = 0.0
     memory: Spread | None = None
@@ -46,5 +44,3 @@ class Use(Struct, frozen=True):
     sm: Spread | None = None
     dram: Spread | None = None
     at_limit: float = 0.0
-    first_seen: float = 0.0
-    last_seen: float = 0.0

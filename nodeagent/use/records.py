@@ -4,9 +4,13 @@ Two generations are kept, so that seven days count at least and fourteen at most
 is full, the digest that was added to least recently is forgotten.
 """
 
+from __future__ import annotations
+
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
+from operator import add
 from typing import Annotated, Final
 
 from nodeagent.structs import Meta, Struct, field, replace
@@ -47,12 +51,9 @@ class Digest(Struct):
 
     held: float = 0.0
     used: float = 0.0
-    slices: float = 0.0
     idle_stretches: int = 0
     longest_idle: float = 0.0
     at_limit: float = 0.0
-    first_seen: float = 0.0
-    last_seen: float = 0.0
     peaks: list[float] = field(default_factory=lambda: [0.0] * len(_QUANTITIES))
     bins: bytearray = field(default_factory=lambda: bytearray(_BYTES))
 
@@ -60,17 +61,30 @@ class Digest(Struct):
         if len(self.bins) != _BYTES or len(self.peaks) != len(_QUANTITIES):
             raise ValueError("a digest has bins of another number")
 
-    def count(self, held: float, measured: Measured, memory: int) -> None:
-        """Count what was measured for `held` seconds; `memory` was granted."""
+    def count(self, held: float, measured: Measured, grant: Grant) -> None:
+        """Count what was measured for `held` seconds."""
         bins = memoryview(self.bins).cast("f")
         for row, name in enumerate(_QUANTITIES):
             value = getattr(measured, name)
             if value is not None:
-                top = _top(name, memory)
                 self.peaks[row] = max(self.peaks[row], value)
-                bins[row * _BINS + min(int(value / top * _BINS), _BINS - 1)] += held
-        if measured.memory is not None and measured.memory >= _FULL * memory:
+                part = value / _top(name, grant)
+                bins[row * _BINS + min(int(part * _BINS), _BINS - 1)] += held
+        if measured.memory is not None and measured.memory >= _FULL * grant.memory:
             self.at_limit += held
+
+    def merged(self, other: Digest) -> Digest:
+        """Both as one."""
+        bins = array("f", map(add, *(memoryview(d.bins).cast("f") for d in (self, other))))
+        return Digest(
+            held=self.held + other.held,
+            used=self.used + other.used,
+            idle_stretches=self.idle_stretches + other.idle_stretches,
+            longest_idle=max(self.longest_idle, other.longest_idle),
+            at_limit=self.at_limit + other.at_limit,
+            peaks=list(map(max, self.peaks, other.peaks)),
+            bins=bytearray(bins.tobytes()),
+        )
 
 
 Key = tuple[Holder, Grant]
@@ -121,42 +135,41 @@ class Records:
         passed: float,
         active: float,
         sharing: int,
-        part: float,
-        wall: float,
     ) -> None:
-        """Count `passed` seconds, which end at `wall`, of a device of which the holder was one of
-        `sharing` and which is a `part` of its card; it was `active` for a part of them.
+        """Count `passed` seconds of a device of which the holder was one of `sharing`; it was
+        `active` for a part of them.
         """
-        digest = self._newer.pop(key, None) or Digest(first_seen=wall - passed)
+        digest = self._newer.pop(key, None) or Digest()
         if len(self._newer) >= MOST:
             del self._newer[next(iter(self._newer))]
         self._newer[key] = digest  # as the newest
         held = passed / sharing
         digest.held += held
         digest.used += held * active
-        digest.slices += held * part
-        digest.last_seen = wall
         digest.longest_idle = max(digest.longest_idle, measured.idle)
         digest.idle_stretches += measured.idle - passed < _STRETCH <= measured.idle
-        digest.count(held, measured, key[1].memory)
+        digest.count(held, measured, key[1])
 
     def uses(self) -> tuple[Use, ...]:
         """What both generations have, the latest last."""
-        keys = dict.fromkeys((*self._older, *self._newer))
-        return tuple(_use(key, self._older.get(key), self._newer.get(key)) for key in keys)
+        found = dict(self._older)
+        for key, digest in self._newer.items():
+            older = found.pop(key, None)
+            found[key] = older.merged(digest) if older else digest
+        return tuple(_use(*key, digest) for key, digest in found.items())
 
 
-def _top(quantity: str, memory: int) -> float:
-    return float(memory or 1) if quantity == "memory" else 100.0
+def _top(quantity: str, grant: Grant) -> float:
+    """The most that there can be of it with what was granted, which the bins divide."""
+    if quantity == "memory":
+        return float(grant.memory or 1)
+    return grant.threads or 100.0 if quantity == "sm" else 100.0
 
 
-def _use(key: Key, older: Digest | None, newer: Digest | None) -> Use:
-    holder, grant = key
-    both = [digest for digest in (older, newer) if digest]
-    bins = [sum(b) for b in zip(*(memoryview(d.bins).cast("f") for d in both), strict=True)]
-    peaks = [max(p) for p in zip(*(d.peaks for d in both), strict=True)]
+def _use(holder: Holder, grant: Grant, digest: Digest) -> Use:
+    bins = memoryview(digest.bins).cast("f")
     spreads = {
-        name: _spread(bins[row * _BINS :][:_BINS], _top(name, grant.memory), peaks[row])
+        name: _spread(bins[row * _BINS :][:_BINS], _top(name, grant), digest.peaks[row])
         for row, name in enumerate(_QUANTITIES)
     }
     return Use(
@@ -165,14 +178,11 @@ def _use(key: Key, older: Digest | None, newer: Digest | None) -> Use:
         grant.model,
         grant.memory,
         grant.threads,
-        held=sum(digest.held for digest in both),
-        used=sum(digest.used for digest in both),
-        slices=sum(digest.slices for digest in both),
-        idle_stretches=sum(digest.idle_stretches for digest in both),
-        longest_idle=max(digest.longest_idle for digest in both),
-        at_limit=sum(digest.at_limit for digest in both),
-        first_seen=both[0].first_seen,
-        last_seen=both[-1].last_seen,
+        held=digest.held,
+        used=digest.used,
+        idle_stretches=digest.idle_stretches,
+        longest_idle=digest.longest_idle,
+        at_limit=digest.at_limit,
         **spreads,
     )
 

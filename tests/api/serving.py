@@ -43,7 +43,7 @@ SCRAPED = b"# HELP a An example\n# TYPE a gauge\n" + b"".join(
 )  # 1.4 MB, as a full node has
 
 USE = Use(
-    Holder("workload", "Deployment/web", "team-a", "main"),
+    Holder("workload", "web", "team-a", "main"),
     *("3g.40gb", card("h100-80gb").name, 40 << 30, None),
     held=200_000.0,
     used=20_000.0,

@@ -91,7 +91,7 @@ async def test_the_status_of_one_gpu_is_that_of_now() -> None:
 async def test_the_advice_of_one_namespace() -> None:
     async with api() as served:
         _, all_of_them = await served.get("/v1/advice")
-        assert [one["workload"] for one in all_of_them["advice"]] == ["1000", "Deployment/web"]
+        assert [one["workload"] for one in all_of_them["advice"]] == ["1000", "web"]
         _, found = await served.get("/v1/advice?namespace=team-a")
         [one] = found["advice"]
         assert (one["verdict"], one["advised"], one["freesSlices"]) == ("smaller", "1g.10gb", 3)

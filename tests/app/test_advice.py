@@ -21,10 +21,10 @@ INFO = "nodeagent_advice_info"
 def _record(path: Path) -> None:
     """Two days of a server, in which a 3g.40gb had little to do."""
     grant = Grant("3g.40gb", card("h100-80gb").name, 40 * GIB)
-    key, records = (Holder("workload", "Deployment/web", "team-a", "main"), grant), Records()
+    key, records = (Holder("workload", "web", "team-a", "main"), grant), Records()
     for minute in range(2 * 1440):
         did = Measured(memory=(6 if minute % 7 else 7) * GIB, sm=10.0, engine=30.0)
-        records.add(key, did, passed=60.0, active=0.3, sharing=1, part=0.5, wall=time.time())
+        records.add(key, did, passed=60.0, active=0.3, sharing=1)
     path.parent.mkdir()
     use_file(path).save(records.kept(time.time()))
 
@@ -40,12 +40,12 @@ def test_what_was_recorded_is_advised_everywhere(tmp_path: Path) -> None:
         assert (web["verdict"], web["advised"], web["freesSlices"]) == ("smaller", "1g.10gb", 3)
         assert (web["held"], web["peak"]) == (2 * 86400, 7 * GIB)
         assert process.ask("/v1/advice?namespace=team-b")[1]["advice"] == []
-        labels = {"namespace": "team-a", "workload": "Deployment/web", "container": "main"}
+        labels = {"namespace": "team-a", "workload": "web", "container": "main"}
         change = {"device": "3g.40gb", "verdict": "smaller", "advised": "1g.10gb"}
         metrics = parsed(asked(tmp_path, "/metrics")[1])
         series = {of: value for (name, of), value in metrics.items() if name == INFO}
         assert series == {frozenset((labels | change).items()): 1.0}
         command = [sys.executable, "-m", "nodeagent", "advise", "--run-dir", f"{tmp_path}/run"]
         shown = subprocess.check_output([*command, "--namespace", "team-a"], text=True)
-        assert "team-a/Deployment/web (main)  3g.40gb  7 GiB" in shown
+        assert "team-a/web (main)  3g.40gb  7 GiB" in shown
         assert json.loads(subprocess.check_output([*command, "-o", "json"])) == found

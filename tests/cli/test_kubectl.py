@@ -202,7 +202,7 @@ def test_a_page_of_the_agent_beside_it(run: Run, tmp_path: Path) -> None:
 
 
 def advised(verdict: str, **more: Any) -> dict[str, Any]:
-    whose = {"namespace": "team-a", "workload": "Deployment/web", "container": "main"}
+    whose = {"namespace": "team-a", "workload": "web", "container": "main"}
     has = {"model": "H100", "device": "3g.40gb", "held": 72000.0, "freesPart": 0.0}
     return whose | has | {"verdict": verdict} | more
 
@@ -220,9 +220,9 @@ def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
     assert (
         shown.stdout
         == """\
-WORKLOAD                      CARD  HAS      NODES  HELD  PEAK    FREES  ADVICE
-1000\\x1b[2J (main)            H100  gpu      1      20h   79.0Gi  0%     larger
-team-a/Deployment/web (main)  H100  3g.40gb  3      60h   12.0Gi  25%    smaller 2g.20gb
+WORKLOAD            CARD  HAS      NODES  HELD  PEAK    FREES  ADVICE
+1000\\x1b[2J (main)  H100  gpu      1      20h   79.0Gi  0%     larger
+team-a/web (main)   H100  3g.40gb  3      60h   12.0Gi  25%    smaller 2g.20gb
 """
     )
     assert (shown.returncode, shown.stderr) == (1, "silent: kubectl exec -n failed: no context\n")

@@ -49,7 +49,7 @@ class Agent:
         self.now += passed
         self.wall += passed
         who = more.pop("who", None) or uses(node, {}, lambda _: None)
-        self.accounts.observe(self.now, node, who, active or {}, wall=self.wall, **more)
+        self.accounts.observe(self.now, node, who, active or {}, **more)
 
     @property
     def uses(self) -> dict[tuple[str, str], Use]:

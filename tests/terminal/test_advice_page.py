@@ -16,7 +16,7 @@ def shown(*advice: Advice) -> str:
 
 def test_each_holder_has_a_row_and_a_reason() -> None:
     web = Use(
-        Holder("workload", "Deployment/web", "team-a", "x"),
+        Holder("workload", "web", "team-a", "x"),
         *("3g.40gb", H100.name, 40 * GIB, None),
         held=200_000.0,
         memory=Spread(3 * GIB, 5 * GIB, 7 * GIB),
@@ -24,7 +24,7 @@ def test_each_holder_has_a_row_and_a_reason() -> None:
     )
     whole = replace(web, holder=Holder("user", "1000"), device="gpu", model=T4.name, sm=None)
     late = replace(whole, holder=Holder("unit", "x.service"), held=60.0, memory=None)
-    job = Holder("workload", "Job/y", "b")
+    job = Holder("workload", "y", "b")
     peak = Spread(GIB, 9 * GIB, 9.7 * GIB)
     full = replace(web, holder=job, device="1g.10gb", granted_memory=9984 << 20, memory=peak)
     full = replace(full, at_limit=9.0)
@@ -32,16 +32,16 @@ def test_each_holder_has_a_row_and_a_reason() -> None:
     assert (
         shown(*advise(everyone, [H100, T4]))
         == """\
-WORKLOAD                   HAS         PEAK        OF  ACTIVE  HELD  FREES  ADVICE
-1000                       gpu        7 GiB    15 GiB       -  56 h   40 %  smaller: share of 9 GiB
-team-a/Deployment/web (x)  3g.40gb    7 GiB    40 GiB    12 %  56 h   38 %  smaller: 1g.10gb
-x.service                  gpu            -    40 GiB       -   0 h      -  not enough seen yet
-b/Job/y                    1g.10gb  9.7 GiB  9.75 GiB    12 %  56 h      -  larger: 1g.20gb
+WORKLOAD        HAS         PEAK        OF  ACTIVE  HELD  FREES  ADVICE
+1000            gpu        7 GiB    15 GiB       -  56 h   40 %  smaller: share of 9 GiB
+team-a/web (x)  3g.40gb    7 GiB    40 GiB    12 %  56 h   38 %  smaller: 1g.10gb
+x.service       gpu            -    40 GiB       -   0 h      -  not enough seen yet
+b/y             1g.10gb  9.7 GiB  9.75 GiB    12 %  56 h      -  larger: 1g.20gb
 
 1000: its memory's peak is 7 GiB; its activity was not measured: this is by memory alone.
-team-a/Deployment/web (x): its memory's peak is 7 GiB; its multiprocessors' activity at p95 is 12 %.
+team-a/web (x): its memory's peak is 7 GiB; its multiprocessors' activity at p95 is 12 %.
 x.service: its memory was not measured.
-b/Job/y: its memory's peak is 9.7 GiB of 9.75 GiB.
+b/y: its memory's peak is 9.7 GiB of 9.75 GiB.
 """
     )
 

@@ -11,6 +11,7 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
 from nodeagent.use.advice import Advice, advise
 from nodeagent.use.digest import Holder, Spread, Use
+from nodeagent.use.records import Grant, Measured, Records
 from tests.plan.cards import card
 
 GIB = 1 << 30
@@ -44,7 +45,7 @@ def use(
     """Of a steady load: GiB and percent."""
     profile = gpu.profile(device)
     return Use(
-        Holder("workload", "Deployment/x", "team-a", "main"),
+        Holder("workload", "x", "team-a", "main"),
         device,
         gpu.name,
         int(granted * GIB) or (profile.memory if profile else gpu.memory),
@@ -102,6 +103,27 @@ def test_the_advice_for_known_needs(gpu: Gpu, of: Use, expected: str) -> None:
     assert words(one(gpu, of)) == expected
 
 
+@pytest.mark.parametrize(
+    ("device", "threads", "sm", "expected"),
+    [
+        ("1g.5gb", None, 94.9, "keep"),
+        ("1g.5gb", None, 95.1, "larger 2g.10gb"),
+        ("share", 5.0, 4.7, "keep"),
+        ("share", 5.0, 4.8, "larger share 5 GiB 10 %"),
+    ],
+)
+def test_what_is_full_is_seen_in_records(
+    device: str, threads: float | None, sm: float, expected: str
+) -> None:
+    """The bins, of which percentiles are the upper edges, divide what there can be at most."""
+    records, grant = Records(), Grant(device, A100.name, 5 * GIB, threads)
+    for passed, busy in ((DAY, sm), (60.0, threads or 100.0)):
+        measured = Measured(memory=4 * GIB, sm=busy)
+        records.add((Holder("unit", "x"), grant), measured, passed=passed, active=1.0, sharing=1)
+    [found] = records.uses()
+    assert words(one(A100, found)) == expected
+
+
 CARDS = [card(board) for board in ("h100-80gb", "h100-pcie", "a100-40gb", "a30", "b200", "t4")]
 Sample = tuple[float, float, float]  # bytes, percent of the multiprocessors and of the bandwidth
 
@@ -130,7 +152,7 @@ def measured(gpu: Gpu, device: str, samples: list[Sample], fine: bool) -> Use:
     granted = size(gpu, device)[0] if gpu.profiles else gpu.memory
     full = float(sum(value >= 0.97 * granted for value, _, _ in samples))
     return Use(
-        *(Holder("workload", "Job/x"), device, gpu.name, granted, None),
+        *(Holder("workload", "x"), device, gpu.name, granted, None),
         held=DAY,
         at_limit=full,
         memory=memory,
