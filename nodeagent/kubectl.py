@@ -182,11 +182,11 @@ def _advise(options: argparse.Namespace) -> int:
     rows: list[tuple[str, ...]] = [head]
     for key, ones in sorted(joined.items()):
         # What would do on each of the nodes: the one that needs most says it.
-        worst = max(ones, key=lambda one: (_VERDICTS.index(one["verdict"]), -one["freesPart"]))
+        worst = max(ones, key=lambda o: (_VERDICTS.index(o["verdict"]), -o.get("freesPart", 0)))
         held = f"{sum(one['held'] for one in ones) / 3600:.0f}h"
         peak = f"{max(one.get('peak', 0) for one in ones) / 2**30:.1f}Gi"
         advice = " ".join(filter(None, (worst["verdict"], worst.get("advised"))))
-        frees = f"{100 * worst['freesPart']:.0f}%"
+        frees = f"{100 * worst.get('freesPart', 0):.0f}%"
         rows.append((*key, str(len(ones)), held, peak, frees, advice))
     if joined:
         _print([tuple(map(_escaped, row)) for row in rows])
@@ -271,13 +271,16 @@ def _why(options: argparse.Namespace) -> int:
         lines.append(f"claim {name}: {devices or none}")
         for device in claim.get("status", {}).get("devices", ()):
             lines += (f"  {device['device']}: {line.strip()}" for line in _untrue(device))
-    for event in _asked(options, "get", "events", *there)["items"]:
+    events = _asked(options, "get", "events", *there)["items"]
+    events.sort(key=lambda one: str(one.get("lastTimestamp")))
+    warnings = [one for one in events if one.get("type") == "Warning"]
+    # What is tried again and again is said again with other names: the latest of each kind counts.
+    latest = {(one["involvedObject"].get("uid"), one.get("reason")): one for one in warnings}
+    for (uid, reason), event in latest.items():
         said = str(event.get("message")).split(": ", 1)[-1]  # without the device's name
-        known = any(said in line for line in lines)
-        about_it = event["involvedObject"].get("uid") in uids
-        if about_it and event.get("type") == "Warning" and not known:
+        if uid in uids and not any(said in line for line in lines):
             about = event["involvedObject"]["kind"].lower()
-            lines.append(f"{about} {event.get('reason')}: {event.get('message')}")
+            lines.append(f"{about} {reason}: {event.get('message')}")
     if node:
         annotations = _asked(options, "get", "node", node)["metadata"].get("annotations", {})
         with suppress(*_DAMAGE):

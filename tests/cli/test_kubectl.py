@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from nodeagent import kubectl as plugin
+from nodeagent.use.advice import Advice, AdviceVerdict
 from tests.machine_load import stretched
 from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.real_api_server import RealApiServer, why_not
@@ -201,17 +203,19 @@ def test_a_page_of_the_agent_beside_it(run: Run, tmp_path: Path) -> None:
     ]
 
 
-def advised(verdict: str, **more: Any) -> dict[str, Any]:
-    whose = {"namespace": "team-a", "workload": "web", "container": "main"}
-    has = {"model": "H100", "device": "3g.40gb", "held": 72000.0, "freesPart": 0.0}
-    return whose | has | {"verdict": verdict} | more
+def advised(verdict: str, **more: Any) -> Any:
+    """As the agent writes it, which leaves out what is as usual."""
+    whose: dict[str, Any] = {"namespace": "team-a", "workload": "web", "container": "main"}
+    has = {"model": "H100", "device": "3g.40gb", "held": 72000.0, "used": 0.0, "granted": 40 << 30}
+    known = {"verdict": AdviceVerdict(verdict), "why": ("a sentence",)}
+    return to_builtins(Advice(**whose | has | known | more))
 
 
 def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
-    smaller = advised("smaller", advised="1g.10gb", freesPart=0.375, peak=7 << 30)
-    less = advised("smaller", advised="2g.20gb", freesPart=0.25, peak=12 << 30)
+    smaller = advised("smaller", advised="1g.10gb", frees_part=0.375, peak=7 << 30)
+    less = advised("smaller", advised="2g.20gb", frees_part=0.25, peak=12 << 30)
     late, user = advised("notEnough"), {"namespace": "", "workload": "1000\x1b[2J"}
-    full = advised("larger", device="gpu", peak=79 << 30) | user
+    full = advised("larger", device="gpu", peak=79 << 30, **user)
     answers = {f"execgpusnodeagent{name}": {"advice": advice} for name, advice in (
         ("a", [smaller]), ("b", [less, full]), ("c", [late]),
     )}  # fmt: skip
@@ -307,9 +311,9 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
     node; nothing of other pods, and nothing that is well.
     """
 
-    def event(uid: str, kind: str, message: str, severity: str = "Warning") -> dict[str, Any]:
-        about = {"involvedObject": {"uid": uid, "kind": kind}, "type": severity}
-        return about | {"reason": f"Of{kind}", "message": message}
+    def event(uid: str, kind: str, message: str, **more: str) -> dict[str, Any]:
+        about = {"involvedObject": {"uid": uid, "kind": kind}, "type": "Warning"}
+        return about | {"reason": f"Of{kind}", "message": message, "lastTimestamp": "2"} | more
 
     unfit = {"type": "Ready", "status": "False", "reason": "Unhealthy", "message": "XID 95"}
     bare = {"type": "Ready", "status": "False"}
@@ -330,9 +334,10 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
     allocated = {"allocation": {"devices": {"results": results}}, "devices": devices}
     events = [
         event("1", "Pod", "it waits\x1b"),
+        event("1", "Pod", "it waits for x", lastTimestamp="1"),
         event("3", "ResourceClaim", "in use by pid 7"),
-        event("1", "Pod", "all well", "Normal"),
-        event("1", "Pod", "XID 95"),
+        event("1", "Pod", "all well", type="Normal"),
+        event("1", "Pod", "XID 95", reason="Other"),
         event("2", "ResourceClaim", "mig-1g-0: XID 95"),
         event("9", "Pod", "of another"),
     ]
