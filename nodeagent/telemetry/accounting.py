@@ -16,7 +16,7 @@ from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.structs import Struct
+from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.holds import DeviceHold, holds_of
 from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, UNUSED, Device, DeviceUse, device_of
 from nodeagent.use.records import Measured, Records
@@ -122,9 +122,12 @@ class Accounts:
         passed = now - self._since if self._since is not None else 0.0
         self.records.grow_older(max(passed, 0.0))
         if 0.0 < passed <= self._longest_gap:
-            for key, hold in self._holds.items():
+            for key, before in self._holds.items():
                 device, holder = key
                 goes_on = key in holds
+                # A container is known soon after its pod.
+                owners = (before if before.owners[0].container else holds.get(key, before)).owners
+                hold = replace(before, owners=owners)
                 worked = min(max(active.get(device, 0.0) if goes_on else 0.0, 0.0), 1.0)
                 self._add(holder, hold, passed, passed * worked)
                 is_idle = active.get(device, 1.0) < _IDLE_BELOW

@@ -186,12 +186,14 @@ def test_the_share_of_a_claim_is_what_was_granted() -> None:
 
 
 def test_two_containers_of_a_pod_are_one_holder() -> None:
+    """From the begin on, when they are not known yet."""
     agent = Agent()
+    agent.see(whole(user(0, "a-0", container="")))
     for _ in range(2):
         agent.see(whole(user(0, "a-0"), user(0, "a-0", container="side")))
     (use,) = agent.records.uses()
     assert use.holder == Holder("workload", "a", "team", "main,side")
-    assert use.held == 10.0
+    assert use.held == 20.0
 
 
 @pytest.mark.parametrize(
