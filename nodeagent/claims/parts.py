@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, Reserved, WantedInstance
-from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode
+from nodeagent.plan.observed import Gpu, GpuInstance
 from nodeagent.plan.shares import TimeSlice, WantedMps
 from nodeagent.structs import replace
 
@@ -174,6 +174,18 @@ def clear_ids(record: ClaimRecord, gpu: str | None = None) -> ClaimRecord:
     return replace(record, devices=tuple(devices))
 
 
+def left_on(record: ClaimRecord, lost: Collection[str]) -> ClaimRecord | None:
+    """The record with what it had on GPUs that are lost, once all else is released; None without
+    any. What served several GPUs has ended, or is others'.
+    """
+    devices = tuple(
+        replace(device, mps=None) if len(device.daemon) > 1 else device
+        for device in record.devices
+        if device.gpu in lost and not device.result.admin_access
+    )
+    return replace(record, devices=devices) if devices else None
+
+
 def with_intent(
     record: ClaimRecord, gpu: Gpu, boot_id: str, others: Iterable[ClaimRecord] = ()
 ) -> ClaimRecord:
@@ -246,9 +258,3 @@ def is_there(device: ClaimedDevice, gpu: Gpu) -> bool:
         return device.result.admin_access or not gpu.in_mig_mode
     instance = instance_of(device, gpu)
     return instance is not None and bool(instance.compute)
-
-
-def gpu_removed(gpu: str, node: ObservedNode) -> bool:
-    """Return whether the card with this UUID was taken out: all that are in the machine answer."""
-    complete = bool(node.gpus) and all(o.uuid and o.access is Access.OK for o in node.gpus)
-    return complete and node.gpu(gpu) is None

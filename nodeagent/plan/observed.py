@@ -349,6 +349,16 @@ class ObservedNode(Struct, frozen=True):
                 return gpu
         return None
 
+    def has_lost(self, uuid: str) -> bool:
+        """Whether nothing on that GPU works any more: it is lost, by the driver or by what health
+        says of one that does not answer, or the driver lists all GPUs, and not this one.
+        """
+        gpu = self.gpu(uuid)
+        if gpu is not None:
+            is_silent = gpu.access is Access.UNKNOWN and gpu.health_limits.gone
+            return gpu.access is Access.LOST or is_silent
+        return bool(self.gpus) and all(one.uuid or one.access is Access.LOST for one in self.gpus)
+
 
 def users_of(device: Gpu | ComputeInstance | Device) -> tuple[User, ...]:
     """The processes and allocations on the device itself, and the clients of its daemon."""

@@ -292,10 +292,9 @@ class NodeController(NodeReader):
         """The fleet knows clients, and not to whom a device was given since it was planned."""
         daemon = self._daemon_of(step.device)
         served = daemon.runs.devices if daemon else ()
-        here = {gpu.uuid for gpu in self.seen.gpus} if self.seen else {""}
         for uuid in served or (step.gpu,):
-            if uuid != step.gpu and not here & {uuid, ""}:
-                continue  # it was taken out, and nothing can be on it
+            if uuid != step.gpu and self.seen and self.seen.has_lost(uuid):
+                continue  # nothing works on it any more
             gpu = await self.observe_gpu(uuid)
             if gpu.access is not Access.OK:
                 why, mend = gpu.access_reason, silent_remedy(gpu)

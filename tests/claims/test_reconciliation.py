@@ -17,7 +17,14 @@ from nodeagent.claims.upkeep.reconciliation import (
     foreign_instances,
     reconcile,
 )
-from nodeagent.plan.observed import Access, DeviceDaemon, MigMode, ObservedNode, Placement
+from nodeagent.plan.observed import (
+    Access,
+    DeviceDaemon,
+    HealthLimits,
+    MigMode,
+    ObservedNode,
+    Placement,
+)
 from nodeagent.plan.problems import Code
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
@@ -192,14 +199,20 @@ def test_several_devices() -> None:
 
 
 def test_a_card_that_was_taken_out() -> None:
-    """After a restart, with all other cards answering, nothing of it is left to be released."""
+    """After a restart nothing of it is left to be released, unless one that is silent may be it."""
     other = replace(gpu(), uuid="GPU-0")
     gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}}
     restarted = of(mig_device(instance=7), boot_id="boot-0")
     assert decide(snapshot(other, **gone, **restarted)) == RELEASE
-    silent = replace(other, access=Access.UNKNOWN)
+    silent = replace(other, uuid="", access=Access.UNKNOWN)
     assert _code(decide(snapshot(silent, **gone, **restarted))) is Code.GPU_UNKNOWN
     assert _code(decide(snapshot(other, silent, **gone, **restarted))) is Code.GPU_UNKNOWN
+    lost = replace(silent, access=Access.LOST)
+    assert decide(snapshot(other, lost, **gone, **restarted)) == RELEASE
+    hangs = gpu(access=Access.UNKNOWN)
+    assert _code(decide(snapshot(hangs, **gone, **restarted))) is Code.GPU_UNKNOWN
+    off_the_bus = replace(hangs, health_limits=HealthLimits(gone=True))
+    assert decide(snapshot(off_the_bus, **gone, **restarted)) == RELEASE
     assert _code(decide(snapshot(other, **gone))) is Code.GPU_UNKNOWN
     assert (
         _code(decide(replace(snapshot(**gone, **restarted), node=ObservedNode())))
@@ -286,6 +299,11 @@ class Case:
         return self.phase is RecordPhase.RELEASING or self.claim in ended
 
     @property
+    def gone_with_reboot(self) -> bool:
+        """What it had on a GPU that is lost since."""
+        return self.over and self.rebooted
+
+    @property
     def is_there(self) -> bool:
         """Whether the claim's own instance, or the plan's that it has, is there."""
         if self.fixed:
@@ -305,7 +323,7 @@ class Case:
     @property
     def expected(self) -> ClaimAction:
         """What is done, by the rules as they are written down."""
-        if self.hardware == "unknown":
+        if self.hardware == "unknown" and not self.gone_with_reboot:
             return ClaimAction.LEAVE
         if self.over:
             return ClaimAction.LEAVE if self.in_use else ClaimAction.RELEASE
@@ -321,7 +339,7 @@ class Case:
 
     @property
     def problem(self) -> Code | None:
-        if self.hardware == "unknown":
+        if self.hardware == "unknown" and not self.gone_with_reboot:
             return Code.GPU_UNKNOWN
         fine = self.phase is RecordPhase.READY and self.is_there and not self.over
         return None if fine else Code.IN_USE

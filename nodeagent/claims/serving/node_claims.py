@@ -110,7 +110,7 @@ class NodeClaims:
                     nvidia=self._nvidia,
                 )
                 if record is not None:
-                    await self.remove(record)
+                    await self.remove(record, anew=True)
                 self.store.refuse_unreadable(uid)
                 record = await self._intended(model.ClaimReference(namespace, name), uid, results)
                 return await self._make_first(record, found)
@@ -229,19 +229,26 @@ class NodeClaims:
             await self.store.keep(record)
         return parts.to_prepare(record, gpu, others)
 
-    async def remove(self, record: model.ClaimRecord) -> None:
-        """The instances that are proven to be the claim's, its CDI file, its record."""
+    async def remove(self, record: model.ClaimRecord, *, anew: bool = False) -> None:
+        """The instances that are proven to be the claim's, its CDI file, its record. That stays,
+        RELEASING, with what is on lost GPUs, until they answer or the machine was started again;
+        not where the claim is to be made `anew`. No pod has to wait for that in Terminating.
+        """
         record = replace(record, phase=model.RecordPhase.RELEASING)
         await self.store.keep(record)
         # An administrator only looks at what it has: nothing of that goes.
         own = [device for device in record.devices if not device.result.admin_access]
+        observed = await self.observe()
+        lost = frozenset(filter(observed.has_lost, record.gpus))
+        if lost:  # where the driver names no client
+            await self.files.daemons.poll()
 
         def gpus() -> list[str]:
             """Where others keep its daemon, that is changed by its primary alone."""
             theirs = (one for other in self.store.others(record) for one in other.devices)
             kept = {uuid for one in theirs for uuid in one.daemon[1:]}
             own_gpus = {device.gpu for device in own}
-            return sorted(own_gpus | {u for device in own for u in device.daemon} - kept)
+            return sorted((own_gpus | {u for device in own for u in device.daemon} - kept) - lost)
 
         # All GPUs are asked first, so that a refusal leaves the claim untouched: a pod may have it.
         for uuid in gpus() if len(record.gpus) > 1 else ():
@@ -255,22 +262,22 @@ class NodeClaims:
                     await self._release_on_gpu(record, uuid)
                     # Whatever comes in its place now is not its, and has its ids as a rule.
                     record = parts.clear_ids(record, uuid)
-                await uncancelled(self._forget(record))
+                outlives = not anew and record.boot_id == self.places.boot_id
+                left = parts.left_on(record, lost) if outlives else None
+                await uncancelled(self._forget(record.uid, left))
             except NodeagentError:
                 await self.store.keep(record)
                 raise
 
-    async def _forget(self, record: model.ClaimRecord) -> None:
-        await asyncio.to_thread(self.files.withdraw, [file_name(record.uid)])
-        await self.store.remove(record.uid)
+    async def _forget(self, uid: str, left: model.ClaimRecord | None) -> None:
+        await asyncio.to_thread(self.files.withdraw, [file_name(uid)])
+        await (self.store.keep(left) if left else self.store.remove(uid))
 
     async def _release_on_gpu(
         self, record: model.ClaimRecord, uuid: str, *, only_plan: bool = False
     ) -> None:
         """Have what the claim has on one GPU removed; with `only_plan`, raise what forbids that."""
         if record.boot_id != self.places.boot_id:  # what is there was not made for it
-            if parts.gpu_removed(uuid, await self.observe()):
-                return
             record = parts.clear_ids(record)
 
         here = [device for device in record.devices if device.gpu == uuid]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.claims import model
 from nodeagent.claims.outcomes import usage_of, usage_without
-from nodeagent.claims.parts import daemon_of, daemon_of_part, gpu_removed, instance_of
+from nodeagent.claims.parts import daemon_of, daemon_of_part, instance_of
 from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
@@ -105,7 +105,8 @@ def foreign_instances(snapshot: Snapshot) -> Iterator[Problem]:
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A device on its `gpu`: it `is_there`, with its GPU instance if it has one; or that `instance`
-    is in its place, and was not made for it; or it is missing. `unknown`: why that is not known.
+    is in its place, and was not made for it; or it is missing. `unknown`: why that is not known;
+    `lost`: nothing on the GPU works any more.
     """
 
     device: model.ClaimedDevice
@@ -113,6 +114,7 @@ class _Found:
     instance: GpuInstance | None = None
     is_there: bool = False
     unknown: str = ""
+    lost: bool = False
 
     @property
     def is_missing(self) -> bool:
@@ -121,12 +123,11 @@ class _Found:
 
 def _find(device: model.ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Found:
     gpu = snapshot.node.gpu(device.gpu)
-    if gpu is None:
-        if rebooted and gpu_removed(device.gpu, snapshot.node):
-            return _Found(device)
-        return _Found(device, unknown=f"the driver does not list {device.gpu}")
-    if gpu.access is not Access.OK:
-        return _Found(device, gpu, unknown=f"GPU {gpu.index} does not answer: {gpu.access_reason}")
+    if gpu is None or gpu.access is not Access.OK:
+        why = f"the driver does not list {device.gpu}"
+        if gpu is not None:
+            why = f"GPU {gpu.index} does not answer: {gpu.access_reason}"
+        return _Found(device, gpu, unknown=why, lost=snapshot.node.has_lost(device.gpu))
     if device.placement is None:
         # The GPU as a whole is there outside MIG mode; in whatever mode for an administrator.
         if device.result.admin_access or not gpu.in_mig_mode:
@@ -157,11 +158,13 @@ class _Claim:
 
     def decision(self) -> Decision:
         end = self._end()
-        unknown = {  # what an administrator only looks at gives nothing back in the end
-            found.unknown
-            for found in self.found
-            if found.unknown and not (end and found.device.result.admin_access)
-        }
+        needed = self.found
+        if end:  # what an administrator only looks at gives nothing back
+            needed = [one for one in needed if not one.device.result.admin_access]
+            # A lost GPU has nothing of before a reboot, and does not hold up what is elsewhere.
+            if self._rebooted or not all(one.lost for one in needed):
+                needed = [one for one in needed if not one.lost]
+        unknown = {one.unknown for one in needed if one.unknown}
         if unknown:
             title, why = self._record.title, "; ".join(sorted(unknown))
             problem = Problem.of(Code.GPU_UNKNOWN, "claimKept", claim=title, why=why)
