@@ -6,6 +6,7 @@ Imported by a node without a cluster too, so what is heavy is imported where it 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from nodeagent.app.shared import Shared, source_of
@@ -33,6 +34,7 @@ class ClusterService:
 
         settings, events = shared.settings, shared.events
         self._settings = settings.kubernetes
+        self._node_name = settings.node_name
         self._states = shared.states
         self._source = source_of(settings.plan, in_cluster=True)
         credentials = credentials_of(self._settings.kubeconfig, self._settings.context)
@@ -66,6 +68,14 @@ class ClusterService:
                 self._source, offer=offer, rounds=lambda: self._states.newest.rounds, follow=follow
             )
         return self.publisher.source
+
+    async def workloads(self) -> Mapping[tuple[str, str], str]:
+        """The workloads' names of the node's pods, by namespace and name; raises ClusterFault."""
+        from nodeagent.cluster.client import requests
+        from nodeagent.cluster.drain.pods import read_pod
+
+        listed = await self.access.listed(requests.list_pods(self._node_name), read_pod)
+        return {(pod.namespace, pod.name): pod.workload for pod in listed.items}
 
     async def run(self) -> None:
         async with self.access:

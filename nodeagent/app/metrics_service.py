@@ -17,7 +17,7 @@ import structlog
 from nodeagent import __version__
 from nodeagent.api.limits import Refusals, RequestLimits
 from nodeagent.app.paths import Simulation
-from nodeagent.app.use_service import UseService
+from nodeagent.app.use_service import ListWorkloads, UseService
 from nodeagent.cluster.kubelet.processes import Owner, ProcessOwners, ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
@@ -59,7 +59,7 @@ class MetricsService:
 
     `current` gives the node's state as it is at this moment. `owners` looks up the pods of
     processes by pid, and may block; None: pods of processes are not known. `use_file` is where the
-    records of use outlive the agent; None: they do not.
+    records of use outlive the agent; None: they do not. `workloads`: as UseService has it.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class MetricsService:
         current: Callable[[], NodeState],
         owners: OwnersOf | None = None,
         use_file: Path | None = None,
+        workloads: ListWorkloads | None = None,
     ) -> None:
         self._settings = settings.metrics
         self._current = current
@@ -87,7 +88,7 @@ class MetricsService:
             clock=asyncio.get_running_loop().time,
             current=current,
         )
-        self.use = UseService(use_file, self.exporter.records)
+        self.use = UseService(use_file, self.exporter.accounts, workloads)
         self.history = GpuHistories(settings.sample.interval)
         self._event_values = EventValues()
         self._sampling = sampling
@@ -164,7 +165,7 @@ class MetricsService:
         clock = asyncio.get_running_loop().time
         async with self._advising:
             if clock() >= self._advice_until:
-                kept, gpus = self.exporter.records.kept(0.0), self._current().observed.gpus
+                kept, gpus = self.exporter.accounts.records.kept(0.0), self._current().observed.gpus
                 self.exporter.put_advice(await asyncio.to_thread(_advice, kept, gpus))
                 self._advice_until = clock() + _ADVICE_AGE
         return self.exporter.advice

@@ -144,6 +144,7 @@ class Agent:
             current=self._current,
             owners=owners_of(simulation),
             use_file=paths.state_file(USE_NAME),
+            workloads=self._cluster.workloads if self._cluster else None,
         )
         if self._claims:
             self._metrics.exporter.work.add_reasons(self._claims.failure_reasons)

@@ -19,6 +19,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.holds import DeviceHold, holds_of
 from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, UNUSED, Device, DeviceUse, device_of
+from nodeagent.use.digest import PodKey
 from nodeagent.use.records import Measured, Records
 from nodeagent.views.claims import Claim
 from nodeagent.views.node_state import Reading
@@ -91,11 +92,13 @@ class Accounts:
     """Adds up, observation by observation. Times are seconds of a clock that does not jump.
 
     A holder is forgotten `keep` seconds after it let go, so that its last values are still scraped;
-    a gap above `longest_gap` does not count. `records` are of the holders' workloads.
+    a gap above `longest_gap` does not count. `records` are of the holders' workloads: by the names
+    of their pods, or where `workloads` is not None, of those that `settle` named.
     """
 
     def __init__(self, *, longest_gap: float, keep: float = 600.0) -> None:
         self.records = Records()
+        self.workloads: dict[PodKey, str] | None = None
         self._longest_gap = longest_gap
         self._keep = keep
         self._accounts: dict[Owner, _Account] = {}
@@ -134,7 +137,7 @@ class Accounts:
                 idle = now - self._idle_since.get(key, now) if is_idle else 0.0
                 use, reading = uses.get(device, UNUSED), read.get(device, _UNREAD)
                 self.records.add(
-                    (hold.holder, hold.grant),
+                    (hold.holder(self.workloads), hold.grant),
                     _measured(hold, use, reading, idle) if goes_on else Measured(),
                     passed=passed,
                     active=worked,
@@ -150,6 +153,15 @@ class Accounts:
             for key in holds
             if active.get(key[0], 1.0) < _IDLE_BELOW
         }
+
+    def settle(self, workloads: Mapping[PodKey, str]) -> None:
+        """Let these pods count for the workloads of these names, also what they did until now; "":
+        of the one by the pod's name.
+        """
+        there = {(holder.namespace, holder.pod) for holder in self._accounts}
+        known = {**(self.workloads or {}), **workloads}
+        self.workloads = {pod: name for pod, name in known.items() if pod in there}
+        self.records.settle(workloads)
 
     def _add(self, holder: Owner, hold: DeviceHold, passed: float, used: float) -> None:
         account = self._accounts.setdefault(holder, _Account())

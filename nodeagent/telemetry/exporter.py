@@ -61,8 +61,7 @@ class Exporter:
             str, tuple[float, Mapping[int | None, tuple[ProcessReading, ...]]]
         ] = {}
         self._owners: Mapping[int, Owner] = {}
-        self._accounts = Accounts(longest_gap=_MAX_GAP)
-        self.records = self._accounts.records
+        self.accounts = Accounts(longest_gap=_MAX_GAP)
         self._readers: tuple[ReaderState, ...] = ()
         self._state_at = clock()
         self._page: bytes | None = None  # the text, if it was written since the last change
@@ -89,7 +88,7 @@ class Exporter:
         self.readings = readings(sample, active)
         known = {uuid for uuid, gpu in self._gpus.items() if now - gpu.at <= _MAX_GAP}
         active = {device: part for device, part in active.items() if device[0] in known}
-        self._accounts.observe(
+        self.accounts.observe(
             now,
             state.observed,
             who,
@@ -161,7 +160,7 @@ class Exporter:
         sample = ownership.by_owner(self._sample(who), who)
         self.work.add_gpus(state.observed.gpus)
         ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
-        samples = [*node_samples(state), *self._accounts.samples(), ignored, self._build]
+        samples = [*node_samples(state), *self.accounts.samples(), ignored, self._build]
         samples += health_samples(state.health) if state.health else ()
         samples += advice_samples(self.advice)
         families = self._families(sample, self._selection)

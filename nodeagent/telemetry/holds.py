@@ -1,8 +1,6 @@
 """Who holds which part of which device, and what was granted with it. Pure."""
 
-import re
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.layouts import Card
@@ -10,13 +8,9 @@ from nodeagent.plan.observed import Gpu, GpuInstance, ObservedNode
 from nodeagent.plan.shares import MIB
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
-from nodeagent.use.digest import Holder
+from nodeagent.use.digest import Holder, PodKey
 from nodeagent.use.records import Grant
 from nodeagent.views.claims import Claim, ClaimShare
-
-_RANDOM: Final = "[bcdfghjklmnpqrstvwxz2456789]"  # without vowels, unlike words
-# The recording rules read names alike. First a pod-template-hash or the minute of a CronJob.
-_MADE: Final = re.compile(rf"(-{_RANDOM}{{8,10}}|-\d{{8,}})?-({_RANDOM}{{5}}|\d+)$")
 
 
 class DeviceHold(Struct, frozen=True):
@@ -32,12 +26,14 @@ class DeviceHold(Struct, frozen=True):
     owners: tuple[Owner, ...]
     grant: Grant
 
-    @property
-    def holder(self) -> Holder:
+    def holder(self, workloads: Mapping[PodKey, str] | None) -> Holder:
+        """`workloads` are those of pods that are known, "" by the pod's name; None: all by that."""
         one = self.owners[0]
         if one.pod:
             containers = ",".join(dict.fromkeys(o.container for o in self.owners if o.container))
-            return Holder("workload", workload_of(one.pod), one.namespace, containers)
+            pod = Holder("pod", one.pod, one.namespace, containers)
+            known = workloads is None or pod.pod in workloads
+            return pod.named((workloads or {}).get(pod.pod, "")) if known else pod
         kind = "unit" if one.unit else "user" if one.user else "container"
         return Holder(kind, getattr(one, kind))
 
@@ -69,13 +65,6 @@ def holds_of(
                 )
                 found[device, holder] = hold
     return found
-
-
-def workload_of(pod: str) -> str:
-    """The name of the pod without what its controller put behind it: to know its owners, the API
-    server would have to be asked, and accounts are kept without one, too.
-    """
-    return _MADE.sub("", pod) or pod
 
 
 def _shares(claims: Iterable[Claim]) -> Mapping[tuple[Device, str, str], ClaimShare]:

@@ -48,7 +48,7 @@ class Advice(Shape, frozen=True, kw_only=True):
     """
 
     namespace: str = ""
-    workload: Annotated[str, Meta(description="of pods, by their names; a unit, user or container")]
+    workload: Annotated[str, Meta(description="what controls the pods; a unit, user or container")]
     container: str = ""
     model: str
     device: Annotated[str, Meta(description="what it has: a profile, gpu or share")]

@@ -1,6 +1,16 @@
 """What each holder did with each kind of device: times, and spreads of seconds over values."""
 
-from nodeagent.structs import Struct
+import re
+from typing import Final
+
+from nodeagent.structs import Struct, replace
+
+PodKey = tuple[str, str]
+"""Namespace and name."""
+
+_RANDOM: Final = "[bcdfghjklmnpqrstvwxz2456789]"  # without vowels, unlike words
+# The recording rules read names alike. First a pod-template-hash or the minute of a CronJob.
+_MADE: Final = re.compile(rf"(-{_RANDOM}{{8,10}}|-\d{{8,}})?-({_RANDOM}{{5}}|\d+)$")
 
 
 class Spread(Struct, frozen=True):
@@ -12,14 +22,23 @@ class Spread(Struct, frozen=True):
 
 
 class Holder(Struct, frozen=True):
-    """Whose time it is. `kind`: workload (whose name is that of its pods without what was made for
-    each of them), unit, user, or container (outside Kubernetes, by its id).
+    """Whose time it is. `kind`: workload (by the name of what controls its pods), pod (whose
+    workload is not known yet), unit, user, or container (outside Kubernetes, by its id).
     """
 
     kind: str
     name: str
     namespace: str = ""
     container: str = ""
+
+    @property
+    def pod(self) -> PodKey:
+        return self.namespace, self.name
+
+    def named(self, workload: str) -> "Holder":
+        """In place of a pod its workload; "": by the pod's name without what was made for it."""
+        name = workload or _MADE.sub("", self.name) or self.name
+        return replace(self, kind="workload", name=name) if self.kind == "pod" else self
 
 
 class Use(Struct, frozen=True):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from operator import add
 from typing import Annotated, Final
 
 from nodeagent.structs import Meta, Struct, field, replace
-from nodeagent.use.digest import Holder, Spread, Use
+from nodeagent.use.digest import Holder, PodKey, Spread, Use
 
 LENGTH: Final = 7 * 86400.0  # seconds of a generation
 MOST: Final = 512  # digests in a generation
@@ -150,13 +150,32 @@ class Records:
         digest.idle_stretches += measured.idle - passed < _STRETCH <= measured.idle
         digest.count(held, measured, key[1])
 
+    @property
+    def pods(self) -> set[PodKey]:
+        """Those whose workloads are not known yet, and that have records of their own until then:
+        the name of one may be like that of another workload.
+        """
+        return {holder.pod for holder, _ in (*self._older, *self._newer) if holder.kind == "pod"}
+
+    def settle(self, workloads: Mapping[PodKey, str]) -> None:
+        """Count for its workload what each of these pods did; "": the one by its name."""
+        for kept in (self._older, self._newer):
+            for holder, grant in [key for key in kept if key[0].pod in workloads]:
+                named = holder.named(workloads[holder.pod])
+                _put(kept, (named, grant), kept.pop((holder, grant)))
+
     def uses(self) -> tuple[Use, ...]:
         """What both generations have, the latest last."""
-        found = dict(self._older)
-        for key, digest in self._newer.items():
-            older = found.pop(key, None)
-            found[key] = older.merged(digest) if older else digest
+        found: dict[Key, Digest] = {}
+        for (holder, grant), digest in (*self._older.items(), *self._newer.items()):
+            _put(found, (holder.named(""), grant), digest)
         return tuple(_use(*key, digest) for key, digest in found.items())
+
+
+def _put(digests: dict[Key, Digest], key: Key, digest: Digest) -> None:
+    """As the last one, with what is there of it."""
+    before = digests.pop(key, None)
+    digests[key] = before.merged(digest) if before else digest
 
 
 def _top(quantity: str, grant: Grant) -> float:

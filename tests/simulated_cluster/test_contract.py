@@ -12,6 +12,7 @@ from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.node_view import UNHEALTHY, Wanted, read_node
 from nodeagent.cluster.client.requests import JsonObject, Request
+from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.reflector import read_event
 from nodeagent.health.reporting import Condition
 from tests.cluster.client.rig import PLAN, STATUS, Follower, until
@@ -130,6 +131,20 @@ async def test_a_node_is_written(access: ClusterAccess, node: JsonObject) -> Non
 async def test_annotations_have_a_limit_together(access: ClusterAccess) -> None:
     with pytest.raises(faults.RequestRefused, match="annotations"):
         await set_plan(access, "x" * (256 * 1024))
+
+
+async def test_a_pod_has_the_workload_of_its_owner(access: ClusterAccess) -> None:
+    pods = "/api/v1/namespaces/default/pods"
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d8f9c7b6d", "uid": "1"}
+    for name, owners in (("odd", [{**owner, "controller": True}]), ("worker-1", [owner])):
+        labels = {"pod-template-hash": "5d8f9c7b6d"}
+        metadata = {"name": name, "labels": labels, "ownerReferences": owners}
+        spec = {"nodeName": NODE, "containers": [{"name": "c", "image": "i"}]}
+        await ask(access, "POST", pods, {"metadata": metadata, "spec": spec})
+    found = (await access.listed(requests.list_pods(NODE), read_pod)).items
+    assert {pod.name: pod.workload for pod in found} == {"odd": "web", "worker-1": "worker-1"}
+    for name in ("odd", "worker-1"):
+        await ask(access, "DELETE", f"{pods}/{name}?gracePeriodSeconds=0")
 
 
 async def test_every_answer(cluster: Cluster) -> None:

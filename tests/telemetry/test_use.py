@@ -13,7 +13,6 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.observed import DeviceDaemon, ObservedNode
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.structs import Struct, replace
-from nodeagent.telemetry.holds import workload_of
 from nodeagent.telemetry.ownership import Device, DeviceUse
 from nodeagent.use.digest import Holder, Spread
 from nodeagent.use.records import LENGTH, MOST, Grant, Measured, Records
@@ -30,7 +29,14 @@ WHOLE: Device = (GPU.uuid, None)
 
 # --- times ----------------------------------------------------------------------------------------
 
-PODS = ("web-7d9f8bcdf4-x2k4z", "web-7d9f8bcdf4-q8vbn", "db-0", "db-1", "one")
+PODS = {  # and their workloads: by their names, and as the API server names them
+    "web-7d9f8bcdf4-x2k4z": ("web", "web"),
+    "web-7d9f8bcdf4-q8vbn": ("web", "web"),
+    "db-0": ("db", "db"),
+    "db-1": ("db", "db-1"),
+    "one": ("one", "web"),
+}
+ANSWER = {("team", pod): named for pod, (_, named) in PODS.items()}
 
 
 class Step(Struct, frozen=True):
@@ -46,23 +52,25 @@ STEPS = st.lists(
     st.builds(
         Step,
         passed=st.sampled_from([0.5, 1.0, 7.25, 60.0, 119.0, 300.0]),
-        pods=st.dictionaries(st.integers(0, 6), st.frozensets(st.sampled_from(PODS)), max_size=4),
+        pods=st.dictionaries(
+            st.integers(0, 6), st.frozensets(st.sampled_from([*PODS])), max_size=4
+        ),
         active=st.dictionaries(st.integers(0, 6), st.floats(0, 1)),
-        then=st.sampled_from(["", "", "", "restart", "clock set"]),
+        then=st.sampled_from(["", "", "", "restart", "clock set", "answer"]),
     ),
     max_size=12,
 )
 
 
 @settings(max_examples=draws(400), deadline=None)
-@given(STEPS)
+@given(STEPS, st.booleans())
 def test_totals_are_what_pods_held_and_used(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Step], asks: bool
 ) -> None:
-    """Whatever is cut anew, restarted or set: nothing counts twice, and nothing is lost but what
-    passed between two agents or in a gap.
+    """Whatever is cut anew, restarted or set, and whenever workloads are named: nothing counts
+    twice, and nothing is lost but what passed between two agents or in a gap.
     """
-    agent = Agent(tmp_path_factory.mktemp("use") / "use.json")
+    agent = Agent(tmp_path_factory.mktemp("use") / "use.json", asks=asks)
     held: dict[str, float] = defaultdict(float)
     used: dict[str, float] = defaultdict(float)
     before: Step | None = None
@@ -71,9 +79,9 @@ def test_totals_are_what_pods_held_and_used(
             for number, pods in before.pods.items():
                 for pod in pods:
                     time = step.passed / len(pods)
-                    held[workload_of(pod)] += time
+                    held[PODS[pod][asks]] += time
                     if pod in step.pods.get(number, ()):
-                        used[workload_of(pod)] += time * step.active.get(number, 0.0)
+                        used[PODS[pod][asks]] += time * step.active.get(number, 0.0)
         node = divided({n: [user(0, pod) for pod in pods] for n, pods in step.pods.items()})
         agent.see(node, step.passed, {(GPU.uuid, n): part for n, part in step.active.items()})
         before = step
@@ -82,6 +90,10 @@ def test_totals_are_what_pods_held_and_used(
             before = None
         elif step.then == "clock set":
             agent.wall -= 3 * DAY
+        elif step.then == "answer" and asks:
+            agent.accounts.settle({pod: ANSWER[pod] for pod in agent.records.pods})
+    if asks:
+        agent.accounts.settle(ANSWER)
     found = {use.holder.name: use for use in agent.records.uses()}
     assert {name: use.held for name, use in found.items()} == pytest.approx(held)
     assert {name: use.used for name, use in found.items()} == pytest.approx(
@@ -210,7 +222,7 @@ def test_two_containers_of_a_pod_are_one_holder() -> None:
     ],
 )
 def test_a_workload_is_told_by_its_pods_name(pod: str, workload: str) -> None:
-    assert workload_of(pod) == workload
+    assert Holder("pod", pod).named("") == Holder("workload", workload)
 
 
 # --- bounds ---------------------------------------------------------------------------------------

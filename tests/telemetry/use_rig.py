@@ -19,15 +19,20 @@ def names(use: Use) -> tuple[str, str]:
 
 
 class Agent:
-    """Accounts of one agent after the other, which have a clock and a state file."""
+    """Accounts of one agent after the other, which have a clock and a state file.
 
-    def __init__(self, path: Path | None = None) -> None:
+    `asks`: there is an API server that names workloads.
+    """
+
+    def __init__(self, path: Path | None = None, *, asks: bool = False) -> None:
         self.file = use_file(path)
+        self.asks = asks
         self.now, self.wall = 1000.0, 1.8e9
         self.start()
 
     def start(self) -> None:
         self.accounts = Accounts(longest_gap=GAP)
+        self.accounts.workloads = {} if self.asks else None
         self.records = self.accounts.records
         kept = self.file.load()
         if kept is not None:

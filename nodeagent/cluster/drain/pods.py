@@ -11,6 +11,8 @@ from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.structs import Struct, read_in_threads
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
+# The minute since 1970 that a CronJob puts behind its name, from 2025 to 2084: no date looks alike.
+_MINUTE: Final = re.compile(r"-(29|[3-5]\d)\d{6}$")
 _DYNAMIC_MIG: Final = re.compile(r"(?:^|,)\s*DynamicMIG=true\s*(?:,|$)", re.IGNORECASE)
 
 
@@ -19,10 +21,10 @@ class Pod:
     """A pod on this node.
 
     `terminating`: its deletion was requested. `controller` is the kind of its controlling owner
-    ("DaemonSet"), "" without one. `mirror`: the kubelet runs it from a file, and the API server
-    cannot remove it. `selects` are the node labels that its nodeSelector and its required node
-    affinity name. `dynamic_mig`: a container's variable switches on the feature gate DynamicMIG.
-    `uid` distinguishes it from a later pod of the same name.
+    ("DaemonSet"), "" without one, `workload` the name of what it is one of. `mirror`: the kubelet
+    runs it from a file, and the API server cannot remove it. `selects` are the node labels that its
+    nodeSelector and its required node affinity name. `dynamic_mig`: a container's variable switches
+    on the feature gate DynamicMIG. `uid` distinguishes it from a later pod of the same name.
     """
 
     namespace: str
@@ -31,6 +33,7 @@ class Pod:
     phase: str = "Running"
     terminating: bool = False
     controller: str = ""
+    workload: str = ""
     mirror: bool = False
     selects: frozenset[str] = frozenset()
     dynamic_mig: bool = False
@@ -81,6 +84,7 @@ class PodSelector:
 
 class _Owner(Struct):
     kind: str
+    name: str = ""
     controller: bool = False
 
 
@@ -149,7 +153,8 @@ def read_pod(text: bytes) -> Pod:
     """A pod in the API server's JSON; raises ValueError for what is not a pod."""
     pod = _POD.decode(text)
     metadata = pod.metadata
-    owners = (one.kind for one in metadata.owner_references or () if one.controller)
+    owners = (one for one in metadata.owner_references or () if one.controller)
+    owner = next(owners, _Owner(""))
     return Pod(
         namespace=metadata.namespace,
         name=metadata.name,
@@ -157,11 +162,21 @@ def read_pod(text: bytes) -> Pod:
         labels=metadata.labels or {},
         phase=pod.status.phase,
         terminating=metadata.deletion_timestamp is not None,
-        controller=next(owners, ""),
+        controller=owner.kind,
+        workload=_workload(metadata, owner) or metadata.name,
         mirror=_MIRROR in (metadata.annotations or {}),
         selects=frozenset(_selected(pod.spec)),
         dynamic_mig=any(map(_DYNAMIC_MIG.search, _feature_gates(pod.spec))),
     )
+
+
+def _workload(pod: _Metadata, owner: _Owner) -> str:
+    """The owner's name; a Deployment's and a CronJob's in place of what these made for the pod."""
+    if owner.kind == "ReplicaSet":
+        return owner.name.removesuffix(f"-{(pod.labels or {}).get('pod-template-hash')}")
+    if owner.kind == "Node":  # of a pod that the kubelet runs from a file
+        return pod.name.removesuffix(f"-{owner.name}")
+    return _MINUTE.sub("", owner.name) if owner.kind == "Job" else owner.name
 
 
 def _selected(spec: _Spec) -> Iterator[str]:

@@ -33,7 +33,8 @@ def test_a_whole_pod() -> None:
     """Owners that control, labels that select by selector and by affinity, literal variables."""
     term = {"matchExpressions": [{"key": "by-affinity", "operator": "Exists"}]}
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    owners = [{"kind": "Node", "controller": False}, {"kind": "DaemonSet", "controller": True}]
+    by = {"kind": "DaemonSet", "name": "y", "controller": True}
+    owners = [{"kind": "Node", "controller": False}, by]
     source = {"fieldRef": {"fieldPath": "spec.nodeName"}}
     gates = {"name": "FEATURE_GATES", "value": "A=false, dynamicMIG=True"}
     env = [gates, {"name": "NODE", "valueFrom": source}]
@@ -57,6 +58,7 @@ def test_a_whole_pod() -> None:
         phase="Failed",
         terminating=True,
         controller="DaemonSet",
+        workload="y",
         mirror=True,
         selects=frozenset({"by-selector", "by-affinity"}),
         dynamic_mig=True,
@@ -79,7 +81,27 @@ def test_feature_gates() -> None:
 
 def test_the_least_there_can_be() -> None:
     pod = {**LEAST, "spec": {"containers": None}, "status": {}}
-    assert pod_of(pod) == Pod("a", "b", phase="", uid="1")
+    assert pod_of(pod) == Pod("a", "b", phase="", uid="1", workload="b")
+
+
+@pytest.mark.parametrize(
+    ("pod", "kind", "name", "workload"),
+    [
+        ("web-5d8f9c7b6d-x2k4z", "ReplicaSet", "web-5d8f9c7b6d", "web"),
+        ("web-x2k4z", "ReplicaSet", "web", "web"),  # of no Deployment
+        ("nightly-29932560-x2k4z", "Job", "nightly-29932560", "nightly"),
+        ("train-20261129-x2k4z", "Job", "train-20261129", "train-20261129"),
+        ("db-0", "StatefulSet", "db", "db"),
+        ("llama-3-head-7", "RayCluster", "llama-3", "llama-3"),
+        ("cache-node-1", "Node", "node-1", "cache"),
+        ("worker-1", "", "", "worker-1"),
+    ],
+)
+def test_the_workload_of_a_pod(pod: str, kind: str, name: str, workload: str) -> None:
+    labels = {"pod-template-hash": "5d8f9c7b6d"}
+    owners = [{"kind": kind, "name": name, "controller": True}] if kind else []
+    metadata = {"namespace": "a", "name": pod, "uid": "1", "labels": labels}
+    assert pod_of({"metadata": {**metadata, "ownerReferences": owners}}).workload == workload
 
 
 def test_what_is_no_pod() -> None:
