@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.tables import show
 from nodeagent.claims.names import DRIVER
 from tests.agent_environment import asked
-from tests.cluster.client.rig import until
+from tests.machine_load import until
 from tests.simulated_cluster.agent import (
     NAME,
     PLAN,

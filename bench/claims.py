@@ -28,7 +28,7 @@ from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import Hardware, Home, claim_files, pool_of
 from tests.claims.mps_rig import agent
-from tests.cluster.client.rig import until
+from tests.machine_load import until
 from tests.reconcile.controller_rig import NodeRig
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
 from tests.simulated_cluster.allocator import Allocated, of_profile

@@ -25,7 +25,7 @@ from nodeagent.signals import Signal
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 
 SOON = 60.0  # seconds that anything in a test may take
 CREATE = "nvmlDeviceCreateGpuInstance*"  # the calls that make a GPU instance
@@ -140,9 +140,7 @@ class Rig:
         return [event.type for event in found for _ in range(event.count)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(stretched(SOON)):
-            while not condition():
-                await asyncio.sleep(0.005)
+        await until(condition)
 
     async def round(self) -> None:
         """Have it look once more, and wait for the end of a round that began from now on."""

@@ -4,14 +4,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nodeagent.mps.processes import CONTROL, SERVER, mps_process
-from tests.machine_load import stretched
+from tests.machine_load import wait_until
 from tests.reaper import PRESENT
 from tests.virtual_time import is_under_way
 
@@ -126,13 +125,13 @@ def test_daemons_end_with_their_run(
         start_new_session=True,
     )
     try:
-        until(lambda: (tmp_path / "folder").exists() or run.poll() is not None)
+        wait_until(lambda: (tmp_path / "folder").exists() or run.poll() is not None)
         folder = (tmp_path / "folder").read_text()
         assert {CONTROL, SERVER} <= set(programs_of(folder))
     finally:
         end(run)
         run.wait()
-    until(lambda: not programs_of(folder))
+    wait_until(lambda: not programs_of(folder))
 
 
 def test_the_exit_code_is_that_of_the_tests(tmp_path: Path) -> None:
@@ -220,13 +219,6 @@ def programs_of(folder: str) -> list[str]:
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
     found = (mps_process(pid) for pid in pids)
     return [one.program for one in found if one and one.pipe_directory.startswith(folder)]
-
-
-def until(so: Callable[[], bool]) -> None:
-    end = time.monotonic() + stretched(30.0)
-    while not so():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 # --- virtual time ---------------------------------------------------------------------------------

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.agent_environment import agent_environment, asked
-from tests.machine_load import stretched
+from tests.machine_load import stretched, wait_until
 
 SOON = 60.0  # seconds that anything may take on a busy machine
 GIB = 1024**3
@@ -54,7 +53,7 @@ class Home:
     def stop(self, number: signal.Signals) -> None:
         assert self.agent is not None
         self.agent.send_signal(number)
-        self.agent.wait(SOON)
+        self.agent.wait(stretched(SOON))
         self.agent = None
 
     @property
@@ -73,7 +72,6 @@ class Home:
             self.command(*arguments, "-o", "json"),
             capture_output=True,
             env=self.environment,
-            timeout=SOON,
             check=False,
         )
         return json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
@@ -84,7 +82,6 @@ class Home:
             capture_output=True,
             text=True,
             env=self.environment,
-            timeout=SOON,
             check=False,
         )
 
@@ -117,13 +114,12 @@ class Home:
             return {}
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + stretched(SOON)
-        while time.monotonic() < deadline:
-            if found := condition():
-                return found
-            assert self.agent is None or self.agent.poll() is None, self.said()
-            time.sleep(0.05)
-        raise AssertionError(f"not within {SOON} s; it said {self.said()[-3000:]}")
+        def found() -> Any:
+            so = condition()
+            assert so or self.agent is None or self.agent.poll() is None, self.said()
+            return so
+
+        return wait_until(found, said=lambda: self.said()[-3000:])
 
     def all_ready(self, count: int = 6) -> list[dict[str, Any]]:
         def ready() -> list[dict[str, Any]]:
@@ -154,7 +150,7 @@ class Home:
     def end_everything(self) -> None:
         if self.agent is not None and self.agent.poll() is None:
             self.agent.kill()
-            self.agent.wait(SOON)
+            self.agent.wait(stretched(SOON))
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 pid = int(entry.name)

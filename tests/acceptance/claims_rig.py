@@ -13,8 +13,7 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.acceptance.agent_home import SOON, USER
 from tests.agent_environment import asked
 from tests.claims.samples import config_json, device_config
-from tests.cluster.client.rig import until
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
 from tests.simulated_cluster.allocator import DRIVER, of_profile
 from tests.simulated_cluster.api_server import ApiServer

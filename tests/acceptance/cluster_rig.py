@@ -24,9 +24,9 @@ from nodeagent.settings import KubernetesSettings
 from nodeagent.structs import replace as replaced
 from nodeagent.views.node_state import NodeState
 from tests import rig
-from tests.cluster.client.rig import QUICK, QUICK_WRITES, until
+from tests.cluster.client.rig import QUICK, QUICK_WRITES
 from tests.cluster.client.rig import running as running_tasks
-from tests.machine_load import stretched
+from tests.machine_load import until
 from tests.simulated_cluster.agent import PLAN, in_sync, kubeconfig, status, until_status
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.journal import Request
@@ -142,9 +142,7 @@ class Member:
     async def quiet(self, seconds: float = 0.1) -> None:
         clock = asyncio.get_running_loop().time
         begun = clock()
-        async with asyncio.timeout(stretched(SOON)):
-            while clock() - max([begun, *(r.time for r in self.api.requests)]) < seconds:
-                await asyncio.sleep(0.02)
+        await until(lambda: clock() - max([begun, *(r.time for r in self.api.requests)]) >= seconds)
 
     def asked(self, begun: int = 0) -> Counter[str]:
         """How many requests there were since the journal had so many, by what they are about."""

@@ -19,7 +19,7 @@ from nodeagent.settings import load_settings
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.node_state import NodeState
-from tests.machine_load import stretched
+from tests.machine_load import until
 from tests.plan.cards import Multiset, card, wanted
 
 SOON = 60.0  # seconds that anything may take
@@ -54,11 +54,12 @@ class Watched:
     async def sampled(self, times: int = 2) -> None:
         """Wait until every GPU that answers was read so often from now on, also a slow one."""
         before = self._read.copy()
-        async with asyncio.timeout(stretched(SOON)):
-            while not self._readers or any(
-                self._read[name] < before[name] + times for name in self._readers
-            ):
-                await asyncio.sleep(0.005)
+        await until(
+            lambda: (
+                self._readers
+                and all(self._read[name] >= before[name] + times for name in self._readers)
+            )
+        )
 
     def text(self) -> str:
         return self.part.scrape(False).decode()

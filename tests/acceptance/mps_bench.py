@@ -10,7 +10,8 @@ from nodeagent.plan.plan import GpuOutcome, StepResult
 from nodeagent.plan.steps import StartMps, StopMps
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.mps.fleet_rig import status, until
+from tests.machine_load import until
+from tests.mps.fleet_rig import status
 from tests.reconcile.controller_rig import Agent, NodeRig, document, mig_devices
 
 GIB = 1 << 30

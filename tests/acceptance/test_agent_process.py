@@ -4,14 +4,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.agent_home import SOON, Home
-from tests.machine_load import stretched
+from tests.machine_load import stretched, wait_until
 
 # --- the plan file --------------------------------------------------------------------------------
 
@@ -128,10 +127,7 @@ def test_it_ends_well(home: Home, moment: str) -> None:
     home.start()
     agent = home.agent
     assert agent is not None
-    deadline = time.monotonic() + stretched(30)
-    while not MOMENTS[moment](home) and agent.poll() is None:  # as soon as it can be seen
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: MOMENTS[moment](home) or agent.poll() is not None)
     home.stop(signal.SIGTERM)
     assert agent.returncode == 0, home.said()
     assert "Traceback" not in home.said()
@@ -248,7 +244,7 @@ def test_an_agent_that_is_not_the_only_one_ends(home: Home) -> None:
         [sys.executable, "-c", HOLD, home.folder], stdout=subprocess.PIPE, stdin=subprocess.PIPE
     )
     try:
-        assert home.agent.wait(SOON) == 1
+        assert home.agent.wait(stretched(SOON)) == 1
         assert f"process {other.pid} already changes this node's GPUs" in home.said()
     finally:
         other.kill()

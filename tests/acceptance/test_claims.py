@@ -15,8 +15,7 @@ from nodeagent.simulation import SimulatedNode
 from tests.acceptance.agent_home import GIB, SOON, USER
 from tests.acceptance.claims_rig import TEAM, Cluster, claim_settings
 from tests.claims.samples import config_json, nvidia_config
-from tests.cluster.client.rig import until
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.allocator import DRIVER
 from tests.simulated_cluster.api_server import ApiServer

@@ -14,8 +14,7 @@ from nodeagent.simulation import SimulatedNode
 from tests.acceptance.agent_home import SOON, USER
 from tests.acceptance.claims_rig import Cluster, claim_settings
 from tests.acceptance.cluster_rig import plan_text
-from tests.cluster.client.rig import until
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.simulated_cluster.agent import (
     NAME,
     PLAN,

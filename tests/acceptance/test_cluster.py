@@ -17,8 +17,7 @@ import pytest
 
 from tests.acceptance.cluster_rig import SOON, plan_text
 from tests.agent_environment import own_host
-from tests.cluster.client.rig import until
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.simulated_cluster.__main__ import begin_anew
 from tests.simulated_cluster.agent import (
     NAME,

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, PACE, Member, plan_text
-from tests.cluster.client.rig import until
+from tests.machine_load import until
 from tests.simulated_cluster.agent import PLAN, STATUS, digest
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.journal import Request

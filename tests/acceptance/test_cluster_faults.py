@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, PACE, SOON, Member, plan_text
-from tests.cluster.client.rig import until
+from tests.machine_load import until
 from tests.simulated_cluster import faults
 from tests.simulated_cluster.agent import STATUS
 from tests.simulated_cluster.api_server import ApiServer

@@ -13,8 +13,8 @@ from nodeagent.plan.steps import CreateGpuInstance
 from nodeagent.simulation import SimulatedNode
 from nodeagent.views.node_state import Phase
 from tests.acceptance.cluster_rig import NODE, Member
-from tests.cluster.client.rig import until
 from tests.cluster.drain.rig import MIXED
+from tests.machine_load import until
 from tests.rig import destruction, do
 from tests.simulated_cluster.api_server import ApiServer
 

@@ -16,7 +16,7 @@ from nodeagent.views.status_annotation import STATUS
 from tests.acceptance.cluster_rig import plan_text
 from tests.acceptance.health_rig import World, world
 from tests.agent_environment import asked
-from tests.cluster.client.rig import until
+from tests.machine_load import until
 from tests.simulated_cluster.agent import (
     NAME,
     PLAN,

@@ -70,7 +70,6 @@ class Home:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
         )
         return Ended(ended.returncode, json.loads(ended.stdout or "{}"), ended.stderr)
 
@@ -100,7 +99,6 @@ class Home:
                     [sys.executable, "-m", "nodeagent.simulation.nvidia_smi", *words],
                     env={**os.environ, STATE_VARIABLE: str(self.state)},
                     check=True,
-                    timeout=60,
                     stdout=subprocess.DEVNULL,
                 )
 

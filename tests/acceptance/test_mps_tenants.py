@@ -11,6 +11,7 @@ import pytest
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
 from tests.acceptance.agent_home import SOON, USER, Home
+from tests.machine_load import stretched
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives rights away, needs several users")
 
@@ -36,7 +37,6 @@ def applied(home: Home, *before: str, umask: int = 0o022, **settings: str) -> st
         umask=umask,
         capture_output=True,
         text=True,
-        timeout=SOON,
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
@@ -122,7 +122,7 @@ def bystanders() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_the_sockets_of_a_daemon_stay_its_own(home: Home, started: tuple[str, Path]) -> None:
     _, pipes = started
     with impostor(pipes) as refused:
-        assert refused.wait(SOON) == 3
+        assert refused.wait(stretched(SOON)) == 3
     with client(home, pipes) as working:
         working.wait_until_accepted(SOON)
         working.allocate(1 << 20)
@@ -149,7 +149,7 @@ def test_whom_an_impostor_names(
     with client(home, pipes) as first, client(home, pipes) as second:
         first.wait_until_accepted(SOON)
         second.wait_until_accepted(SOON)
-        assert second.process.wait(SOON) == 1
+        assert second.process.wait(stretched(SOON)) == 1
         first.allocate(1 << 20)
     assert [process.poll() for process in bystanders] == [None, None, None]
     assert device == daemon["device"]

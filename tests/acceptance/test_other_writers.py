@@ -10,8 +10,7 @@ from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, Member
 from tests.agent_environment import asked
-from tests.cluster.client.rig import until
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
 from tests.simulated_cluster.api_server import ApiServer
 

@@ -23,7 +23,6 @@ from tests.simulated_cluster.api_server import ApiServer
 
 
 DEMO = [sys.executable, "-m", "nodeagent", "demo"]
-TOUR = 180.0  # seconds on a busy machine; ten on a quiet one
 
 
 def environment(home: Home) -> dict[str, str]:
@@ -41,9 +40,7 @@ def left(home: Home) -> list[str]:
 
 
 def toured(home: Home) -> str:
-    done = subprocess.run(
-        DEMO, env=environment(home), capture_output=True, text=True, timeout=TOUR, check=False
-    )
+    done = subprocess.run(DEMO, env=environment(home), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout
 
@@ -109,7 +106,6 @@ def test_its_commands_can_be_typed(home: Home) -> None:
         env=environment(home),
         capture_output=True,
         text=True,
-        timeout=TOUR,
         check=False,
     )
     codes = re.findall(r"^ended: (\d+)$", ended.stdout, re.MULTILINE)

@@ -12,7 +12,7 @@ from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse, UnknownD
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.views.shapes import MpsDaemon, MpsServer, MpsWaiting
 from tests.api.serving import Api, Doing, api, assert_described, observe
-from tests.cluster.client.rig import until
+from tests.machine_load import until
 from tests.views.daemons import mps_client, mps_daemon
 
 WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))

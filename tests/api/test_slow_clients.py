@@ -136,7 +136,6 @@ async def _ask_as(path: Path, user: int) -> bytes:
         subprocess.run,
         [sys.executable, "-c", ASK, str(path.parent), str(user)],
         stdout=subprocess.PIPE,
-        timeout=30,
         check=True,
     )
     return asked.stdout

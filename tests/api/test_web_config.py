@@ -16,7 +16,7 @@ from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from nodeagent.api.web_config import read_web_config
 from nodeagent.errors import UsageError
 from tests.cluster.client.test_access import certificate
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 
 _DIGEST = "a" * 21 + "e" + "a" * 31  # the last letter of the salt has two bits
 HASH = f"$2y$04${_DIGEST}"
@@ -185,9 +185,7 @@ class Hashing:
         return password == b"right:one" and hashed == USERS["prometheus"]
 
     async def begun(self, count: int) -> None:
-        async with asyncio.timeout(stretched(30)):
-            while len(self.calls) < count:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(self.calls) >= count)
 
 
 @pytest.fixture

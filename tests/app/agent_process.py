@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import psutil
 
 from tests.agent_environment import agent_environment, asked
-from tests.machine_load import stretched
+from tests.machine_load import stretched, wait_until
 
 SOON = 60.0  # seconds that anything may take
 
@@ -50,14 +49,12 @@ class Process:
         return status, json.loads(text)
 
     def until(self, condition: Callable[[Any], bool]) -> Any:
-        deadline = time.monotonic() + stretched(SOON)
-        while time.monotonic() < deadline:
+        def found() -> Any:
             status, body = self.ask()
-            if status == 200 and condition(body):
-                return body
             assert self.popen.poll() is None, self.said()
-            time.sleep(0.03)
-        raise AssertionError(f"not within {SOON} s: {self.ask()}")
+            return body if status == 200 and condition(body) else None
+
+        return wait_until(found, said=self.ask)
 
     def until_phase(self, phase: str) -> Any:
         return self.until(lambda body: body["phase"] == phase)
@@ -67,7 +64,7 @@ class Process:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.popen.wait(SOON)
+        code = self.popen.wait(stretched(SOON))
         self.errors.close()
         return code
 

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +9,8 @@ from nodeagent.use.records import Records
 from nodeagent.use.state_file import use_file
 from tests.acceptance.metrics_rig import Series, parsed
 from tests.agent_environment import asked
-from tests.app.agent_process import SOON, agent, write_plan
-from tests.machine_load import stretched
+from tests.app.agent_process import agent, write_plan
+from tests.machine_load import wait_until
 
 HELD = "nodeagent_slice_seconds_held_total"
 USED = "nodeagent_slice_seconds_used_total"
@@ -21,7 +20,7 @@ IDLE = "nodeagent_held_idle_seconds"
 def _command(folder: Path, *words: str) -> None:
     simulated = ("--simulate", "h100-80gb:1", "--state", f"{folder}/node.json")
     command = [sys.executable, "-m", "nodeagent", *words, *simulated]
-    subprocess.run(command, check=True, capture_output=True, timeout=SOON)
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def _scraped(folder: Path) -> dict[Series, float]:
@@ -34,12 +33,13 @@ def _scraped(folder: Path) -> dict[Series, float]:
 def until_scraped(
     folder: Path, condition: Callable[[dict[Series, float]], bool]
 ) -> dict[Series, float]:
-    deadline = time.monotonic() + stretched(SOON)
-    while time.monotonic() < deadline:
-        if condition(series := _scraped(folder)):
-            return series
-        time.sleep(0.1)  # a page takes as long to parse as an agent to write it
-    raise AssertionError([key for key in _scraped(folder) if key[0].startswith("nodeagent_")])
+    def found() -> dict[Series, float] | None:
+        series = _scraped(folder)
+        return series if condition(series) else None
+
+    series = wait_until(found, said=lambda: _scraped(folder).keys())
+    assert series is not None
+    return series
 
 
 def _of(series: dict[Series, float], name: str) -> dict[frozenset[tuple[str, str]], float]:

@@ -6,8 +6,8 @@ import pytest
 
 from nodeagent.errors import UsageError
 from tests.app.health_rig import Rig
-from tests.cluster.client.rig import until
 from tests.health.rig import GPU
+from tests.machine_load import until
 
 # --- what is kept ---------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@ import http.client
 import json
 import resource
 import socket
-import time
 from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
@@ -14,7 +13,7 @@ from nodeagent.api.limits import TCP_LIMITS
 from tests.agent_environment import port_kept_free
 from tests.app.agent_process import Process, agent, write_plan
 from tests.cluster.client.test_access import certificate
-from tests.machine_load import stretched
+from tests.machine_load import wait_until
 
 SOON = 60.0  # seconds that anything may take on a busy machine
 SLOW = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\na"
@@ -144,24 +143,22 @@ def send(port: int, garbage: bytes) -> None:
 
 def until_listening(port: int) -> None:
     """The metrics have their listener after the API has its own."""
-    deadline = time.monotonic() + stretched(SOON)
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=SOON).close()
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+
+    def listens() -> bool:
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(listens)
 
 
 def port_of(process: Process) -> int:
     """The API's TCP port, by the line that says where the page is served."""
-    deadline = time.monotonic() + stretched(SOON)
-    while time.monotonic() < deadline:
-        for line in logged(process.said()):
-            if "url" in line:
-                return int(str(line["url"]).rsplit(":", 1)[1].strip("/"))
-        time.sleep(0.01)
-    raise AssertionError(process.said())
+
+    def urls() -> list[str]:
+        return [str(line["url"]) for line in logged(process.said()) if "url" in line]
+
+    [url, *_] = wait_until(urls, said=process.said)
+    return int(url.rsplit(":", 1)[1].strip("/"))
 
 
 def logged(text: str) -> Iterator[dict[str, object]]:

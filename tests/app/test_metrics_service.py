@@ -14,8 +14,7 @@ from nodeagent.plan.problems import Code as ProblemCode
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.structs import replace
 from tests.acceptance.metrics_rig import SOON, Watched, parsed, reported, running
-from tests.cluster.client.rig import until
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.rig import open_driver
 
 

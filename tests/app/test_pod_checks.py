@@ -16,7 +16,8 @@ from nodeagent.structs import replace
 from tests.claims.machine import claim_files
 from tests.claims.samples import UID, mig_device, record, reserved, whole_device
 from tests.claims.test_containers import ALL, OTHER, pod
-from tests.cluster.client.rig import running, until
+from tests.cluster.client.rig import running
+from tests.machine_load import until
 from tests.plan.daemons import A
 from tests.rig import open_driver
 

@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.metrics_rig import Series
 from tests.app.agent_process import agent, profiles, write_plan
 from tests.app.test_accounting import until_scraped
-from tests.machine_load import stretched
+from tests.machine_load import wait_until
 
 _LAST_XID = "DCGM_FI_DEV_XID_ERRORS"
 
@@ -87,10 +87,7 @@ def test_a_sick_slice(tmp_path: Path, kernel: KernelLog) -> None:
         assert status["problems"][0]["remedy"] == finding["advice"]
         assert "`nvidia-smi --gpu-reset -i 0`" in finding["advice"]
         assert profiles(status) == ["3g.40gb", "3g.40gb"]
-        deadline = time.monotonic() + stretched(30.0)
-        while not _kept(tmp_path / "state" / "health.json"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: _kept(tmp_path / "state" / "health.json"))
         process.end(signal.SIGKILL)
     kernel.write(line)
     with agent(tmp_path, boards="h100-80gb:2", **kernel.variables) as process:
@@ -106,14 +103,14 @@ def _not_as_planned(folder: Path, *words: str) -> None:
     until_scraped(folder, lambda series: series.get(("nodeagent_plan_applied", frozenset())) == 0)
     simulated = ["--state", f"{folder}/node.json", "--state-dir", f"{folder}/state"]
     command = [sys.executable, "-m", "nodeagent", "assert", "-f", f"{folder}/plan.yaml", *simulated]
-    deadline = time.monotonic() + stretched(30.0)  # until the agent has written down what it found
-    while True:
+
+    def asserted() -> str:
+        """What it prints, once the agent has written down what it found."""
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            break
-        assert time.monotonic() < deadline
-    assert ended.returncode == 1
-    assert all(word in ended.stdout for word in words), ended.stdout
+        return ended.stdout if ended.returncode == 1 else ""
+
+    printed = wait_until(asserted)
+    assert all(word in printed for word in words), printed
 
 
 def test_a_gpu_that_only_its_samples_find_lost(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Program:
         with subprocess.Popen(command, **streams) as process:
             try:
                 yield process
-                process.wait(timeout=30)
+                process.wait()
             finally:
                 process.kill()
 

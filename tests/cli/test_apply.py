@@ -3,7 +3,6 @@ import json
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.state_file import directory_beside
 from tests.claims.machine import Home, laid_out, pool_of
 from tests.cli.conftest import Program
-from tests.machine_load import stretched
+from tests.machine_load import stretched, wait_until
 
 SPLIT = "{devices: [0, 1], mig: {3g.40gb: 1, 1g.10gb: 4}}"
 WHOLE = "{devices: [0, 1], mig: {7g.80gb: 1}}"
@@ -101,10 +100,7 @@ def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
     words = ("apply", "-f", whole, "--wait", "60", "--state", h100.state)
     with h100.process(*words, **_PIPES) as process:
         assert process.stdout is not None
-        deadline = time.monotonic() + stretched(30)
-        while json.loads(h100.state.read_text())["faults"][0]["times"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not json.loads(h100.state.read_text())["faults"][0]["times"])
         assert h100.on("simulate", "occupy", "0:5", "--command", "train").code == 0
         h100.on("simulate", "fault", "--clear")
         lines = [""]

@@ -12,8 +12,7 @@ import pytest
 from nodeagent.mps.processes import CONTROL, mps_process
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.cli.conftest import Program
-from tests.machine_load import stretched
-from tests.simulation.mps.rig import until
+from tests.machine_load import stretched, wait_until
 
 USER = 1000 if os.geteuid() == 0 else os.geteuid()
 SHARED = f"{{devices: [0], mps: {{replicas: 2, user: {USER}}}}}"
@@ -43,7 +42,7 @@ def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:
-        until(lambda: not Path(f"/proc/{pid}").exists())
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_thrown_away_node_leaves_no_daemon(node: Program, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,4 @@
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from nodeagent.mps.programs import Programs
 from nodeagent.plan.shares import Account
 from nodeagent.simulation.mps.installation import install
 from tests.cli.conftest import Program
-from tests.machine_load import stretched
+from tests.machine_load import wait_until
 from tests.processes.real import running
 
 SYSTEM = "/usr/bin:/bin"
@@ -172,12 +171,11 @@ def test_other_daemons_are_found_with_their_directory(tmp_path: Path) -> None:
 def test_daemons_are_found_among_real_processes(
     command: tuple[str, ...], environment: dict[str, str], pipes: str | None
 ) -> None:
-    found: dict[int, str] = {}
+    def found() -> dict[int, str]:
+        return {daemon.pid: daemon.pipes for daemon in mps_preflight.running_daemons()}
+
     with running(*command, environment=environment) as pid:
-        deadline = time.monotonic() + stretched(SOON)
-        while found.get(pid) != pipes and time.monotonic() < deadline:  # its environment comes late
-            found = {daemon.pid: daemon.pipes for daemon in mps_preflight.running_daemons()}
-    assert found.get(pid) == pipes
+        wait_until(lambda: found().get(pid) == pipes, said=found)  # its environment comes late
 
 
 def test_sockets_that_a_daemon_left_are_found(tmp_path: Path) -> None:

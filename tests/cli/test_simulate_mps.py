@@ -15,8 +15,8 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install, programs_in
 from nodeagent.simulation.state_file import directory_beside
 from tests.cli.conftest import Ended, Program
+from tests.machine_load import wait_until
 from tests.mps.plans import daemon_spec
-from tests.simulation.mps.rig import until
 
 GIB = 1 << 30
 SHARE = Share("small", 2, 1024, 25.0)
@@ -68,7 +68,7 @@ class Node:
             extra_groups=[] if os.geteuid() == 0 else None,
         )
         try:
-            until((self.pipes / "control").exists)
+            wait_until((self.pipes / "control").exists)
             yield
         finally:
             subprocess.run(
@@ -76,7 +76,6 @@ class Node:
                 input=b"quit -t 1\n",
                 env={"CUDA_MPS_PIPE_DIRECTORY": str(self.pipes), "PATH": "/usr/bin:/bin"},
                 check=False,
-                timeout=30,
             )
             process.kill()
             process.wait()
@@ -191,9 +190,9 @@ def test_a_slot_that_there_is_not_is_named_with_those_that_there_are(
 def test_a_knob_of_one_daemon_is_turned_and_back(device: tuple[str, ...], node: Node) -> None:
     with node.daemon():
         assert node("mps", "hang", "--device", "1").code == 0
-        until(lambda: not _answers(node))
+        wait_until(lambda: not _answers(node))
         assert node("mps", "hang", "--clear", *device, "-o", "json").json == {"cleared": ["hang"]}
-        until(lambda: _answers(node))
+        wait_until(lambda: _answers(node))
 
 
 def _answers(node: Node) -> bool:

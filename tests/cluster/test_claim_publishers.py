@@ -22,7 +22,8 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.reconcile.event_log import EventLog
 from tests.claims import samples
-from tests.cluster.client.rig import running, until
+from tests.cluster.client.rig import running
+from tests.machine_load import until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Freeze
 from tests.simulated_cluster.store import Key

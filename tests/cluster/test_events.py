@@ -7,7 +7,8 @@ import pytest
 
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.events import EventIntervals, EventPublisher, NodeEvent
-from tests.cluster.client.rig import running, until
+from tests.cluster.client.rig import running
+from tests.machine_load import until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Fault, Freeze
 

@@ -5,7 +5,8 @@ import pytest
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.guard import NodeGuard
 from nodeagent.plan.problems import Code, Problem
-from tests.cluster.client.rig import running, until
+from tests.cluster.client.rig import running
+from tests.machine_load import until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer
 
@@ -25,7 +26,7 @@ async def test_policies_that_come_later(server: ApiServer, access: ClusterAccess
         await asyncio.sleep(150.0)
         assert guard.problem.newest == Problem.of(Code.UNGUARDED)
         server.access.unguarded = False
-        await until(lambda: guard.problem.newest is None, seconds=90.0)
+        await until(lambda: guard.problem.newest is None, within=90.0)
         asked = len(server.requests)
         await asyncio.sleep(3.5 * 3600.0)
         assert len(server.requests) - asked == 3

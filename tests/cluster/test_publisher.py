@@ -15,7 +15,8 @@ from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
 from nodeagent.settings import KubernetesSettings
 from nodeagent.views.node_state import NodeState, Phase
-from tests.cluster.client.rig import QUICK, QUICK_WRITES, running, until
+from tests.cluster.client.rig import QUICK, QUICK_WRITES, running
+from tests.machine_load import until
 from tests.rig import SOON
 from tests.simulated_cluster.api_server import ApiServer
 

@@ -15,7 +15,8 @@ from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.cluster.reflector import WatchIntervals
 from nodeagent.cluster.slice_publisher import SlicePublisher
 from nodeagent.structs import replace
-from tests.cluster.client.rig import kubeconfig, requested, running, until
+from tests.cluster.client.rig import kubeconfig, requested, running
+from tests.machine_load import until
 from tests.plan.cards import card
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import yaml
 
 from tests.agent_environment import agent_environment
 from tests.goldens.session import Session, closed
-from tests.machine_load import stretched
+from tests.machine_load import stretched, wait_until
 from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.api_server import ApiServer
 
@@ -108,27 +107,26 @@ class Agent:
     @contextlib.contextmanager
     def _connection(self) -> Iterator[http.client.HTTPConnection]:
         connection = http.client.HTTPConnection("localhost", timeout=SOON)
-        deadline = time.monotonic() + stretched(SOON)
-        with socket.socket(socket.AF_UNIX) as connection.sock:
-            while True:
-                assert self._process.poll() is None, self._log.read_text(errors="replace")
-                try:
-                    connection.sock.connect(f"{self._folder}/run/agent.sock")
-                except OSError:  # it is starting
-                    assert time.monotonic() < deadline, self._log.read_text(errors="replace")
-                    time.sleep(0.05)
-                else:
-                    break
+        with socket.socket(socket.AF_UNIX) as own:
+            connection.sock = own
+            wait_until(lambda: self._listens(own), said=self._said)
             yield connection
+
+    def _listens(self, own: socket.socket) -> bool:
+        assert self._process.poll() is None, self._said()
+        return own.connect_ex(f"{self._folder}/run/agent.sock") == 0
+
+    def _said(self) -> str:
+        return self._log.read_text(errors="replace")
 
     def stop(self) -> int:
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(SOON)
+        return self._process.wait(stretched(SOON))
 
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait(SOON)
+        self._process.wait(stretched(SOON))
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 pid = int(entry.name)
@@ -196,10 +194,10 @@ class Stage:
         return f"$ {line}\n{closed(out)}\n"
 
     def _until(self, pattern: str, line: str) -> None:
-        deadline = time.monotonic() + stretched(SOON)
-        while not re.search(pattern, found := self.do(line), re.DOTALL):
-            assert time.monotonic() < deadline, f"no {pattern} in {found}"
-            time.sleep(0.1)
+        wait_until(
+            lambda: re.search(pattern, self.do(line), re.DOTALL),
+            said=lambda: f"no {pattern} in {self.do(line)}",
+        )
 
     def _curl(self, arguments: list[str]) -> str:
         assert self._agent is not None, "no agent runs"

@@ -38,7 +38,6 @@ def build(folder: Path, *options: str) -> Path:
         [compiler, *strict, *library, *options, "-o", folder / "libnvidia-ml.so.1", SOURCE],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=90,
         check=False,
     )
     assert built.returncode == 0, built.stderr
@@ -74,7 +73,6 @@ def python(tmp_path: Path) -> Python:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=90,
             check=False,
         )
 

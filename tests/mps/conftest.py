@@ -1,12 +1,10 @@
 """Programs called as MPS' are, in a place where users other than root can run them; a fleet."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from nodeagent.mps.processes import SERVER
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.machine_load import until
 from tests.mps.fleet_rig import GPU, IS_ROOT, FleetRig, wanted
 from tests.mps.plans import daemon_spec
 
@@ -106,7 +105,7 @@ async def running(spec: DaemonSpec, programs: Programs) -> AsyncIterator[DaemonP
     """A daemon that has noted what it was given; killed in the end."""
     process = await ChildLauncher(programs).launch(spec)
     try:
-        await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
+        await until((Path(spec.log_directory) / "seen").exists)
         yield process
     finally:
         process.kill()
@@ -151,14 +150,6 @@ def start_server(programs: Programs, spec: DaemonSpec) -> Iterator[StartServer]:
     for server in started:
         server.kill()
         server.communicate()
-
-
-def wait_for(path: Path, seconds: float = 60.0) -> Path:
-    until = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < until, f"{path} does not come"
-        time.sleep(0.002)
-    return path
 
 
 @pytest.fixture

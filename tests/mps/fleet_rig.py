@@ -34,8 +34,6 @@ from nodeagent.views.shapes import MpsDaemon
 from tests.machine_load import until
 from tests.processes.real import running
 
-__all__ = ["until"]
-
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
 OTHER_GPU = "GPU-0a1b2c3d-0000-1111-2222-333344446666"
 IS_ROOT = os.geteuid() == 0

@@ -13,8 +13,8 @@ from nodeagent.mps.processes import CONTROL, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
-from tests.machine_load import stretched
-from tests.mps.conftest import as_root, may_mount, running, seen, spec_for, wait_for
+from tests.machine_load import stretched, until
+from tests.mps.conftest import as_root, may_mount, running, seen, spec_for
 from tests.mps.fleet_rig import GPU
 from tests.mps.plans import with_account
 
@@ -207,7 +207,7 @@ async def test_a_private_shm_that_cannot_be(spec: DaemonSpec, programs: Programs
 
 async def test_adopted_by_another_agent(spec: DaemonSpec, programs: Programs) -> None:
     process = await ChildLauncher(programs).launch(spec)
-    await asyncio.to_thread(wait_for, Path(spec.log_directory) / "seen")
+    await until((Path(spec.log_directory) / "seen").exists)
     noted = process.identity
     assert (noted.program, noted.pipe_directory) == (CONTROL, spec.pipe_directory)
     assert mps_process(noted.pid) == noted

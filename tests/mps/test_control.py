@@ -12,8 +12,9 @@ from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.programs import Programs
 from nodeagent.simulation.mps.versions import VERSIONS
 from nodeagent.structs import replace
+from tests.machine_load import until
 from tests.mps.client_watch.conftest import asking
-from tests.mps.fleet_rig import GPU, FleetRig, programs_of, status, until, wanted
+from tests.mps.fleet_rig import GPU, FleetRig, programs_of, status, wanted
 from tests.mps.plans import daemon_spec, with_limits
 from tests.simulation.mps.rig import Programs as Installation
 from tests.simulation.mps.rig import Rig

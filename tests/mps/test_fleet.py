@@ -15,7 +15,7 @@ from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
 from nodeagent.structs import replace
 from tests.locked_process import locked_process
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.mps.conftest import PYTHON, as_root
 from tests.mps.fleet_rig import (
     GPU,
@@ -29,7 +29,6 @@ from tests.mps.fleet_rig import (
     quick,
     ready,
     status,
-    until,
     wanted,
 )
 

@@ -20,18 +20,9 @@ from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, SERVER, MpsProcess
 from nodeagent.mps.requests import NotReady
 from nodeagent.structs import replace
+from tests.machine_load import until
 from tests.mps.conftest import as_root, may_mount
-from tests.mps.fleet_rig import (
-    GPU,
-    OTHER_GPU,
-    FleetRig,
-    called_like,
-    limits,
-    ready,
-    status,
-    until,
-    wanted,
-)
+from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, called_like, limits, ready, status, wanted
 from tests.simulation.mps.rig import gone
 
 

@@ -19,6 +19,7 @@ from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import ClientError
 from nodeagent.simulation.mps.installation import shared_interpreter
 from nodeagent.structs import replace
+from tests.machine_load import until
 from tests.mps import fleet_rig
 from tests.mps.conftest import as_root
 from tests.simulation.mps.rig import gone
@@ -37,7 +38,7 @@ def rig() -> Iterator[fleet_rig.FleetRig]:
 async def test_die(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
     with rig.served():
         [orphan] = rig.servers()
-        await fleet_rig.until(lambda: bool(fleet_rig.status(fleet).clients))
+        await until(lambda: bool(fleet_rig.status(fleet).clients))
         rig.knobs().turn("die")
         assert "signal 9 (SIGKILL)" in await rig.reported(ReportSubject.EXITED)
         await fleet_rig.ready(fleet)
@@ -77,7 +78,7 @@ async def test_busy(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
     assert len(rig.said(ReportSubject.SILENT)) == 1
     assert fleet_rig.status(fleet).trouble == words
     rig.knobs().clear()
-    await fleet_rig.until(lambda: not fleet_rig.status(fleet).trouble)
+    await until(lambda: not fleet_rig.status(fleet).trouble)
     assert (await fleet_rig.ready(fleet)).pid == before
 
 
@@ -106,7 +107,7 @@ async def test_a_fault_of_our_own(rig: fleet_rig.FleetRig) -> None:
     async with rig.fleet() as fleet:
         with pytest.raises(NotReady, match="a fault in the agent itself: ValueError: embedded nul"):
             await fleet.start(fleet_rig.GPU, fleet_rig.wanted())
-        await fleet_rig.until(lambda: fleet_rig.status(fleet).state == "Failed")
+        await until(lambda: fleet_rig.status(fleet).state == "Failed")
         await fleet.stop(fleet_rig.GPU)
 
 
@@ -138,7 +139,7 @@ async def test_a_link_in_place_of_its_socket(rig: fleet_rig.FleetRig, fleet: Fle
         f"{rig.pipes()}/control_privileged is not a socket, in place of the one that the daemon "
         "made; a fresh daemon takes its place"
     )
-    await fleet_rig.until(lambda: fleet_rig.status(fleet).pid != first)
+    await until(lambda: fleet_rig.status(fleet).pid != first)
     assert (await fleet_rig.ready(fleet)).restarts == 1
     assert await fleet_rig.limits(fleet) == ("4G", 50.0)
     assert await fleet_rig.limits(fleet, fleet_rig.OTHER_GPU) == ("1G", 50.0)
@@ -175,7 +176,7 @@ async def test_another_process_in_its_place(rig: fleet_rig.FleetRig, fleet: Flee
         f"process {os.getpid()} of user {os.geteuid()} listens at {rig.pipes()}/control in place "
         f"of the daemon (pid {first} of user {fleet_rig.US}); a fresh daemon takes its place"
     )
-    await fleet_rig.until(lambda: fleet_rig.status(fleet).pid != first)
+    await until(lambda: fleet_rig.status(fleet).pid != first)
     await fleet_rig.ready(fleet)
 
 
@@ -199,13 +200,13 @@ async def test_a_daemon_that_never_answered_is_asked_to_end(rig: fleet_rig.Fleet
     rig.knobs().turn("hang")
     async with rig.fleet() as fleet:
         starting = asyncio.create_task(fleet.start(fleet_rig.GPU, fleet_rig.wanted()))
-        await fleet_rig.until((rig.pipes() / "control").exists)
+        await until((rig.pipes() / "control").exists)
         process = fleet_rig.status(fleet).pid
         assert process
         assert rig.pipes().stat().st_uid == fleet_rig.US
         starting.cancel()  # a drain has its turn after it
         draining = asyncio.create_task(fleet.drain(fleet_rig.GPU, seconds=0.0, force=True))
-        await fleet_rig.until(lambda: rig.pipes().stat().st_uid == 0)
+        await until(lambda: rig.pipes().stat().st_uid == 0)
         assert not gone(process), "it was killed, and not asked"
         rig.knobs().clear()
         await asyncio.gather(starting, draining, return_exceptions=True)
@@ -214,7 +215,7 @@ async def test_a_daemon_that_never_answered_is_asked_to_end(rig: fleet_rig.Fleet
 async def test_lose_logs(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
     """It goes on, and is still listened to: its log was opened once."""
     rig.knobs().turn("lose_logs")
-    await fleet_rig.until(lambda: not rig.log().exists())
+    await until(lambda: not rig.log().exists())
     before = fleet_rig.status(fleet).pid
     with rig.served(), rig.client(uid=1234) as stranger:
         assert f"pid {stranger.pid}" in await rig.reported(ReportSubject.FOREIGN_USER_WAITING)
@@ -242,7 +243,7 @@ async def test_a_lock_that_another_process_waits_for(rig: fleet_rig.FleetRig, fl
         waiting.stdout.readline()
         (rig.pipes() / "beside").symlink_to("/")
         os.kill(first, signal.SIGKILL)
-        await fleet_rig.until(lambda: fleet_rig.status(fleet).pid != first)
+        await until(lambda: fleet_rig.status(fleet).pid != first)
         await fleet_rig.ready(fleet)
         assert waiting.poll() is None
         waiting.kill()
@@ -266,7 +267,7 @@ async def test_a_server_that_fails(rig: fleet_rig.FleetRig, fleet: Fleet) -> Non
     with suppress(ClientError), rig.served():
         pass  # a server that was just started may still fail, and take its client along
     with rig.served():
-        await fleet_rig.until(lambda: not fleet_rig.status(fleet).trouble)
+        await until(lambda: not fleet_rig.status(fleet).trouble)
 
 
 @as_root
@@ -282,7 +283,7 @@ async def test_server_uid(rig: fleet_rig.FleetRig) -> None:
 async def test_server_die(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
     """The daemon calls it status 0; its clients know better."""
     with rig.served() as client:
-        await fleet_rig.until(lambda: bool(fleet_rig.status(fleet).clients))
+        await until(lambda: bool(fleet_rig.status(fleet).clients))
         os.kill(client.pid, signal.SIGSTOP)  # else it may be gone as fast as its server
         rig.knobs().turn("server_die")
         words = await rig.reported(ReportSubject.SERVER_EXITED)
@@ -293,9 +294,9 @@ async def test_server_die(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
 async def test_server_busy(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
     """Who its clients are is not known, so nothing is taken away from them."""
     with rig.served() as client:
-        await fleet_rig.until(lambda: bool(fleet_rig.status(fleet).clients))
+        await until(lambda: bool(fleet_rig.status(fleet).clients))
         rig.knobs().turn("server_busy")
-        await fleet_rig.until(lambda: _clients_unknown(fleet))
+        await until(lambda: _clients_unknown(fleet))
         with pytest.raises(StillInUse, match="not known: its MPS server is busy and does not"):
             await fleet.stop(fleet_rig.GPU)
         with pytest.raises(StillInUse, match="not known"):
@@ -307,7 +308,7 @@ async def test_server_busy(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
 
 async def test_fault(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
     with rig.served() as client, rig.served() as victim:
-        await fleet_rig.until(lambda: len(fleet_rig.status(fleet).clients) == 2)
+        await until(lambda: len(fleet_rig.status(fleet).clients) == 2)
         client.fault()
         words = await rig.reported(ReportSubject.SERVER_FAULT)
         assert f"had a fatal fault of client {client.pid}" in words
@@ -320,7 +321,7 @@ async def test_fault(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
 
 async def test_terminate_code(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
     with rig.served():
-        await fleet_rig.until(lambda: bool(fleet_rig.status(fleet).clients))
+        await until(lambda: bool(fleet_rig.status(fleet).clients))
         rig.knobs().turn("terminate_code", -1)
         assert await fleet.drain(fleet_rig.GPU, seconds=0.1, force=True) == ()
     assert fleet_rig.status(fleet).state == "Down"

@@ -16,7 +16,8 @@ from nodeagent.mps.shares import SLOT_VARIABLE, client_environment
 from nodeagent.plan.shares import Share, Sharing, WantedMps
 from nodeagent.structs import replace
 from nodeagent.views.shapes import MpsMemory
-from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, ready, status, until, wanted
+from tests.machine_load import until
+from tests.mps.fleet_rig import GPU, OTHER_GPU, FleetRig, ready, status, wanted
 from tests.mps.plans import facts, spec_of
 
 BOTH = (GPU, OTHER_GPU)

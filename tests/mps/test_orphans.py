@@ -23,6 +23,7 @@ from nodeagent.mps.requests import NotReady
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.processes import command_of
 from tests.locked_process import locked_process
+from tests.machine_load import until
 from tests.mps import fleet_rig
 from tests.mps.conftest import PYTHON, StartServer, as_root, spec_for
 from tests.simulation.mps.rig import gone
@@ -71,7 +72,7 @@ async def test_an_orphan_that_exits_slowly(spec: DaemonSpec, start_server: Start
     server = start_server("lingering")
     [ended] = await end_orphans(spec, grace=0.3)
     assert ended.pid == server.pid
-    server.wait(5)
+    server.wait()
 
 
 # The first process of a process namespace exits only when all others in it are reaped, and its
@@ -326,7 +327,7 @@ async def test_a_container_that_looks_like_a_daemon(rig: fleet_rig.FleetRig, fle
         pid = fleet_rig.status(fleet).pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await fleet_rig.until(lambda: fleet_rig.status(fleet).pid not in {None, pid})
+        await until(lambda: fleet_rig.status(fleet).pid not in {None, pid})
         await fleet_rig.ready(fleet)
         await fleet.stop(fleet_rig.GPU)
         assert [one.poll() for one in pretends] == [None, None]

@@ -30,8 +30,9 @@ from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.shares import Account, ComputeMode, Share, Sharing, WantedMps
 from nodeagent.settings import MpsSettings
+from tests.machine_load import until
 from tests.mps.cuda_client import OUT_OF_MEMORY, SUCCESS
-from tests.mps.fleet_rig import status, until
+from tests.mps.fleet_rig import status
 
 PROGRAM = Path(__file__).with_name("cuda_client.py")
 MIB, GIB = 1 << 20, 1 << 30

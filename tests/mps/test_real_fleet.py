@@ -15,7 +15,8 @@ from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL
 from nodeagent.plan.shares import Share, Sharing
 from nodeagent.structs import replace
-from tests.mps.fleet_rig import GPU, OTHER_GPU, US, FleetRig, limits, ready, status, until, wanted
+from tests.machine_load import until
+from tests.mps.fleet_rig import GPU, OTHER_GPU, US, FleetRig, limits, ready, status, wanted
 from tests.simulation.mps.rig import gone
 
 PROGRAM = shutil.which(CONTROL)

@@ -15,7 +15,8 @@ from nodeagent.mps.processes import CONTROL, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
-from tests.mps.conftest import PYTHON, as_root, flag, seen, spec_for, wait_for
+from tests.machine_load import until
+from tests.mps.conftest import PYTHON, as_root, flag, seen, spec_for
 from tests.mps.fleet_rig import GPU
 from tests.mps.plans import with_account
 
@@ -175,7 +176,7 @@ class Systemd:
         """The daemon, once it has noted what it was given; killed in the end."""
         process = await self.launch(host=host)
         try:
-            await asyncio.to_thread(wait_for, Path(self.spec.log_directory) / "seen")
+            await until((Path(self.spec.log_directory) / "seen").exists)
             yield process
         finally:
             process.kill()

@@ -16,7 +16,8 @@ from nodeagent.plan import desired
 from nodeagent.plan.shares import Account
 from nodeagent.settings import MpsSettings, load_settings
 from nodeagent.structs import replace
-from tests.mps.fleet_rig import GPU, IS_ROOT, POLICY, until, wanted
+from tests.machine_load import until
+from tests.mps.fleet_rig import GPU, IS_ROOT, POLICY, wanted
 
 # --- setup ----------------------------------------------------------------------------------------
 

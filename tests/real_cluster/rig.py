@@ -17,7 +17,7 @@ import yaml
 
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.agent_home import Home
-from tests.machine_load import stretched
+from tests.machine_load import wait_until
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class Member(Home):
         self.start("--source", "annotation", *which)
 
     def until(self, condition: Callable[[], T], *, seconds: float = SOON) -> T:
-        return until(condition, self.said, seconds=seconds)
+        return wait_until(condition, said=self.said, within=seconds)
 
     def close(self) -> None:
         self.end_everything()
@@ -294,12 +294,3 @@ class Node(Member):
                 group = (entry / "cgroup").read_text()
                 if any(uid in group or uid.replace("-", "_") in group for uid in uids):
                     os.kill(int(entry.name), signal.SIGKILL)
-
-
-def until(condition: Callable[[], T], said: Callable[[], str], *, seconds: float = SOON) -> T:
-    """Wait until it is so, and give what it is then; `said` explains why it is not."""
-    deadline = time.monotonic() + stretched(seconds)
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {said()[-3000:]}"
-        time.sleep(0.1)
-    return found

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.machine_load import wait_until
 from tests.real_cluster.conftest import FOREIGN
-from tests.real_cluster.rig import CLAIMS, PODS, RESOURCE, SOON, Cluster, until
+from tests.real_cluster.rig import CLAIMS, PODS, RESOURCE, Cluster
 from tests.simulated_cluster.allocator import Allocated
 from tests.simulated_cluster.test_allocator import CASES, LEAKS, Case, requests, written
 
@@ -36,7 +37,7 @@ def case(scheduled: Cluster, request: pytest.FixtureRequest) -> Iterator[Case]:
     yield found
     scheduled.ask("DELETE", PODS, NOW)
     scheduled.ask("DELETE", CLAIMS)
-    until(lambda: not scheduled.items(CLAIMS), str)
+    wait_until(lambda: not scheduled.items(CLAIMS))
     scheduled.ask("DELETE", f"{RESOURCE}/resourceslices?fieldSelector=spec.nodeName={FOREIGN}")
 
 
@@ -52,7 +53,7 @@ def test_what_claims_get(scheduled: Cluster, case: Case) -> None:
             reasons = [one["reason"] for one in _conditions(scheduled, pod)]
             return "waits" if waits and "Unschedulable" in reasons else ""
 
-        got.append(until(answered, lambda: str(got), seconds=SOON).replace("waits", ""))
+        got.append(wait_until(answered, said=lambda: got).replace("waits", ""))
     assert got == [expected for _, expected in case.claims]
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.machine_load import wait_until
 from tests.manifests.rendering import MANIFESTS
-from tests.real_cluster.rig import AGENT, NODE, Cluster, Member, Node, place, until
+from tests.real_cluster.rig import AGENT, NODE, Cluster, Member, Node, place
 from tests.simulated_cluster.agent import PLAN, STATUS, in_sync
 
 HALVES = "version: v1\ngpus: [{devices: all, mig: {3g.40gb: 2}}]\n"
@@ -24,7 +25,7 @@ def await_status(cluster: Cluster, node: str, plan: str) -> None:
         found = cluster.get(f"/api/v1/nodes/{node}")["metadata"].get("annotations", {})
         return dict(json.loads(found.get(STATUS, "{}")))
 
-    until(lambda: in_sync(plan)(said()), lambda: json.dumps(said()))
+    wait_until(lambda: in_sync(plan)(said()), said=said)
 
 
 def test_a_plan_and_its_status(member: Member) -> None:

@@ -35,7 +35,6 @@ async def evaluated(plan: ActivePlan, observed: ObservedNode) -> PlanEvaluation:
 
 
 async def test_refused_until_the_gpu_is_there() -> None:
-    """A refusal is no last word: with the GPU that was missing, the document is accepted."""
     node, plan = await observe(), made()
     one = replace(node, gpus=node.gpus[:1])
     plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))

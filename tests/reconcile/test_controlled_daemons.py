@@ -10,7 +10,8 @@ from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.state_file import STATE_VARIABLE
-from tests.mps.fleet_rig import status, until
+from tests.machine_load import until
+from tests.mps.fleet_rig import status
 from tests.reconcile.controller_rig import (
     DEFAULT,
     EXCLUSIVE,

@@ -16,7 +16,8 @@ from nodeagent.reconcile.executor import execute
 from nodeagent.reconcile.owner import GpuOwners, Part
 from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.mps.fleet_rig import US, status, until
+from tests.machine_load import until
+from tests.mps.fleet_rig import US, status
 from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, document
 
 TOGETHER = document("{devices: [0, 1], mps: {clients: {memory: 4Gi}, together: true}}")

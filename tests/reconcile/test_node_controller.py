@@ -18,7 +18,8 @@ from nodeagent.plan.steps import SetComputeMode, SetMigMode, StartMps, Step, Sto
 from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
-from tests.mps.fleet_rig import status, until
+from tests.machine_load import until
+from tests.mps.fleet_rig import status
 from tests.reconcile.controller_rig import (
     DEFAULT,
     EXCLUSIVE,

@@ -76,7 +76,6 @@ async def test_only_the_newest_plan_counts(tmp_path: Path) -> None:
 
 
 async def test_blocked_until_the_user_ends(tmp_path: Path) -> None:
-    """What is in use stays, its user is named, and his end alone sets the work going again."""
     with simulated("h100-80gb:1") as node, process() as user:
         async with running(Rig(tmp_path)) as rig:
             rig.offer("{3g.40gb: 2}")
@@ -246,7 +245,6 @@ async def test_what_the_driver_itself_calls_in_use_is_blocked(tmp_path: Path) ->
 
 
 async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path) -> None:
-    """No endless destroying and creating: until its time comes, a failed GPU is left alone."""
     async with on_node(Rig(tmp_path)) as (rig, node):
         rig.offer("{3g.40gb: 2}")
         await rig.settle(Phase.IN_SYNC)

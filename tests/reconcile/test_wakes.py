@@ -129,7 +129,6 @@ async def test_only_a_stop_abandons_a_look() -> None:
 
 
 def test_a_loop_is_overdue_only_after_its_own_time() -> None:
-    """A loop that said it would be busy has until then; the sentence names it."""
     now = 0.0
     heartbeats = Heartbeats(lambda: now)
     heartbeats.beat("reconciler", within=60)

@@ -134,7 +134,6 @@ def is_left(queue: WorkQueue) -> bool:
 
 
 def test_reported_once_until_it_is_back() -> None:
-    """The same drift is one event; a second one after mending is another."""
     queue = make(mend=False)
     assert observe(queue, ON) == ()
     assert observe(queue, OFF) == (OFF,)

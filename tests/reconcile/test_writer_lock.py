@@ -70,7 +70,7 @@ def test_a_full_disk_lets_the_writer_in(tmp_path: Path) -> None:
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n" + HOLD
     words, path = [sys.executable, "-c", full], tmp_path / "writer.lock"
     ended = subprocess.run(
-        [*words, path], capture_output=True, stdin=subprocess.DEVNULL, check=True, timeout=30
+        [*words, path], capture_output=True, stdin=subprocess.DEVNULL, check=True
     )
     assert (ended.stdout, path.read_bytes()) == (b"held\n", b"")
 
@@ -114,7 +114,7 @@ def test_another_user_cannot_lock_the_state_directory(tmp_path: Path) -> None:
     with writer_lock(tmp_path / "writer.lock", state):
         pass
     ended = subprocess.run(
-        [sys.executable, "-c", OPEN_AS_TENANT, state], capture_output=True, check=False, timeout=30
+        [sys.executable, "-c", OPEN_AS_TENANT, state], capture_output=True, check=False
     )
     assert b"PermissionError" in ended.stderr
     assert state.stat().st_mode & 0o777 == 0o751
@@ -142,7 +142,7 @@ def test_a_file_system_without_locks(tmp_path: Path, directory: bool) -> None:
     number = {"x86_64": 73, "aarch64": 32}[os.uname().machine]
     lock, extra = tmp_path / "writer.lock", [tmp_path] if directory else []
     words: list[str | Path] = [sys.executable, "-c", WITHOUT_LOCKS, str(number), lock, *extra]
-    ended = subprocess.run(words, capture_output=True, check=False, timeout=30, text=True)
+    ended = subprocess.run(words, capture_output=True, check=False, text=True)
     path, setting = (tmp_path, "state.dir") if directory else (lock, "run.dir")
     assert ended.stdout.startswith(f"the lock on {path} cannot be taken: No locks available")
     assert f"set {setting} to a folder on a local one" in ended.stdout

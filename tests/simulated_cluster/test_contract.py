@@ -15,7 +15,8 @@ from nodeagent.cluster.client.requests import JsonObject, Request
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.reflector import read_event
 from nodeagent.health.reporting import Condition
-from tests.cluster.client.rig import PLAN, STATUS, Follower, until
+from tests.cluster.client.rig import PLAN, STATUS, Follower
+from tests.machine_load import until
 from tests.simulated_cluster.conftest import Cluster
 from tests.simulated_cluster.exchanges import Conversation, differences
 from tests.simulated_cluster.kubelet import Kubelet

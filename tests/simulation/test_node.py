@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.errors import UsageError
 from nodeagent.simulation import simulated
-from tests.machine_load import stretched
+from tests.machine_load import wait_until
 from tests.simulation import calls
 
 
@@ -52,10 +52,7 @@ def test_a_real_process_frees_the_device_by_ending() -> None:
             node.occupy(0, process.pid, follow=True)
             assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu())) == 1
             process.kill()
-            deadline = time.monotonic() + stretched(30)
-            while pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu()):
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
+            wait_until(lambda: not pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu()))
 
 
 def test_a_reboot_of_hopper_takes_everything() -> None:

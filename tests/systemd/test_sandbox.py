@@ -17,8 +17,7 @@ import pytest
 from nodeagent.simulation.mps.installation import install
 from tests.agent_environment import own_host
 from tests.gpu.test_c_library import build
-from tests.machine_load import stretched
-from tests.simulation.mps.rig import until
+from tests.machine_load import stretched, wait_until
 from tests.systemd.sandbox import values_of
 
 HERE = Path(__file__).parent
@@ -134,7 +133,7 @@ def test_a_plan_with_mps_is_restored_at_boot(stage: Path, tmp_path: Path) -> Non
 def test_the_agent_may_write_what_it_writes(stage: Path, tmp_path: Path) -> None:
     listen = f"{own_host()}:9417"
     with running(AGENT, stage, tmp_path / "trace", NODEAGENT_API_LISTEN=listen) as process:
-        until(lambda: _phase(listen) == "InSync" or process.poll() is not None)
+        wait_until(lambda: _phase(listen) == "InSync" or process.poll() is not None)
         assert process.poll() is None, process.communicate()[0]
         agent = _agent_of(process.pid)
         with pytest.raises(OSError, match="Read-only"):

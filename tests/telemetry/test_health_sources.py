@@ -14,7 +14,7 @@ from nodeagent.plan.shares import ComputeMode
 from nodeagent.structs import replace
 from nodeagent.telemetry.health_sources import owned_modes
 from nodeagent.telemetry.kernel_errors import DEVICE, KernelErrors
-from tests.cluster.client.rig import until
+from tests.machine_load import until
 from tests.plan.cards import card
 
 XID = "3,339,5140900,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"

@@ -13,7 +13,7 @@ from nodeagent.cluster.client.node_view import NodeView, Wanted
 from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.cluster.node import KeptNode
 from nodeagent.cluster.reflector import WatchIntervals
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.simulated_cluster import agent
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.journal import Request
@@ -33,17 +33,6 @@ def kubeconfig(folder: Path, url: str, *, token: str | None = None) -> Kubeconfi
         token_file.write_text(token)
     path.write_text(agent.kubeconfig(url, token_file=token_file))
     return Kubeconfig(path)
-
-
-async def until(true: Callable[[], object], *, seconds: float = 60.0) -> None:
-    """Wait until `true()` holds; fail if it does not within so long. What takes a minute is looked
-    at every second: in virtual time a look costs the same real time, however little passes.
-    """
-    clock = asyncio.get_running_loop().time
-    begun = clock()
-    async with asyncio.timeout(stretched(seconds)):
-        while not true():
-            await asyncio.sleep(max(0.002, (clock() - begun) / 50))
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from nodeagent.cluster.client.node_view import read_node
 from nodeagent.cluster.reflector import WatchIntervals
 from nodeagent.structs import replace
 from tests.cluster.client import rig
+from tests.machine_load import until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import (
     Answer,
@@ -35,7 +36,7 @@ async def test_one_list_one_watch_then_silence(server: ApiServer, access: Cluste
             server.heartbeat("n", f"2026-01-01T00:00:{number:02}Z")
             server.annotate("n", **{"other/key": str(number)})
         server.patch_node("n", {"spec": {"unschedulable": True}})
-        await rig.until(lambda: seen.views[-1] and seen.views[-1].unschedulable)
+        await until(lambda: seen.views[-1] and seen.views[-1].unschedulable)
         await asyncio.sleep(0.3)
     assert rig.requested(server) == "lw"
     assert [view and view.annotations for view in seen.views] == [
@@ -79,7 +80,7 @@ async def test_a_node_made_anew_while_not_watched(server: ApiServer, access: Clu
         server.add_node("n", annotations={rig.PLAN: "one"})
         server.expire()
         await server.start()
-        await rig.until(lambda: len(seen.views) == 4)
+        await until(lambda: len(seen.views) == 4)
     first, _, gone, new = seen.views
     assert gone is None
     assert first
@@ -99,7 +100,7 @@ async def test_the_next_list_brings_what_was_lost(tmp_path: Path) -> None:
                 await rig.reported(seen, "two")
                 with server.unsent():
                     server.delete_node("n")
-                await rig.until(lambda: seen.views[-1] is None)
+                await until(lambda: seen.views[-1] is None)
     assert seen.faults == []
 
 
@@ -109,13 +110,13 @@ async def test_bookmarks_move_the_version_and_tell_nothing(tmp_path: Path) -> No
         async with ClusterAccess(rig.kubeconfig(tmp_path, server.url)) as access:
             seen = rig.Follower(access)
             async with rig.running(seen.follower.run()):
-                await rig.until(lambda: server.faults.watching)
+                await until(lambda: server.faults.watching)
                 server.add_node("other")
                 for number in range(20):
                     server.annotate("other", key=str(number))
                 await asyncio.sleep(0.2)
                 server.faults.strike(End())
-                await rig.until(lambda: rig.requested(server) == "lww")
+                await until(lambda: rig.requested(server) == "lww")
                 await rig.follows(server, seen, "one")
     assert rig.requested(server) == "lww"
     assert len(seen.views) == 2
@@ -146,8 +147,8 @@ async def test_a_watch_that_breaks(
         await rig.follows(server, seen, "one")
         server.faults.strike(fault)
         rig.set_plan(server, "two")  # right behind the fault: it may be lost in it
-        await rig.until(lambda: seen.plan == "two")
-        await rig.until(lambda: rig.requested(server) == "lw" + then)
+        await until(lambda: seen.plan == "two")
+        await until(lambda: rig.requested(server) == "lw" + then)
         await rig.follows(server, seen, "three")
         await asyncio.sleep(0.2)
     assert rig.requested(server) == "lw" + then
@@ -188,11 +189,11 @@ async def test_health_makes_failures_small_again(server: ApiServer, access: Clus
     server.faults.next(6, Answer(500))
     seen = rig.Follower(access, jitter=lambda: 0.0)
     async with rig.running(seen.follower.run()):
-        await rig.until(lambda: server.faults.watching)
+        await until(lambda: server.faults.watching)
         await asyncio.sleep(rig.QUICK.healthy_after + 0.1)
         server.faults.strike(Reset())
         lost = asyncio.get_running_loop().time()
-        await rig.until(lambda: rig.requested(server).count("w") == 2)
+        await until(lambda: rig.requested(server).count("w") == 2)
     assert server.requests[-1].time - lost < rig.QUICK.retry[1] / 2
 
 
@@ -218,7 +219,7 @@ async def test_credentials_that_come_later(server: ApiServer, tmp_path: Path) ->
     async with ClusterAccess(way) as access:
         seen = rig.Follower(access)
         async with rig.running(seen.follower.run()):
-            await rig.until(lambda: seen.faults)
+            await until(lambda: seen.faults)
             assert isinstance(seen.faults[0], faults.CredentialsUnusable)
             hidden.rename(way.path)
             await rig.follows(server, seen, "one")
@@ -229,7 +230,7 @@ async def test_a_server_that_is_away_for_hours(server: ApiServer, access: Cluste
     async with rig.running(seen.follower.run()):
         await rig.follows(server, seen, "one")
         async with server.refusing():
-            await rig.until(lambda: not seen.follower.is_reachable)
+            await until(lambda: not seen.follower.is_reachable)
             draws = seen.draws
             await asyncio.sleep(10800.0)
             assert 10800 / 30 <= seen.draws - draws <= 10800 / 14  # one for each attempt

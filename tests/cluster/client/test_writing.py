@@ -8,6 +8,7 @@ from nodeagent.cluster.client.faults import WriteConflict
 from nodeagent.cluster.client.node_view import Wanted
 from nodeagent.cluster.keeper import WriteIntervals
 from tests.cluster.client import rig
+from tests.machine_load import until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Slow
 
@@ -65,14 +66,14 @@ async def test_taints_of_others_are_untouched(server: ApiServer, made: rig.Follo
         return found
 
     server.patch_node("n", {"spec": {"taints": [theirs]}})
-    await rig.until(lambda: server.faults.watching)
+    await until(lambda: server.faults.watching)
     server.faults.next(1, Slow(0.2), verb="PATCH")
     made.follower.want(Wanted(taints={key: True}))
     await asyncio.sleep(0.05)
     server.patch_node("n", {"spec": {"taints": [theirs, later]}})
-    await rig.until(lambda: taints() == [theirs, later, own])
+    await until(lambda: taints() == [theirs, later, own])
     made.follower.want(Wanted(taints={key: False}))
-    await rig.until(lambda: taints() == [theirs, later])
+    await until(lambda: taints() == [theirs, later])
     for request in rig.writes(server):
         assert request.path == "/api/v1/nodes/n"
         assert request.body["metadata"]["resourceVersion"]
@@ -84,12 +85,12 @@ async def test_a_taint_comes_though_the_node_changed_unseen(
     key = "nodeagent.io/gpu-unhealthy"
     made = rig.Follower(access, writes=WriteIntervals())
     async with made.running():
-        await rig.until(lambda: server.faults.watching)
+        await until(lambda: server.faults.watching)
         server.annotate("n", **{"example.com/other": "1"})
         server.heartbeat("n", "2026-01-02T12:00:00Z")
         await asyncio.sleep(0.1)
         made.follower.want(Wanted(taints={key: True}))
-        await rig.until(lambda: server.node("n")["spec"].get("taints"))
+        await until(lambda: server.node("n")["spec"].get("taints"))
     assert len(rig.writes(server)) == 1
     assert made.writing == []
 
@@ -99,12 +100,12 @@ async def test_a_version_that_was_lost_is_read(server: ApiServer, access: Cluste
     key = "nodeagent.io/gpu-unhealthy"
     made = rig.Follower(access, writes=WriteIntervals())
     async with made.running():
-        await rig.until(lambda: server.faults.watching)
+        await until(lambda: server.faults.watching)
         with server.unsent():
             server.annotate("n", **{"example.com/other": "1"})
         server.faults.next(1, Answer(500), verb="GET")
         made.follower.want(Wanted(taints={key: True}))
-        await rig.until(lambda: server.node("n")["spec"].get("taints"), seconds=10)
+        await until(lambda: server.node("n")["spec"].get("taints"), within=10)
     assert [type(fault) for fault in made.writing] == [WriteConflict, type(None)]
 
 
@@ -117,7 +118,7 @@ async def test_what_another_program_keeps_undoing_is_named(
         await rig.settled(server, made, "true")
         assert (len(rig.writes(server)), made.follower.overwritten) == (number, ())
         server.annotate("n", **{rig.STATUS: edited})
-    await rig.until(lambda: made.overwritten)
+    await until(lambda: made.overwritten)
     assert made.overwritten == [(rig.STATUS,)] == [made.follower.overwritten]
 
 
@@ -127,7 +128,7 @@ async def test_a_node_made_anew_gets_everything_again(
     made.follower.want(rig.wanted("same"))
     await rig.settled(server, made, "same")
     server.delete_node("n")
-    await rig.until(lambda: made.views[-1] is None)
+    await until(lambda: made.views[-1] is None)
     made.follower.want(rig.wanted("other"))
     await asyncio.sleep(0.15)
     assert len(rig.writes(server)) == 1

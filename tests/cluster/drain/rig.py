@@ -23,7 +23,8 @@ from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.settings import KubernetesSettings
 from nodeagent.structs import replace
-from tests.cluster.client.rig import QUICK, kubeconfig, running, until
+from tests.cluster.client.rig import QUICK, kubeconfig, running
+from tests.machine_load import until
 from tests.plan.cards import card, wanted, with_instances
 from tests.simulated_cluster.api_server import ApiServer
 

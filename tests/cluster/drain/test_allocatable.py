@@ -7,8 +7,8 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain import allocatable
 from nodeagent.plan.observed import Access, Gpu, MigMode
 from nodeagent.structs import replace
-from tests.cluster.client.rig import until
 from tests.cluster.drain.rig import AFTER, MIXED, NODE, THREE, agent, labels, offer
+from tests.machine_load import until
 from tests.plan.cards import card, divided, with_instances
 from tests.simulated_cluster.api_server import ApiServer
 

@@ -10,8 +10,8 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
-from tests.cluster.client.rig import until
 from tests.cluster.drain import rig
+from tests.machine_load import until
 from tests.plan.cards import with_instances
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Slow

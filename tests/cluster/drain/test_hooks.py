@@ -9,8 +9,8 @@ import pytest
 from nodeagent.errors import UsageError
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
-from tests.cluster.client.rig import until
 from tests.cluster.drain import rig
+from tests.machine_load import until
 from tests.plan.cards import wanted
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Slow
@@ -239,7 +239,7 @@ async def test_a_configuration_asked_for_meanwhile(server: ApiServer, tmp_path: 
         it.around.after_round(*rig.judged([rig.AFTER], config="one"))
         await until(lambda: f"PATCH /api/v1/nodes/{rig.NODE}" in rig.asked(server))
         it.around.after_round(*rig.judged([rig.AFTER], config="two"))
-        await until(lambda: rig.labels(server, CONFIG).get(CONFIG) == "two", seconds=5.0)
+        await until(lambda: rig.labels(server, CONFIG).get(CONFIG) == "two", within=5.0)
 
 
 async def test_others_writes_in_between_are_no_obstacle(server: ApiServer, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from nodeagent.cluster.drain.owners import (
 from nodeagent.cluster.drain.pods import Pod, PodSelector, read_pod
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
-from tests.cluster.client.rig import until
 from tests.cluster.drain.rig import AFTER, MIXED, NODE, agent, asked
+from tests.machine_load import until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer
 

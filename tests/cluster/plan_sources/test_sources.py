@@ -16,7 +16,8 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.settings import PlanSettings
-from tests.cluster.client.rig import running, until
+from tests.cluster.client.rig import running
+from tests.machine_load import until
 
 
 def test_settings_and_registry_agree(access: ClusterAccess, tmp_path: Path) -> None:

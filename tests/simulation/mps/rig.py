@@ -10,15 +10,14 @@ import subprocess
 import sys
 import tempfile
 import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from nodeagent.simulation.mps.knobs import Knobs
 from nodeagent.simulation.mps.versions import VERSIONS, Version
-from tests.machine_load import stretched
+from tests.machine_load import stretched, wait_until
 
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
@@ -131,7 +130,7 @@ class Rig:
         )
         self._children.append(child)
         if wait:
-            until(lambda: self.run(stdin="get_server_list").status == 0)
+            wait_until(lambda: self.run(stdin="get_server_list").status == 0)
         return child
 
     @contextmanager
@@ -147,7 +146,7 @@ class Rig:
         )
         self._children.append(front_end)
         if wait:
-            until(lambda: self.log().count("NEW UI") > seen)
+            wait_until(lambda: self.log().count("NEW UI") > seen)
         yield front_end
         if front_end.poll() is None:
             front_end.communicate(timeout=stretched(30))
@@ -180,7 +179,7 @@ class Rig:
         return "\n".join(line.partition("] ")[2] for line in lines)
 
     def server(self) -> int:
-        until(lambda: self.ask("get_server_list") != "")
+        wait_until(lambda: self.ask("get_server_list") != "")
         return int(self.ask("get_server_list"))
 
     def daemon(self) -> int:
@@ -193,13 +192,6 @@ class Rig:
     def modes(self) -> dict[str, str]:
         """Kind and permissions of everything in the pipe directory, as `ls` shows them."""
         return {path.name: stat.filemode(path.lstat().st_mode) for path in self.pipes.iterdir()}
-
-
-def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + stretched(timeout)
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def gone(pid: int) -> bool:

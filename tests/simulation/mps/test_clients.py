@@ -7,7 +7,8 @@ import pytest
 
 from nodeagent.simulation import SimulatedNode
 from nodeagent.simulation.mps.clients import DEVICES_UNAVAILABLE, ClientError, SimulatedClient
-from tests.simulation.mps.rig import Programs, Rig, gone, until
+from tests.machine_load import wait_until
+from tests.simulation.mps.rig import Programs, Rig, gone
 
 GIB = 1 << 30
 US, OTHERS = os.geteuid(), 1000
@@ -92,7 +93,7 @@ def test_defaults_reach_the_next_server_only(rig: Rig, clients: Clients) -> None
     with pytest.raises(ClientError):
         first.allocate(2 * GIB)
     rig.ask(f"shutdown_server {server} -f")
-    until(lambda: gone(server))
+    wait_until(lambda: gone(server))
     assert clients.accepted().terms["limit"] == 2 * GIB
 
 
@@ -102,7 +103,7 @@ def test_another_user_waits_for_all_clients_of_the_first(rig: Rig, clients: Clie
     other = clients.start(OTHERS)
     assert other.wait_until_connected()
     line = f"NEW CLIENT {other.pid} from user {OTHERS}: Server is not ready, push client to "
-    until(lambda: f"{line}pending list" in rig.log())
+    wait_until(lambda: f"{line}pending list" in rig.log())
     second = clients.accepted(US)
     first.close()
     with pytest.raises(TimeoutError):
@@ -129,7 +130,7 @@ def test_a_multiuser_server_serves_all(installed: Callable[[str], Programs]) -> 
 def test_a_closed_folder_lets_the_server_end_without_a_word(rig: Rig, clients: Clients) -> None:
     rig.folder.chmod(0o700)
     rig.ask(f"start_server -uid {OTHERS}")
-    until(lambda: "exited with status 0" in rig.log())
+    wait_until(lambda: "exited with status 0" in rig.log())
     assert rig.ask("get_server_list") == ""
     assert rig.log("server") == ""
 
@@ -146,7 +147,7 @@ def test_a_fault_closes_the_server_until_all_have_gone(rig: Rig, clients: Client
     culprit, innocent = clients.accepted(), clients.accepted()
     server = rig.server()
     culprit.fault()
-    until(lambda: rig.ask(f"get_server_status {server}") == "FAULT\n")
+    wait_until(lambda: rig.ask(f"get_server_status {server}") == "FAULT\n")
     with pytest.raises(ClientError):
         innocent.allocate(1)
     assert _refused(clients.start()) == NOT_READY
@@ -154,7 +155,7 @@ def test_a_fault_closes_the_server_until_all_have_gone(rig: Rig, clients: Client
     culprit.close()
     assert rig.ask(f"get_server_status {server}") == "FAULT\n"
     innocent.close()
-    until(lambda: rig.ask(f"get_server_status {server}") == "ACTIVE\n")
+    wait_until(lambda: rig.ask(f"get_server_status {server}") == "ACTIVE\n")
     clients.accepted()
 
 
@@ -190,7 +191,7 @@ def test_on_a_simulated_node(rig: Rig, clients: Clients, tmp_path: Path) -> None
         with node.looks():
             assert [process.pid for process in node.cards[1].state.processes] == [server.pid]
         rig.ask("quit")
-        until(lambda: gone(server.pid))
+        wait_until(lambda: gone(server.pid))
         with node.changes():
             assert node.cards[1].state.processes == []
     finally:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine_load import stretched
-from tests.simulation.mps.rig import Answer, Programs, Rig, gone, until
+from tests.machine_load import stretched, wait_until
+from tests.simulation.mps.rig import Answer, Programs, Rig, gone
 
 NOT_THERE = Answer("", "Cannot find MPS control daemon process\n", 1)
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -35,7 +35,7 @@ def test_quit_takes_pid_file_and_fifo_away(compared: Programs) -> None:
         rig.start()
         daemon = rig.daemon()
         rig.run(stdin="quit")
-        until(lambda: gone(daemon))  # which may end after the answer
+        wait_until(lambda: gone(daemon))  # which may end after the answer
         assert set(rig.modes()) == {"control", "control_privileged", "control_lock"}
         assert rig.run(stdin="get_server_list") == NOT_THERE
         rig.start()
@@ -48,7 +48,7 @@ def test_a_signal_ends_it_without_cleaning_up(compared: Programs, number: signal
         rig.start()
         before, daemon = rig.modes(), rig.daemon()
         os.kill(daemon, number)
-        until(lambda: gone(daemon))
+        wait_until(lambda: gone(daemon))
         assert rig.modes() == before
         assert rig.run(stdin="get_server_list") == NOT_THERE
         rig.start()
@@ -171,7 +171,7 @@ def test_the_log_of_a_front_end(compared: Programs) -> None:
     with Rig(compared) as rig:
         rig.start()
         rig.ask("set_default_active_thread_percentage 0", "get_default_device_pinned_mem_limit 5")
-        until(lambda: "UI closed" in rig.log())  # a busy daemon may accept the next one first
+        wait_until(lambda: "UI closed" in rig.log())  # a busy daemon may accept the next one first
         rig.run(stdin="quit")
         expected = [
             f"Starting control daemon using socket {rig.pipes}/control",
@@ -192,7 +192,7 @@ def test_the_log_of_a_front_end(compared: Programs) -> None:
             "Cmd:quit",
             "Exit with status 0",
         ]
-        until(lambda: "Exit" in rig.log())
+        wait_until(lambda: "Exit" in rig.log())
         assert rig.log().splitlines() == expected
         rig.start()
         assert rig.log().splitlines()[: len(expected)] == expected
@@ -244,7 +244,9 @@ def test_one_front_end_at_a_time(compared: Programs) -> None:
             ("", 1),
         }
         assert ("Cannot send command to MPS control daemon process\n", 1) in reported
-        until(lambda: rig.run(stdin="get_default_active_thread_percentage").stdout == "100.0\n")
+        wait_until(
+            lambda: rig.run(stdin="get_default_active_thread_percentage").stdout == "100.0\n"
+        )
 
 
 def test_replies_appear_at_the_end_of_the_input(compared: Programs) -> None:
@@ -254,7 +256,7 @@ def test_replies_appear_at_the_end_of_the_input(compared: Programs) -> None:
             assert front_end.stdin is not None
             front_end.stdin.write("get_default_active_thread_percentage\n")
             front_end.stdin.flush()
-            until(lambda: "Cmd:get_default_active_thread_percentage" in rig.log())
+            wait_until(lambda: "Cmd:get_default_active_thread_percentage" in rig.log())
             assert not rig.has_output(front_end)
             output, _ = front_end.communicate(timeout=stretched(30))
             assert output == "100.0\n"
@@ -284,7 +286,7 @@ def test_a_daemon_that_dies_takes_its_front_end_along(compared: Programs) -> Non
             os.kill(rig.daemon(), signal.SIGSTOP)
             front_end.stdin.write("get_default_active_thread_percentage\n")
             front_end.stdin.flush()
-            until(lambda: rig.unread(front_end) == 0)
+            wait_until(lambda: rig.unread(front_end) == 0)
             assert not rig.has_output(front_end, within=stretched(0.2))  # it has sent it
             os.kill(rig.daemon(), signal.SIGKILL)
             assert front_end.communicate(timeout=stretched(30)) == ("", "")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.machine_load import stretched
-from tests.simulation.mps.rig import DEVICE, Programs, Rig, gone, until
+from tests.machine_load import stretched, wait_until
+from tests.simulation.mps.rig import DEVICE, Programs, Rig, gone
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 US = f"start_server -uid {os.geteuid()}"
@@ -46,7 +46,7 @@ def test_what_a_server_inherits(compared: Programs) -> None:
         rig.start(SOMETHING="else")
         rig.ask(US)
         pid = rig.server()
-        until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+        wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
         assert os.getsid(pid) == rig.daemon()
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         assert b"SOMETHING=else" in environment
@@ -63,7 +63,7 @@ def test_another_users_server_keeps_the_group(compared: Programs) -> None:
         rig.ask("start_server -uid 1000")
         pid = rig.server()
         status = Path(f"/proc/{pid}/status").read_text()
-        until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+        wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
         assert "Uid:\t1000\t1000\t1000\t1000\n" in status
         assert "Gid:\t0\t0\t0\t0\n" in status
 
@@ -76,7 +76,7 @@ def test_one_user_at_a_time(compared: Programs) -> None:
         first = rig.server()
         assert rig.ask("get_server_list") == f"{first}\n"
         assert rig.ask(f"shutdown_server {first} -f") == ""
-        until(lambda: rig.ask("get_server_list") not in {"", f"{first}\n"})
+        wait_until(lambda: rig.ask("get_server_list") not in {"", f"{first}\n"})
         assert "Uid:\t1000" in Path(f"/proc/{rig.server()}/status").read_text()
 
 
@@ -87,7 +87,7 @@ def test_an_orderly_shutdown_waits_for_a_server_to_get_ready(compared: Programs)
         pid = rig.server()
         assert rig.ask(f"shutdown_server {pid}", "get_server_list") == f"{pid}\n"
         assert rig.ask(f"shutdown_server {pid} -f") == ""
-        until(lambda: rig.ask("get_server_list") == "")
+        wait_until(lambda: rig.ask("get_server_list") == "")
         assert f"Server {pid} exited with status 0" in rig.log()
         named = f"Force shutting down server {pid}" in rig.log()
         assert named == compared.version.names_forced_shutdown
@@ -104,7 +104,7 @@ def test_a_server_that_cannot_start(compared: Programs, kind: str | None, status
             rig.environment["PATH"] = f"{alone}:/bin"
         child = rig.foreground()
         assert rig.ask(US) == ""
-        until(lambda: rig.ask("get_server_list") == "")
+        wait_until(lambda: rig.ask("get_server_list") == "")
         assert child.poll() is None
         rig.run(stdin="quit")
         output, _ = child.communicate(timeout=stretched(30))
@@ -119,7 +119,7 @@ def test_a_server_that_is_killed_is_not_started_again(compared: Programs) -> Non
         rig.ask(US)
         pid = rig.server()
         os.kill(pid, signal.SIGKILL)
-        until(lambda: rig.ask("get_server_list") == "")
+        wait_until(lambda: rig.ask("get_server_list") == "")
         assert f"Server {pid} exited with status 0" in rig.log()
 
 
@@ -132,12 +132,12 @@ def test_quit_waits_for_servers(compared: Programs) -> None:
             assert front_end.stdin is not None
             front_end.stdin.write("quit\n")
             front_end.stdin.flush()
-            until(lambda: "Cmd:quit" in rig.log())
+            wait_until(lambda: "Cmd:quit" in rig.log())
             assert rig.run(stdin="get_server_list").stdout == ""
             assert not gone(daemon)
             os.kill(pid, signal.SIGINT)
             front_end.communicate(timeout=stretched(30))
-        until(lambda: gone(daemon))
+        wait_until(lambda: gone(daemon))
         assert rig.log().splitlines()[-1] == "Exit with status 0"
 
 
@@ -147,7 +147,7 @@ def test_quit_with_a_time_limit_forces_servers(compared: Programs) -> None:
         rig.ask(US)
         pid = rig.server()
         assert rig.run(stdin="quit -t 1").stdout == ""
-        until(lambda: gone(pid))
+        wait_until(lambda: gone(pid))
         assert "quit command issued with timeout of 1" in rig.log()
 
 
@@ -156,16 +156,16 @@ def test_a_server_that_ignores_the_signal_holds_quit_up(compared: Programs) -> N
         rig.start()
         rig.ask(US)
         daemon = rig.daemon()
-        until((rig.logs / "deaf").exists)
+        wait_until((rig.logs / "deaf").exists)
         with rig.holding_front_end() as front_end:
             assert front_end.stdin is not None
             front_end.stdin.write("quit -t 0\n")
             front_end.stdin.flush()
-            until(lambda: "quit command issued" in rig.log())
+            wait_until(lambda: "quit command issued" in rig.log())
             assert not gone(daemon)
             (rig.logs / "over").touch()
             front_end.communicate(timeout=stretched(60))
-        until(lambda: gone(daemon))
+        wait_until(lambda: gone(daemon))
 
 
 def test_a_killed_daemon_leaves_its_server_behind(compared: Programs) -> None:
@@ -174,7 +174,7 @@ def test_a_killed_daemon_leaves_its_server_behind(compared: Programs) -> None:
         rig.ask(US)
         orphan, daemon = rig.server(), rig.daemon()
         os.kill(daemon, signal.SIGKILL)
-        until(lambda: gone(daemon))
+        wait_until(lambda: gone(daemon))
         rig.start()
         assert rig.ask("get_server_list") == ""
         assert not gone(orphan)

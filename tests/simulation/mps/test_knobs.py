@@ -10,7 +10,8 @@ from nodeagent.errors import UsageError
 from nodeagent.simulation.mps import settings
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install
 from nodeagent.simulation.mps.knobs import KNOBS, Knobs, Watched
-from tests.simulation.mps.rig import Programs, Rig, until
+from tests.machine_load import wait_until
+from tests.simulation.mps.rig import Programs, Rig
 
 US = os.geteuid()
 
@@ -20,7 +21,7 @@ def server(rig: Rig) -> int:
     rig.start()
     rig.ask(f"start_server -uid {US}")
     pid = rig.server()
-    until(lambda: rig.ask(f"get_server_status {pid}") == "ACTIVE\n")
+    wait_until(lambda: rig.ask(f"get_server_status {pid}") == "ACTIVE\n")
     return pid
 
 
@@ -64,14 +65,14 @@ def test_forget_limits(rig: Rig) -> None:
     rig.start()
     rig.ask("set_default_device_pinned_mem_limit 0 2G", "set_default_active_thread_percentage 5")
     rig.knobs.turn("forget_limits")
-    until(lambda: rig.ask("get_default_device_pinned_mem_limit 0") == "")
+    wait_until(lambda: rig.ask("get_default_device_pinned_mem_limit 0") == "")
     assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
 
 
 def test_lose_logs(rig: Rig) -> None:
     rig.start()
     rig.knobs.turn("lose_logs")
-    until(lambda: not rig.logs.exists())
+    wait_until(lambda: not rig.logs.exists())
     assert rig.ask("get_default_active_thread_percentage") == "100.0\n"
 
 
@@ -84,7 +85,7 @@ def test_server_slow(rig: Rig) -> None:
         "INITIALIZING\n"
     )
     rig.knobs.turn("server_slow", 0)
-    until(lambda: rig.ask(f"get_server_status {pid}") == "ACTIVE\n")
+    wait_until(lambda: rig.ask(f"get_server_status {pid}") == "ACTIVE\n")
     assert rig.ask(f"get_active_thread_percentage {pid}") == "100.0\n"
 
 

@@ -15,9 +15,8 @@ from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.cluster.kubelet.plugin.claim_calls import HealthFeed
 from nodeagent.cluster.kubelet.plugin.driver import Registration, RegistrationService, dra_driver
 from nodeagent.files.open_directory import PathRefused
-from tests.cluster.client.rig import until
 from tests.cluster.kubelet.plugin.rig import Claims
-from tests.machine_load import stretched
+from tests.machine_load import stretched, until
 from tests.simulated_cluster.kubelet_claims import DRIVER, Claim, DraKubelet, PodFailed
 from tests.simulated_cluster.kubelet_plugins import VERSIONS, KubeletVersion
 
