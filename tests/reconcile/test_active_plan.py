@@ -46,7 +46,6 @@ async def test_refused_until_the_gpu_is_there() -> None:
 
 
 async def test_a_gpu_that_goes_does_not_take_the_plan_with_it() -> None:
-    """What was accepted goes on to hold for the others, and the missing one is reported."""
     node, plan = await observe(), made()
     plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
     await evaluated(plan, node)
@@ -90,7 +89,6 @@ async def test_what_a_gpu_cannot_be_is_not_accepted_while_it_is_silent() -> None
 
 
 async def test_a_refusal_that_lasts_takes_no_memory() -> None:
-    """However often a GPU is found silent, nothing of what was observed is kept."""
     node, plan = await observe("h100-80gb:1"), made()
     plan.offer(PlanText(plan_text("{1g.5gb: 7}")))
     await evaluated(plan, node)
@@ -104,7 +102,6 @@ async def test_a_refusal_that_lasts_takes_no_memory() -> None:
 
 
 async def test_a_gpu_that_never_gave_its_uuid_keeps_no_plan_from_the_others() -> None:
-    """What was refused for a GPU that was not there is accepted with it."""
     node, plan = await observe(), made()
     nameless = replace(node.gpus[0], uuid="", access=Access.UNKNOWN, access_reason="it hangs")
     plan.offer(PlanText(plan_text("{1g.10gb: 7}", "[0, 1]")))
@@ -229,7 +226,6 @@ async def test_a_plan_that_is_made_on_the_node_keeps_its_numbers() -> None:
 
 
 async def test_a_remembered_plan_that_no_longer_suits_is_refused() -> None:
-    """After a restart on other cards, the last good plan is judged like any other."""
     plan = made()
     plan.remember(KeptPlan(PlanText(plan_text("{1g.10gb: 7}"))))
     plan.offer(NoPlan("there is none"))

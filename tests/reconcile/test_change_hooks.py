@@ -61,7 +61,6 @@ class Recorded(ChangeHooks):
 
 
 async def test_is_asked_before_and_notified_after(tmp_path: Path) -> None:
-    """A change is prepared for with its steps and settled afterwards; in sync nothing is."""
     around = Recorded()
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
         rig.offer("{1g.10gb: 7}")
@@ -72,7 +71,6 @@ async def test_is_asked_before_and_notified_after(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
-    """While a hook objects the GPUs stay as they are, which is reported once; then it goes on."""
     around = Recorded()
     around.objecting = (OBJECTION,)
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
@@ -89,7 +87,6 @@ async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
 
 
 async def test_what_is_not_ready_is_not_changed(tmp_path: Path) -> None:
-    """Problems of the preparation keep every step from being taken, and are settled after."""
     around = Recorded()
     around.refusing = (OBJECTION,)
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
@@ -118,7 +115,6 @@ async def test_gpus_of_which_no_hook_is_notified_do_not_wait(
 
 
 async def test_a_new_plan_ends_the_waiting(tmp_path: Path) -> None:
-    """A preparation that lasts is given up for another plan, without being settled in between."""
     around = Recorded()
     around.ready.clear()
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
@@ -133,7 +129,6 @@ async def test_a_new_plan_ends_the_waiting(tmp_path: Path) -> None:
 
 
 async def test_the_end_of_the_agent_ends_the_waiting(tmp_path: Path) -> None:
-    """An agent that stops does not wait for the hooks."""
     around = Recorded()
     around.ready.clear()
     with simulated("h100-80gb:1"):
@@ -144,7 +139,6 @@ async def test_the_end_of_the_agent_ends_the_waiting(tmp_path: Path) -> None:
 
 
 async def test_their_problems_are_the_nodes(tmp_path: Path) -> None:
-    """What is wrong around a node that is as planned is reported all the same."""
     around = Recorded()
     around.problems = (Problem(code=Code.STEP_FAILED, message="the node offers too little"),)
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
@@ -167,7 +161,6 @@ class OneEach:
 
 
 async def test_a_demand_is_made_a_plan_by_what_is_there(tmp_path: Path) -> None:
-    """What is asked for is found out by the cards that are observed, and anew when they change."""
     async with on_node(Rig(tmp_path), "h100-80gb:2") as (rig, _):
         rig.plan.offer(OneEach("1g.10gb"))
         await rig.settle(Phase.IN_SYNC)

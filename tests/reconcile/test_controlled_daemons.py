@@ -32,7 +32,6 @@ LARGER = WHOLE.replace("4Gi", "8Gi")
 
 
 async def test_published_as_long_as_there_is_a_daemon(rig: NodeRig, agent: Agent) -> None:
-    """After its start, not before; other shares, other files; gone when it is stopped."""
     device = (await agent.gpu()).uuid
     assert rig.published(device) == set()
     await agent.made(WHOLE)
@@ -48,7 +47,6 @@ async def test_published_as_long_as_there_is_a_daemon(rig: NodeRig, agent: Agent
 
 
 async def test_a_daemon_that_is_ready_late_is_published(rig: NodeRig, agent: Agent) -> None:
-    """Its start failed, so clients got nothing; when the fleet has it Ready after all, they do."""
     device = (await agent.gpu()).uuid
     rig.knobs(None).turn("start_error", "no luck")
     outcome = (await agent.reach(WHOLE)).gpus[0]
@@ -82,9 +80,6 @@ async def test_a_drained_daemon_is_not_published(rig: NodeRig, agent: Agent) -> 
 async def test_a_wrong_mode_keeps_a_daemon_from_ready(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """A user sets the compute mode back: the daemon is not Ready and says why, though nothing is
-    ended; the plan's one step repairs it.
-    """
     await agent.made(WHOLE)
     gpu = await agent.gpu()
     pid = status(agent.fleet, gpu.uuid).pid
@@ -104,7 +99,6 @@ async def test_a_wrong_mode_keeps_a_daemon_from_ready(
 async def test_a_mode_that_is_left_alone_keeps_no_daemon_from_ready(
     rig: NodeRig, node: SimulatedNode
 ) -> None:
-    """With the setting that leaves compute modes alone, any will do."""
     async with rig.agent(exclusive=False) as agent:
         device = (await agent.gpu()).uuid
         wanted = next(s for s in (await agent.planned(WHOLE)).steps if isinstance(s, StartMps))
@@ -115,16 +109,12 @@ async def test_a_mode_that_is_left_alone_keeps_no_daemon_from_ready(
     assert modes(node) == [DEFAULT]
 
 
-# --- from one agent to the next -------------------------------------------------------------------
-
-
 # --- compute mode ---------------------------------------------------------------------------------
 
 
 async def test_a_compute_mode_is_as_before_in_the_end(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """What it was is written down before the change, and crossed out when it is that again."""
     node.card(0).state.compute_mode = PROHIBITED  # the user who set it wants it back
     await agent.made(WHOLE)
     device = (await agent.gpu()).uuid
@@ -190,7 +180,6 @@ async def test_a_mode_that_is_not_known_is_not_changed(
 
 
 async def test_a_memory_that_cannot_be_kept(rig: NodeRig, node: SimulatedNode) -> None:
-    """Where nothing can be noted, the change is not made, and the daemon not started."""
     rig.memory_file.parent.parent.joinpath("state").write_text("a file where a folder should be")
     async with rig.agent() as agent:
         outcome = (await agent.reach(WHOLE)).gpus[0]
@@ -206,7 +195,6 @@ async def test_a_memory_that_cannot_be_kept(rig: NodeRig, node: SimulatedNode) -
 async def test_a_time_slice_is_as_before_in_the_end(
     rig: NodeRig, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noted, set, seen; forgotten by a crash before the change; restored when the plan has none."""
     monkeypatch.setenv(STATE_VARIABLE, str(rig.state))
     long = document("{devices: [0], timeSlice: long}")
     async with rig.agent(time_slices=True) as agent:

@@ -34,7 +34,6 @@ def test_health_reports_lost_gpus_that_are_listed_with_their_uuid() -> None:
 
 
 def test_keeps_the_last_events_with_growing_ids() -> None:
-    """Old events make room for new ones, and no id is given twice."""
     log = make_log(size=2)
     for message in ("one", "two", "three"):
         log.add(EventType.APPLIED, message, gpu="GPU-1")
@@ -63,7 +62,6 @@ def test_what_happens_again_is_one_event() -> None:
 
 
 def test_what_was_otherwise_meanwhile_is_not_the_same_again() -> None:
-    """A plan that is accepted after another is a decision of its own."""
     log = make_log()
     for plan in ("a", "b", "a"):
         log.add(EventType.PLAN_ACCEPTED, f"plan {plan} is in force")
@@ -71,7 +69,6 @@ def test_what_was_otherwise_meanwhile_is_not_the_same_again() -> None:
 
 
 def test_what_is_routine_makes_room_first() -> None:
-    """Steps and claims by the dozen do not push out why a plan waits."""
     log = make_log(size=2)
     log.add(EventType.BLOCKED, "one")
     for number in range(3):
@@ -83,7 +80,6 @@ def test_what_is_routine_makes_room_first() -> None:
 
 
 async def test_a_follower_goes_on_where_it_left_off() -> None:
-    """After a cut connection nothing is missed that is still kept."""
     log = make_log()
     log.add(EventType.STARTED, "known")
     missed = log.add(EventType.APPLIED, "missed")
@@ -100,7 +96,6 @@ async def test_an_id_from_an_earlier_life_brings_everything() -> None:
 
 
 async def test_a_slow_follower_is_dropped() -> None:
-    """A reader that does not keep up ends instead of filling memory; others go on."""
     log = make_log(follower_capacity=2)
     with log.following() as slow, log.following() as quick:
         heard = []
@@ -115,7 +110,6 @@ async def test_a_slow_follower_is_dropped() -> None:
 
 
 async def test_closing_ends_all_followers() -> None:
-    """At the agent's end no follower waits for further events."""
     log = make_log()
     with log.following() as follower:
         log.close()
@@ -139,7 +133,6 @@ def test_what_is_bad() -> None:
 
 
 def test_what_blocks_the_plan_is_a_warning_in_the_log() -> None:
-    """Somebody waits for it; it is logged once, with its remedy."""
     blocked = Problem(
         code=Code.OWNED, message="another program splits the GPUs", remedy="switch it off"
     )

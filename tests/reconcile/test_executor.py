@@ -44,7 +44,6 @@ def codes(outcome: GpuOutcome) -> list[str]:
 
 
 async def test_every_step_is_done_timed_and_read_back() -> None:
-    """The outcome has the layout as the hardware shows it, with real UUIDs."""
     with simulated("h100-80gb:1") as node:
         node.inject(CREATE, delay=0.02, times=None)
         async with open_driver() as driver:
@@ -69,7 +68,6 @@ async def test_every_step_is_done_timed_and_read_back() -> None:
 
 
 async def test_gpus_are_worked_on_side_by_side_up_to_a_limit() -> None:
-    """With a limit of four, four GPUs run their first step at once; without one, all."""
     for parallel, at_once in ((None, 9), (4, 4), (1, 1)):
         with simulated("h100-80gb:9") as node:
             held = [node.inject(CREATE, gpu=index, hang=True) for index in range(9)]
@@ -88,7 +86,6 @@ async def test_gpus_are_worked_on_side_by_side_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("fails_at", range(7))
 async def test_a_failure_at_any_step_brings_the_earlier_layout_back(fails_at: int) -> None:
-    """What was done is undone, what was not begun is skipped, and the outcome says which."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             await apply(driver, "{3g.40gb: 2}")
@@ -107,7 +104,6 @@ async def test_a_failure_at_any_step_brings_the_earlier_layout_back(fails_at: in
 
 
 async def test_what_cannot_be_restored_is_said_as_it_is() -> None:
-    """When the way back fails too, the report says what the GPU has now."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             await apply(driver, "{3g.40gb: 2}")
@@ -120,7 +116,6 @@ async def test_what_cannot_be_restored_is_said_as_it_is() -> None:
 
 
 async def test_who_comes_while_the_mode_changes_has_the_steps_end_in_a_failure() -> None:
-    """The mode is as planned, so the steps go on, and the next one is refused."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             made = await planned(driver, "{3g.40gb: 2}")
@@ -135,7 +130,6 @@ async def test_who_comes_while_the_mode_changes_has_the_steps_end_in_a_failure()
 
 
 async def test_a_mode_that_is_not_restored_is_reported() -> None:
-    """MIG was off and is on now, which waits for nothing."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             made = await planned(driver, "{1g.10gb: 7}")
@@ -159,7 +153,6 @@ async def test_a_creation_that_fails_half_way_is_cleared_away() -> None:
 
 
 async def test_a_user_who_came_after_planning_is_named_and_left_alone() -> None:
-    """A step refused as in use takes nothing away, and says who uses it."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             await apply(driver, "{3g.40gb: 2}")
@@ -210,7 +203,6 @@ async def test_a_mode_that_waits_for_an_idle_gpu_is_set_once_it_is(board: str) -
 
 @pytest.mark.parametrize("error", ["UNKNOWN", "TIMEOUT", "IN_USE"])
 async def test_an_error_in_passing_while_reading_back_is_read_again(error: str) -> None:
-    """The steps have not failed, and the layout is reported as it is."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             made = await planned(driver, "{3g.40gb: 2}")
@@ -225,7 +217,6 @@ async def test_an_error_in_passing_while_reading_back_is_read_again(error: str) 
 
 
 async def test_one_gpus_failure_hang_and_loss_leave_the_others_alone() -> None:
-    """Four GPUs, three of them in different trouble: the fourth gets its layout."""
     with simulated("h100-80gb:4") as node:
         async with open_driver(step_deadline=0.5, observe_deadline=0.5) as driver:
             made = await planned(driver, "{3g.40gb: 2}")
@@ -259,7 +250,6 @@ async def test_a_step_that_needs_a_reset_names_the_gpu() -> None:
 
 
 async def test_what_others_change_meanwhile_is_not_called_applied() -> None:
-    """Every step succeeded, but what is read back is something else: that is a problem."""
     with simulated("h100-80gb:1") as node:
         async with open_driver() as driver:
             made = await planned(driver, "{3g.40gb: 2}")
@@ -277,7 +267,6 @@ async def test_what_others_change_meanwhile_is_not_called_applied() -> None:
 
 
 async def test_stop_leaves_the_rest_without_going_back() -> None:
-    """Once a stop is requested, the running step ends, the rest is skipped, nothing is restored."""
     with simulated("h100-80gb:1") as node:
         node.inject(CREATE, delay=0.05, times=None)
         async with open_driver() as driver:
@@ -313,7 +302,6 @@ async def test_a_failure_after_a_stop_is_not_undone() -> None:
 
 
 async def test_cancelled_in_the_middle_of_a_step_it_finishes_the_step() -> None:
-    """Cancellation takes effect between two steps; what was done was reported."""
     with simulated("h100-80gb:1") as node:
         hang = node.inject(CREATE, hang=True)
         async with open_driver() as driver:

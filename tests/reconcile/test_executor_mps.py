@@ -110,7 +110,6 @@ class PaperNode:
 
 
 async def test_mig_and_mps_in_one_go() -> None:
-    """Daemons stop, the card is divided anew, daemons start on the devices that came of it."""
     gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), daemon(A))
     node = PaperNode(gpu)
     outcome = await node.execute(shared(H100, ("3g.40gb", 4, A), ("1g.10gb", 0, B)))
@@ -124,7 +123,6 @@ async def test_mig_and_mps_in_one_go() -> None:
 
 
 async def test_a_daemon_that_does_not_start_leaves_the_layout() -> None:
-    """The layout is right and stays; the other device's daemon starts; the report has failed."""
     error = NodeagentError("the daemon ended: no such device", remedy="look at its log")
     node = PaperNode(H100, failing(StartMps, error, wanted=A))
     outcome = await node.execute(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
@@ -139,7 +137,6 @@ async def test_a_daemon_that_does_not_start_leaves_the_layout() -> None:
 
 
 async def test_without_its_mode_a_daemon_is_not_started() -> None:
-    """Only that device goes without; the next one's mode is not taken for its own."""
     node = PaperNode(H100, failing(SetComputeMode, "not permitted", device="MIG-new-1"))
     outcome = await node.execute(shared(H100, ("1g.10gb", 0, A), ("1g.10gb", 1, B)))
     assert results(outcome) == [DONE, DONE, FAILED, SKIPPED, DONE, DONE]
@@ -149,7 +146,6 @@ async def test_without_its_mode_a_daemon_is_not_started() -> None:
 
 
 async def test_a_client_that_came_after_planning_keeps_its_device() -> None:
-    """Nothing is destroyed, and the daemons stopped so far run again."""
     in_use = GpuInUse("the daemon has clients", code=None, name="InUse", call="")
     places = [("3g.40gb", 0), ("2g.20gb", 4), ("1g.10gb", 6)]
     gpu = give(with_instances(H100, places), daemon(A), daemon(B))
@@ -209,7 +205,6 @@ def test_steps_that_only_add_or_remove_instances(
 
 
 async def test_the_way_back_has_the_daemons_too() -> None:
-    """A creation fails: the earlier devices come back, and with them their daemons."""
     gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), None)
     node = PaperNode(gpu, NO_CREATION)
     outcome = await node.execute(shared(H100, *[("1g.10gb", None, D)] * 7))
@@ -222,7 +217,6 @@ async def test_the_way_back_has_the_daemons_too() -> None:
 
 
 async def test_a_daemon_that_does_not_come_back_is_reported() -> None:
-    """The way back goes on without it, and the report says what is missing."""
     no_start = failing(StartMps, "it ends at once")
     gpu = give(with_instances(H100, [("3g.40gb", 0), ("3g.40gb", 4)]), daemon(A), None)
     node = PaperNode(gpu, lambda step: NO_CREATION(step) or no_start(step))
@@ -232,7 +226,6 @@ async def test_a_daemon_that_does_not_come_back_is_reported() -> None:
 
 
 async def test_a_new_part_is_not_taken_for_one_in_use() -> None:
-    """A new compute instance beside an older one of the same kind gets what was meant for it."""
     gpu = give(divided(H100, "3g.40gb", 0, 1, used=[0]))
     parts = (
         WantedInstance("3g.40gb", 1, 0, "gpus[0].mig[0]", A),
@@ -286,7 +279,6 @@ async def test_a_device_that_could_not_be_looked_at_is_not_guessed() -> None:
 
 
 async def test_a_slow_daemon_keeps_no_other_waiting() -> None:
-    """Daemons of one GPU are started side by side; the outcome has its steps in their order."""
     last_is_there = asyncio.Event()
 
     class Slow(PaperNode):
@@ -308,7 +300,6 @@ async def test_a_slow_daemon_keeps_no_other_waiting() -> None:
 
 
 async def test_cancelled_while_daemons_start() -> None:
-    """Those that have begun come to their end and are reported; no other is begun."""
     begun, go_on = asyncio.Event(), asyncio.Event()
     reports: list[StepReport] = []
 
@@ -336,7 +327,6 @@ async def test_cancelled_while_daemons_start() -> None:
 
 
 async def test_a_lost_gpu_ends_its_steps() -> None:
-    """Nothing goes on alone on a GPU that is off the bus."""
     lost = GpuLost("off the bus", code=15, name="GpuIsLost", call="")
     node = PaperNode(H100, failing(SetComputeMode, lost))
     outcome = await node.execute(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
@@ -364,8 +354,6 @@ async def test_time_slice() -> None:
 
 @pytest.mark.parametrize("mode", [ComputeMode.DEFAULT, None])
 async def test_what_is_read_back_counts(mode: ComputeMode | None) -> None:
-    """A mode that is not what was set is no success, and the step that is left is named."""
-
     class Forgetful(PaperNode):
         async def apply(self, step: Step) -> None:
             await super().apply(step)

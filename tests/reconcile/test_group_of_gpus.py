@@ -53,7 +53,6 @@ def client(rig: NodeRig, primary: str) -> SimulatedClient:
 async def test_from_own_daemons_to_one_and_to_none(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """In one round each; clients have all GPUs and the limit on each."""
     await agent.made(APART)
     assert len(rig.processes(CONTROL)) == 2
     await agent.made(TOGETHER)
@@ -80,7 +79,6 @@ async def test_from_own_daemons_to_one_and_to_none(
 async def test_a_lost_gpu_leaves_it_to_the_others(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """Their clients work on; the plan waits for the lost one, and takes nothing away."""
     await agent.made(TOGETHER)
     first, second = await uuids(agent)
     pid = status(agent.fleet, first).pid
@@ -96,7 +94,6 @@ async def test_a_lost_gpu_leaves_it_to_the_others(
 async def test_a_gpu_that_was_taken_out_does_not_keep_it(
     rig: NodeRig, node: SimulatedNode, which: int
 ) -> None:
-    """The other GPU is free for what the plan says of it."""
     async with rig.agent() as agent:
         await agent.made(TOGETHER)
         gone = (await uuids(agent))[which]
@@ -136,7 +133,6 @@ async def test_clients_keep_it_and_the_next_agent_adopts_it(
 async def test_what_came_on_another_gpu_since_it_was_planned(
     rig: NodeRig, node: SimulatedNode, agent: Agent, what: str
 ) -> None:
-    """The daemon is not started beside a program outside MPS, and the plan then waits for it."""
     await agent.made(document("{devices: [1], mps: {clients: {}}}"))  # its mode is set
     second = (await agent.node.observe()).gpus[1].uuid
     await agent.fleet.stop(second)
@@ -181,7 +177,6 @@ async def test_it_is_not_ended_while_the_other_gpu_is_given_to_a_pod(
 async def test_a_claim_that_got_another_gpu_since_makes_it_wait(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """All GPUs are as the plan saw them, or the daemon is left for the next round."""
     owners = GpuOwners(nullcontext(agent.node), Policy())
     await owners.open()
     first, second = await uuids(agent)

@@ -53,7 +53,6 @@ class Notified(ChangeHooks):
 
 
 async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Path) -> None:
-    """No other look is needed before the first step, and none is left out."""
     async with on_node(Rig(tmp_path)) as (rig, node):
         rig.offer(ONE)
         await rig.settle(Phase.IN_SYNC)
@@ -67,7 +66,6 @@ async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Pa
 
 
 async def test_a_long_look_is_as_old_as_its_end(tmp_path: Path) -> None:
-    """A status that is asked for right after it needs no other."""
     async with on_node(Rig(tmp_path)) as (rig, node):
         rig.offer(ONE)
         await rig.settle(Phase.IN_SYNC)
@@ -79,7 +77,6 @@ async def test_a_long_look_is_as_old_as_its_end(tmp_path: Path) -> None:
 
 
 async def test_what_came_of_a_plan_is_known_from_the_gpus_that_it_changed(tmp_path: Path) -> None:
-    """They are read back, and for people with their memory; the others were looked at before."""
     async with on_node(Rig(tmp_path), "h100-80gb:3") as (rig, node):
         rig.offer(ONE)
         await rig.settle(Phase.IN_SYNC)
@@ -111,7 +108,6 @@ async def test_all_gpus_are_looked_at_after_a_reset(
 
 
 async def test_what_is_put_back_does_not_wait_for_details(tmp_path: Path) -> None:
-    """The hooks are called as soon as it is reported, whatever else is read of new devices."""
     around = Notified()
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, node):
         await rig.rest()
@@ -122,7 +118,6 @@ async def test_what_is_put_back_does_not_wait_for_details(tmp_path: Path) -> Non
 
 
 async def test_what_was_read_back_for_a_claim_is_reported_without_a_look(tmp_path: Path) -> None:
-    """The other GPU is looked at when its time comes, which claims do not put off."""
     async with on_node(Rig(tmp_path), "h100-80gb:2") as (rig, node):
         rig.plan.offer(NoPlan("no plan"))
         await rig.settle(Phase.NO_PLAN)
@@ -138,7 +133,6 @@ async def test_what_was_read_back_for_a_claim_is_reported_without_a_look(tmp_pat
 
 
 async def test_what_another_program_did_since_the_read_back_is_looked_at(tmp_path: Path) -> None:
-    """It shows when the details are read, and is mended like anything else that it does."""
     with simulated("h100-80gb:1") as node:
 
         def reported(state: NodeState) -> None:
@@ -152,7 +146,6 @@ async def test_what_another_program_did_since_the_read_back_is_looked_at(tmp_pat
 
 
 async def test_a_plan_does_not_wait_for_what_only_people_ask_for(tmp_path: Path) -> None:
-    """Memory and compute modes of MIG devices are read after it."""
     driver = open_driver()
     async with on_node(Rig(tmp_path, driver=driver)) as (rig, node):
         rig.offer(ONE)
@@ -196,7 +189,6 @@ async def test_users_that_came_after_such_a_look_keep_their_device(tmp_path: Pat
 
 
 async def test_what_was_left_half_way_for_a_claim_is_looked_at(tmp_path: Path) -> None:
-    """Nothing was read back of it."""
     async with on_node(Rig(tmp_path, step_deadline=60)) as (rig, node):
         rig.plan.offer(NoPlan("no plan"))
         await rig.settle(Phase.NO_PLAN)
@@ -213,7 +205,6 @@ async def test_what_was_left_half_way_for_a_claim_is_looked_at(tmp_path: Path) -
 
 
 async def test_what_was_known_before_the_driver_failed_does_not_count(tmp_path: Path) -> None:
-    """Whatever has the loop report: it looks first, and everything may be otherwise by then."""
     async with on_node(Rig(tmp_path)) as (rig, node):
         rig.offer(ONE)
         await rig.settle(Phase.IN_SYNC)

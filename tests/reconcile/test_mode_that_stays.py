@@ -58,7 +58,6 @@ class Unmoved(PaperNode):
 async def test_a_mode_that_never_changes_is_set_once_on_each_way(
     current: bool, pending: bool
 ) -> None:
-    """Forth and back, and never again; the report says what is still missing."""
     with simulated("a100-40gb:1") as node:
         gpu = replace(
             await observed(node, on=current),
@@ -81,7 +80,6 @@ async def test_a_mode_that_never_changes_is_set_once_on_each_way(
 async def test_another_program_that_undoes_each_change_does_not_keep_the_agent_busy(
     on: bool,
 ) -> None:
-    """It sets the other mode after every step."""
     with simulated("a100-40gb:1") as node:
         gpu = await observed(node, on=on)
         made = plan(wanting(on=on, gpu=gpu), ObservedNode((gpu,)))
@@ -97,7 +95,6 @@ async def test_another_program_that_undoes_each_change_does_not_keep_the_agent_b
 
 @pytest.mark.parametrize("on", [True, False])
 async def test_a_driver_that_keeps_the_pending_mode_is_in_use(on: bool) -> None:
-    """It refuses to take the change back; that is tried once on each way."""
     with simulated("a100-40gb:1", switches=Switches(pending_mode_stays=True)) as node:
         gpu = await observed(node, on=on)
         made = plan(wanting(on=on, gpu=gpu), ObservedNode((gpu,)))
@@ -125,7 +122,6 @@ async def test_a_mode_that_waited_for_a_reset_before_the_plan_waits_after_one_th
 
 
 async def test_instances_that_do_not_come_back_after_a_failed_reset_are_missed() -> None:
-    """The mode waits for the next reset; the instance that went for it does not."""
     with simulated("a100-40gb:1") as node:
         node.card(0).state.mig = node.card(0).state.pending = True
         driver = Driver(observe_deadline=5, step_deadline=5, nvidia_smi=["false"])

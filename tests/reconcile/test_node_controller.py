@@ -42,7 +42,6 @@ ONE = document("{devices: [0], mig: [{profile: 3g.40gb, mps: {replicas: 2}}, {pr
 
 
 async def test_daemons_stand_beside_their_devices(agent: Agent) -> None:
-    """On the GPU itself, and on each MIG device that has one, and on no other."""
     await agent.made(WHOLE)
     gpu = await agent.gpu()
     assert gpu.mps is not None
@@ -97,7 +96,6 @@ async def test_shared_devices_are_read_in_full(node: SimulatedNode, agent: Agent
 async def test_daemons_of_devices_that_vanished_end(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
-    """A MIG device was destroyed past the agent: its daemon and files go; the other one stays."""
     await agent.made(TWO)
     gone, stays = mig_devices(await agent.gpu())
     assert stays.mps is not None
@@ -151,7 +149,6 @@ async def test_a_device_whose_name_is_not_known_keeps_its_daemon(
 
 
 async def test_a_client_keeps_its_daemon(rig: NodeRig, agent: Agent) -> None:
-    """A StopMps that comes although there is a client is refused as in use, and names him."""
     await agent.made(WHOLE)
     device = (await agent.gpu()).uuid
     with rig.slot(device, "small-1") as client:
@@ -211,9 +208,6 @@ async def test_a_device_given_away_meanwhile_keeps_its_daemon(
 async def test_a_recut_with_daemons_before_and_after(
     rig: NodeRig, *, recreated_is_new: bool
 ) -> None:
-    """Daemons stop, the card is cut anew, daemons start on what came of it: also where a device
-    that is made in another's place has its UUID.
-    """
     switches = Switches(new_uuid_on_recreate=recreated_is_new)
     with simulated("h100-80gb:1", state=rig.state, switches=switches) as node:
         async with rig.agent() as agent:
@@ -294,9 +288,6 @@ class Ill:
 async def test_what_is_sick_is_reported_to_planner_and_daemons(
     rig: NodeRig, node: SimulatedNode
 ) -> None:
-    """The planner's picture has it, for any caller; the daemon there takes no client, its sibling
-    does; all is as before when it is over.
-    """
     ill = Ill()
     async with rig.agent(health=ill) as agent:
         await agent.made(TWO)
@@ -325,7 +316,6 @@ async def test_what_is_sick_is_reported_to_planner_and_daemons(
 
 
 async def test_health_hears_of_each_step(rig: NodeRig, node: SimulatedNode) -> None:
-    """Before it and afterwards, with whether it was done."""
     ill = Ill()
     async with rig.agent(health=ill) as agent:
         (gpu,) = (await agent.node.observe()).gpus

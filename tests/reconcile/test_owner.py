@@ -72,7 +72,6 @@ async def without_plan(rig: Rig) -> None:
 
 
 async def test_a_gpu_is_changed_without_a_plan(node: SimulatedNode, tmp_path: Path) -> None:
-    """MIG mode, instance and back, each read back; the node's state follows by itself."""
     async with running(Rig(tmp_path)) as rig:
         await without_plan(rig)
         uuid = rig.gpu(1).uuid
@@ -89,7 +88,6 @@ async def test_a_gpu_is_changed_without_a_plan(node: SimulatedNode, tmp_path: Pa
 
 
 async def test_what_is_refused_is_in_the_outcome(node: SimulatedNode, tmp_path: Path) -> None:
-    """Another instance lies there: nothing is done, and it is named."""
     async with running(Rig(tmp_path)) as rig:
         await without_plan(rig)
         uuid = rig.gpu().uuid
@@ -104,7 +102,6 @@ async def test_what_is_refused_is_in_the_outcome(node: SimulatedNode, tmp_path: 
 
 
 async def test_a_failure_undoes_its_own_part_alone(node: SimulatedNode, tmp_path: Path) -> None:
-    """The half-made instance goes; what another change made on that GPU stays."""
     async with running(Rig(tmp_path)) as rig:
         await without_plan(rig)
         uuid = rig.gpu().uuid
@@ -119,7 +116,6 @@ async def test_a_failure_undoes_its_own_part_alone(node: SimulatedNode, tmp_path
 
 
 async def test_a_slow_plan_holds_up_its_own_gpu_alone(node: SimulatedNode, tmp_path: Path) -> None:
-    """A change waits for the steps of its GPU; those of another GPU are no reason to wait."""
     node.inject(CREATE, hang=True, gpu=0)
     async with running(Rig(tmp_path, step_deadline=60)) as rig:
         rig.offer("{1g.10gb: 1}")
@@ -164,7 +160,6 @@ def beside_a_claim(hooks: Meanwhile, folder: Path) -> Rig:
 
 @pytest.mark.usefixtures("node")
 async def test_the_loop_leaves_a_gpu_that_changed_since_it_looked(tmp_path: Path) -> None:
-    """It looks again and plans around what came; nothing failed and nothing has to wait."""
     taken = Reserved("1g.10gb", Placement(6, 1), PATH)
     rig = beside_a_claim(Meanwhile(taken, made(("1g.10gb", 6))), tmp_path)
     async with running(rig):
@@ -219,7 +214,6 @@ async def test_what_is_seen_during_a_change_is_not_acted_on(node: SimulatedNode)
 async def test_a_change_that_is_left_half_way_is_no_success(
     node: SimulatedNode, tmp_path: Path
 ) -> None:
-    """The driver is closed after its first step; who asked for it must not take it for done."""
     async with running(Rig(tmp_path, step_deadline=60)) as rig:
         await without_plan(rig)
         hang = node.inject("nvmlDeviceSetMigMode", hang=True, times=2)
@@ -235,7 +229,6 @@ async def test_a_change_that_is_left_half_way_is_no_success(
 
 
 async def test_without_a_driver_nothing_is_changed(node: SimulatedNode, tmp_path: Path) -> None:
-    """Before the loop has opened it and after it was closed."""
     rig = Rig(tmp_path)
     with pytest.raises(NodeagentError, match="not open"):
         await rig.owners.settle(Part("GPU-1", made()))

@@ -99,7 +99,6 @@ def move_from_elsewhere(path: Path) -> None:
     ],
 )
 async def test_notices_every_way_of_saving(tmp_path: Path, save: Callable[[Path], None]) -> None:
-    """However an editor saves, the new content is offered, once, and nothing between."""
     folder = tmp_path / "etc"
     folder.mkdir()
     path = folder / "plan.yaml"
@@ -141,7 +140,6 @@ async def test_follows_a_mounted_configmap(tmp_path: Path) -> None:
 
 
 async def test_waits_for_folders_that_are_not_there_yet(tmp_path: Path) -> None:
-    """The file may come long after the agent, folders included."""
     path = tmp_path / "a" / "b" / "plan.yaml"
     async with watching(path) as source:
         [missing] = source.offers
@@ -157,7 +155,6 @@ async def test_waits_for_folders_that_are_not_there_yet(tmp_path: Path) -> None:
 
 
 async def test_a_folder_taken_away_and_made_again(tmp_path: Path) -> None:
-    """Vanishing is reported, and so is coming back."""
     folder = tmp_path / "etc"
     folder.mkdir()
     path = folder / "plan.yaml"
@@ -172,7 +169,6 @@ async def test_a_folder_taken_away_and_made_again(tmp_path: Path) -> None:
 
 
 async def test_the_same_content_state_is_not_offered_twice(tmp_path: Path) -> None:
-    """Other files in the folder, and looks without a change, wake no reader."""
     path = tmp_path / "plan.yaml"
     path.write_bytes(ONE)
     async with watching(path) as source:
@@ -183,7 +179,6 @@ async def test_the_same_content_state_is_not_offered_twice(tmp_path: Path) -> No
 
 
 async def test_a_named_pipe_does_not_hang_the_agent(tmp_path: Path) -> None:
-    """What is no regular file is refused at once."""
     path = tmp_path / "plan.yaml"
     os.mkfifo(path)
     async with watching(path) as source:
@@ -193,7 +188,6 @@ async def test_a_named_pipe_does_not_hang_the_agent(tmp_path: Path) -> None:
 
 
 async def test_a_folder_in_the_files_place(tmp_path: Path) -> None:
-    """A folder is distinguished from a missing file."""
     path = tmp_path / "plan.yaml"
     path.mkdir()
     async with watching(path) as source:
@@ -201,7 +195,6 @@ async def test_a_folder_in_the_files_place(tmp_path: Path) -> None:
 
 
 async def test_reads_no_more_than_can_be_accepted(tmp_path: Path) -> None:
-    """An enormous file costs a bounded read."""
     path = tmp_path / "plan.yaml"
     with path.open("wb") as file:
         file.truncate(10 * 2**30)
@@ -212,7 +205,6 @@ async def test_reads_no_more_than_can_be_accepted(tmp_path: Path) -> None:
 
 
 async def test_carries_the_configuration(tmp_path: Path) -> None:
-    """The name of the configuration goes with the text."""
     path = tmp_path / "config.yaml"
     path.write_bytes(ONE)
     offers: list[PlanUpdate] = []
@@ -221,7 +213,6 @@ async def test_carries_the_configuration(tmp_path: Path) -> None:
 
 
 async def test_a_folder_in_the_files_place_takes_no_descriptors(tmp_path: Path) -> None:
-    """However often something in it changes."""
     path = tmp_path / "plan.yaml"
     path.mkdir()
     source = Source(path)

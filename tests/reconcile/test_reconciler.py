@@ -35,7 +35,6 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def test_makes_the_node_what_the_plan_says(tmp_path: Path) -> None:
-    """A plan becomes the layout on every GPU, which is read back, and reported in this order."""
     async with on_node(Rig(tmp_path), "h100-80gb:2") as (rig, _):
         rig.offer("{3g.40gb: 1, 1g.10gb: 4}")
         await rig.settle(Phase.IN_SYNC)
@@ -50,7 +49,6 @@ async def test_makes_the_node_what_the_plan_says(tmp_path: Path) -> None:
 
 
 async def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
-    """A node whose plan file is missing is left as it is, and says why it does nothing."""
     async with on_node(Rig(tmp_path)) as (rig, _):
         rig.plan.offer(NoPlan("the plan file /etc/x does not exist"))
         await rig.settle(Phase.NO_PLAN)
@@ -60,7 +58,6 @@ async def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
 
 
 async def test_only_the_newest_plan_counts(tmp_path: Path) -> None:
-    """A plan that comes while an older one is being carried out wins at the next step."""
     with simulated("h100-80gb:1") as node:
         node.inject(CREATE, delay=0.05, times=None)
         async with running(Rig(tmp_path)) as rig:
@@ -98,7 +95,6 @@ async def test_blocked_until_the_user_ends(tmp_path: Path) -> None:
 
 
 async def test_drift_is_mended(tmp_path: Path) -> None:
-    """What another program took away comes back, and the event says that it was another program."""
     async with on_node(Rig(tmp_path)) as (rig, _):
         rig.offer("{1g.10gb: 7}")
         await rig.settle(Phase.IN_SYNC)
@@ -114,7 +110,6 @@ async def test_drift_is_mended(tmp_path: Path) -> None:
 
 
 async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -> None:
-    """The hardware is left as found, the phase does not claim otherwise, and a new plan acts."""
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path, mend=False)) as rig:
             rig.offer("{1g.10gb: 7}")
@@ -143,7 +138,6 @@ async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -
 
 
 async def test_the_resync_timer_finds_drift(tmp_path: Path) -> None:
-    """Without any wake-up the node is looked at again."""
     async with on_node(Rig(tmp_path, resync=0.05)) as (rig, _):
         rig.offer("{1g.10gb: 7}")
         await rig.settle(Phase.IN_SYNC)
@@ -159,7 +153,6 @@ async def test_the_resync_timer_finds_drift(tmp_path: Path) -> None:
 async def test_a_look_that_hangs_does_not_keep_it_from_stopping(
     tmp_path: Path, function: str
 ) -> None:
-    """Nothing is changed by a look, so it is left; nothing is called a failure for that."""
     with simulated("h100-80gb:2") as node:
         hang = node.inject(function, hang=True, times=1000)
         async with running(Rig(tmp_path, observe_deadline=60)) as rig:
@@ -180,9 +173,6 @@ def driver_threads() -> list[str]:
 
 
 async def test_stops_between_two_steps(tmp_path: Path) -> None:
-    """Stopped in the middle of a step: that step ends, no other begins, nothing is restored,
-    and the next start goes on from there.
-    """
     with simulated("h100-80gb:1") as node:
         third = node.inject(CREATE, hang=True, skip=2)
         async with running(Rig(tmp_path)) as rig:
@@ -205,7 +195,6 @@ async def test_stops_between_two_steps(tmp_path: Path) -> None:
 
 
 async def test_a_failed_gpu_is_restored_and_tried_again(tmp_path: Path) -> None:
-    """A step fails once: the earlier layout comes back, and after a while the plan is reached."""
     async with on_node(Rig(tmp_path, retry=0.2)) as (rig, node):
         rig.offer("{3g.40gb: 2}")
         await rig.settle(Phase.IN_SYNC)
@@ -264,7 +253,6 @@ async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path)
 async def test_a_reset_that_is_refused_for_good_is_tried_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The MIG mode is set once and stays pending; after a reboot the plan is applied."""
     state = tmp_path / "node.json"
     monkeypatch.setenv(STATE_VARIABLE, str(state))
     with simulated("a100-40gb:1", state=state, switches=Switches(gpu_reset=how)) as node:
@@ -286,7 +274,6 @@ async def test_a_reset_that_is_refused_for_good_is_tried_once(
 
 
 async def test_a_gpu_that_another_is_put_in_place_of(tmp_path: Path) -> None:
-    """Without a reboot: the plan holds for the new one, and nothing is missing."""
     async with on_node(Rig(tmp_path, retry=0.05)) as (rig, node):
         rig.offer("{3g.40gb: 2}")
         await rig.settle(Phase.IN_SYNC)
@@ -302,7 +289,6 @@ async def test_a_gpu_that_another_is_put_in_place_of(tmp_path: Path) -> None:
 
 
 async def test_waits_for_a_driver_that_is_not_there(tmp_path: Path) -> None:
-    """Without the driver the agent says so in one sentence, is not ready, and goes on trying."""
     with simulated("h100-80gb:1") as node:
         node.unload_driver()
         async with running(Rig(tmp_path, retry=0.1)) as rig:
@@ -319,7 +305,6 @@ async def test_waits_for_a_driver_that_is_not_there(tmp_path: Path) -> None:
 
 
 async def test_a_driver_that_only_starts_has_not_returned(tmp_path: Path) -> None:
-    """It is said to answer when it listed its GPUs, and not again and again before."""
     with simulated("h100-80gb:1") as node:
         failing = node.inject("nvmlDeviceGetCount_v2", error="UNKNOWN", times=None)
         async with running(Rig(tmp_path, retry=0.02)) as rig:

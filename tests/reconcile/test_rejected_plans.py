@@ -29,7 +29,6 @@ from tests.rig import Rig, destruction, do, on_node, plan_text, running
 async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
     tmp_path: Path, bad: bytes, code: Code
 ) -> None:
-    """Nothing is touched, both digests are reported, and what is in force is still enforced."""
     async with on_node(Rig(tmp_path)) as (rig, _):
         rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
         await rig.settle(Phase.IN_SYNC)
@@ -50,7 +49,6 @@ async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
 
 
 async def test_rejected_with_nothing_in_force_touches_nothing(tmp_path: Path) -> None:
-    """A first plan that is wrong leaves the hardware alone."""
     async with on_node(Rig(tmp_path)) as (rig, _):
         rig.offer("{1g.10gb: 99}")
         await rig.settle(Phase.REJECTED)
@@ -60,7 +58,6 @@ async def test_rejected_with_nothing_in_force_touches_nothing(tmp_path: Path) ->
 
 
 async def test_an_unreadable_carrier_is_a_rejection(tmp_path: Path) -> None:
-    """A plan file that cannot be read is reported like a wrong one."""
     async with on_node(Rig(tmp_path)) as (rig, _):
         rig.plan.offer(UnreadablePlan(Problem(code=Code.SYNTAX, message="it cannot be read")))
         await rig.settle(Phase.REJECTED)
@@ -71,7 +68,6 @@ async def test_an_unreadable_carrier_is_a_rejection(tmp_path: Path) -> None:
 async def test_after_a_restart_the_last_good_plan_holds(
     tmp_path: Path, later: PlanText | NoPlan
 ) -> None:
-    """A node that reboots into a wrong or missing plan gets the layout it had."""
     with simulated("h100-80gb:1") as node:
         async with running(Rig(tmp_path)) as rig:
             rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
@@ -88,7 +84,6 @@ async def test_after_a_restart_the_last_good_plan_holds(
 
 
 async def test_a_damaged_last_good_plan_is_reported_and_not_used(tmp_path: Path) -> None:
-    """Nothing is guessed from a broken file."""
     (tmp_path / "last-good-plan").write_text("{")
     async with on_node(Rig(tmp_path)) as (rig, _):
         rig.plan.offer(NoPlan("no plan"))
@@ -98,7 +93,6 @@ async def test_a_damaged_last_good_plan_is_reported_and_not_used(tmp_path: Path)
 
 
 async def test_a_plan_that_could_not_be_kept_is_kept_later(tmp_path: Path) -> None:
-    """A disk that was full once must not cost the plan at the next restart; it is reported once."""
     folder = tmp_path / "state"
     folder.touch()
     async with on_node(Rig(folder)) as (rig, _):
@@ -118,14 +112,12 @@ PLAN = KeptPlan(PlanText(b"version: v1\n\xff", "balanced"), GPUS)
 
 
 def test_comes_back_as_it_was(tmp_path: Path) -> None:
-    """Every byte and the configuration's name survive; no other user may read them."""
     last_good_plan(tmp_path / "new" / FILE_NAME).save(PLAN)
     assert last_good_plan(tmp_path / "new" / FILE_NAME).load() == PLAN
     assert stat.S_IMODE((tmp_path / "new" / FILE_NAME).stat().st_mode) == 0o600
 
 
 def test_people_can_read_it(tmp_path: Path) -> None:
-    """It is a plan, with comments of the agent's."""
     text = b"version: v1\ngpus: [{devices: [0], mig: enabled}]\n"
     last_good_plan(tmp_path / FILE_NAME).save(KeptPlan(PlanText(text), GPUS))
     assert read_document((tmp_path / FILE_NAME).read_bytes()).entries == read_document(text).entries

@@ -25,7 +25,6 @@ H100 = card("h100-80gb")
 
 @pytest.mark.virtual_time
 async def test_many_ends_are_looked_at_together() -> None:
-    """A few at once, so that a last user's end counts; then one in two seconds, none forgotten."""
     control = LoopControl()
     rounds = 0
 
@@ -55,7 +54,6 @@ async def test_many_ends_are_looked_at_together() -> None:
 
 @pytest.mark.virtual_time
 async def test_changes_for_claims_are_looked_at_together() -> None:
-    """Soon after the first of them, and once for all that came meanwhile."""
     control = LoopControl()
     control.begin_round()
     clock = asyncio.get_running_loop().time
@@ -73,7 +71,6 @@ async def test_changes_for_claims_are_looked_at_together() -> None:
 
 
 def test_changing_users_are_one_obstacle() -> None:
-    """The log and the Node have who was in the way first, then once a minute who is now."""
     now, events = 0.0, EventLog()
     reporter = EventReporter(events, clock=lambda: now)
     desired = wanted(H100, [("1g.10gb", 7)])
@@ -92,7 +89,6 @@ def test_changing_users_are_one_obstacle() -> None:
 
 
 async def test_a_tenant_cannot_keep_the_loop_busy(tmp_path: Path) -> None:
-    """One short process after the other on a GPU that the plan wants to change."""
     async with on_node(Rig(tmp_path)) as (rig, node):
         children = [subprocess.Popen(["sleep", "60"]) for _ in range(41)]
         try:
@@ -117,7 +113,6 @@ async def test_a_tenant_cannot_keep_the_loop_busy(tmp_path: Path) -> None:
 
 
 async def test_only_a_stop_abandons_a_look() -> None:
-    """Any other timeout is an error of its own."""
     control = LoopControl()
     with pytest.raises(TimeoutError):
         async with control.abandoned_at_stop():

@@ -46,7 +46,6 @@ def may_try(queue: WorkQueue, gpu: Gpu, now: float, desired: DesiredGpu = DESIRE
 
 
 def test_the_same_is_not_tried_before_its_time() -> None:
-    """Waiting times double from failure to failure, up to the limit."""
     queue, now = make(), 0.0
     assert may_try(queue, GPU, now)
     assert queue.next_retry(evaluated(GPU)) is None
@@ -77,7 +76,6 @@ def test_new_ids_are_no_new_situation() -> None:
 
 
 def test_another_layout_or_plan_is_tried_at_once() -> None:
-    """When something that matters differs, there is hope."""
     queue = make()
     fail(queue, 0)
     assert may_try(queue, EMPTY, 1)
@@ -87,7 +85,6 @@ def test_another_layout_or_plan_is_tried_at_once() -> None:
 
 
 def test_success_begins_anew() -> None:
-    """After a success the next failure waits as the first did."""
     queue = make()
     for _ in range(3):
         fail(queue, 0)
@@ -99,7 +96,6 @@ def test_success_begins_anew() -> None:
 
 
 def test_a_blocked_gpu_keeps_only_what_it_was_left_with() -> None:
-    """Waiting for a user replaces the failure, but not the fact that a layout is gone."""
     left = Problem(code=Code.NOT_RESTORED, message="it now has no instances")
     queue = make()
     fail(queue, 0, PROBLEM, left)
@@ -110,7 +106,6 @@ def test_a_blocked_gpu_keeps_only_what_it_was_left_with() -> None:
 
 @given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
 def test_waiting_times_stay_within_bounds(failures: int, chance: float) -> None:
-    """Chance shortens by at most a quarter, and no number of failures overflows."""
     wait = Backoff(1, 300, spread=0.25, jitter=lambda: chance).after(failures)
     assert 0.75 <= wait <= 300
 
@@ -145,7 +140,6 @@ def test_reported_once_until_it_is_back() -> None:
 
 
 def test_another_plan_is_no_drift() -> None:
-    """When it is the plan that changed, no other program did anything; and it ends the drift."""
     queue = make(mend=False)
     observe(queue, ON)
     assert observe(queue, OFF, REWORDED) == ()
@@ -158,7 +152,6 @@ def test_another_plan_is_no_drift() -> None:
 
 
 def test_a_gpu_that_does_not_answer_has_not_drifted() -> None:
-    """Nothing is known of it; when it answers again, it is compared with what was so."""
     queue = make()
     observe(queue, ON)
     assert observe(queue, LOST) == ()
