@@ -244,7 +244,6 @@ def test_every_row_has_its_reading() -> None:
 
 @pytest.mark.parametrize("cause", MEASURED)
 def test_ended_by_a_reading(cause: str) -> None:
-    """What is measured ends when a reading says that its cause is gone."""
     node = _raised(cause)
     MEASURED[cause][1](node)
     assert node.causes() == set()

@@ -56,7 +56,6 @@ def _sick(node: Node | None = None) -> Node:
 
 
 def test_the_siblings_of_a_sick_slice_go_on() -> None:
-    """Its slices and devices are fenced, and no others."""
     fenced = fences(_sick().state.findings, SPLIT)
     assert fenced.gpus == frozenset()
     assert fenced.reasons.keys() == {"MIG-2-0", "MIG-2-1"}
@@ -75,7 +74,6 @@ def test_of_a_sick_compute_instance_only_its_own_device() -> None:
 
 
 def test_a_sick_gpu_is_fenced_whole() -> None:
-    """All its devices, and every place."""
     node = Node()
     node.xid(79)
     fenced = fences(node.state.findings, SPLIT)
@@ -86,7 +84,6 @@ def test_a_sick_gpu_is_fenced_whole() -> None:
 
 
 def test_what_is_not_unhealthy_is_not_fenced() -> None:
-    """Findings that are only reported, degraded or unknown fence nothing."""
     node = Node()
     node.xid(31)
     node.xid(123)
@@ -191,7 +188,6 @@ def test_the_planner_keeps_what_runs_behind_the_fence() -> None:
 
 
 def test_a_layout_that_needs_the_fenced_slices_waits() -> None:
-    """It is refused for health's sake, and nothing is touched."""
     fenced = fences(_findings(), EMPTY)
     answer = plan(_wanted("7g.80gb"), _marked(EMPTY, fenced))
     assert answer.verdict is Verdict.BLOCKED

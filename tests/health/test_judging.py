@@ -18,7 +18,6 @@ from tests.health.rig import ADDRESS, EPOCH, GPU, LEFT, LOG, RIGHT, Node, ends, 
 
 @pytest.mark.parametrize(("age", "severity"), [(599.0, "unknown"), (600.0, "unhealthy")])
 def test_a_hanging_driver_needs_a_reboot_in_the_end(age: float, severity: str) -> None:
-    """At first nothing is known; after ten minutes without an answer it is unhealthy."""
     node = Node()
     node.read(gpu(answer=Answer(Silence.HANGS, last=node.now + 1 - age, reason="no answer in 9 s")))
     assert node.one("gpuHangs").severity.value == severity
@@ -26,7 +25,6 @@ def test_a_hanging_driver_needs_a_reboot_in_the_end(age: float, severity: str) -
 
 
 def test_a_gpu_that_answers_now_and_then() -> None:
-    """It is reported once, and its end once, when it has answered for a while."""
     node, reported = Node(), []
     for second in range(60):
         node.read(gpu(answer=Answer(Silence.FAILS if second % 2 and second < 40 else None)))
@@ -104,7 +102,6 @@ def test_a_link_that_was_never_up_is_not_missed() -> None:
 
 
 def test_a_clock_that_jumps() -> None:
-    """Neither a late reading nor a changed time of day ends or raises anything."""
     node = Node()
     hot = gpu(temperature=95, slowdown_temperature=90)
     node.read(hot)
@@ -119,7 +116,6 @@ def test_a_clock_that_jumps() -> None:
 
 
 def test_a_cool_moment_is_no_end() -> None:
-    """It has to stay cool for 30 seconds, and warming up in between begins them anew."""
     node = Node()
     for degrees, expected in ((90, False), (90, True), (86, True), (87, True), (86, True)):
         node.read(gpu(temperature=degrees, slowdown_temperature=90), after=30.0)
@@ -165,7 +161,6 @@ def test_no_finding_flaps(degrees: list[int], step: int) -> None:
 @given(st.lists(st.floats(0, 1), min_size=30, max_size=80))
 @settings(max_examples=40)
 def test_rates_do_not_flap(shares: list[float]) -> None:
-    """Replays around their limit: between a beginning and an end the rate fell by half."""
     node = Node()
     count, last = 0.0, 0.0
     for share in shares:
@@ -245,7 +240,6 @@ def test_an_energy_counter_that_went_back_is_a_reset() -> None:
 
 
 def test_a_reset_that_did_not_help_is_no_end() -> None:
-    """What the same reading still shows goes on, as old as it is."""
     node = Node()
     sick = gpu(ecc_uncorrected=1)
     node.read(sick)
@@ -257,7 +251,6 @@ def test_a_reset_that_did_not_help_is_no_end() -> None:
 
 @pytest.mark.parametrize(("address", "replaced"), [(ADDRESS, True), ("00000000:1B:00.0", False)])
 def test_a_gpu_that_another_one_is_in_the_place_of(address: str, replaced: bool) -> None:
-    """Nothing of it is kept; one that is only missing may come back."""
     node = Node()
     node.read(gpu())
     node.xid(95)
@@ -292,7 +285,6 @@ def test_what_ended_has_to_last_anew(end: End) -> None:
     ],
 )
 def test_most_gpus_are_right(field: str, mine: int, usual: int, causes: set[str]) -> None:
-    """One that is unlike its two neighbours is the odd one, and they are as they should be."""
     node, figures = Node(), {"GPU-2": usual, "GPU-3": usual, GPU: mine}
     node.observed = ObservedNode(tuple(Gpu(n, uuid, "H100") for n, uuid in enumerate(figures)))
     for _ in range(4):
@@ -302,7 +294,6 @@ def test_most_gpus_are_right(field: str, mine: int, usual: int, causes: set[str]
 
 
 def test_a_repair_that_helps_twice_and_not_for_long() -> None:
-    """After the second reset or reboot for the same XID the hardware is to be inspected."""
     node = Node()
     node.read(gpu())
     for reboot in (False, True):
@@ -352,7 +343,6 @@ def test_a_clock_that_is_set_after_the_boot_forgets_no_repair() -> None:
 
 
 def test_a_support_case_that_comes_back() -> None:
-    """What has no defined action is to be inspected when it is seen again."""
     node = Node()
     node.read(gpu())
     node.xid(123)
@@ -366,7 +356,6 @@ def test_a_support_case_that_comes_back() -> None:
 
 
 def test_the_driver_asks_for_no_recovery() -> None:
-    """Ten seconds later its word counts: the GPU is well, and the finding lapses."""
     node = Node()
     node.xid(95)
     node.read(gpu(recovery_action=0), after=5.0)
@@ -379,7 +368,6 @@ def test_the_driver_asks_for_no_recovery() -> None:
 
 
 def test_the_driver_asks_for_more() -> None:
-    """A reset by the table is a reboot where the driver says so."""
     node = Node()
     node.xid(95)
     node.read(gpu(recovery_action=2), after=10.0)
@@ -397,7 +385,6 @@ def test_a_silent_driver_does_not_correct() -> None:
 
 
 def test_the_kernel_log_reports_the_recovery_action() -> None:
-    """XID 154 announces it where the driver has no field for it."""
     node = known()
     evaluation = node.xid(154, source=LOG, recovery=2)
     assert [e.xid for e in evaluation.xids] == [154]

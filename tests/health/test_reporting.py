@@ -54,7 +54,6 @@ def _sick_slice() -> Node:
 
 
 def test_a_finding_as_json() -> None:
-    """Everything that is known of it, in the words of the interface."""
     node = _sick_slice()
     assert health_json(of_gpu(node.state, GPU)) == {
         "status": "unhealthy",
@@ -85,7 +84,6 @@ def test_a_finding_as_json() -> None:
 
 
 def test_nothing_found() -> None:
-    """A GPU without findings is healthy; another one's findings are not its own."""
     assert health_json(()) == {"status": "healthy", "findings": []}
     assert of_gpu(_sick_slice().state, "GPU-other") == ()
 
@@ -130,7 +128,6 @@ def test_the_condition(readings: tuple[dict[str, Any], ...], expected: tuple[str
 
 
 def test_the_condition_before_the_first_reading() -> None:
-    """Nothing is known yet, and that is said."""
     assert condition(HealthState()).status == "Unknown"
 
 
@@ -144,7 +141,6 @@ def test_the_condition_changes_with_causes_only() -> None:
 
 
 def test_the_condition_is_bounded() -> None:
-    """However much is wrong, its message is for people and fits."""
     node = Node()
     for number in range(30):
         node.read(gpu(uuid=f"GPU-{number}", index=number, recovery_action=2))
@@ -155,7 +151,6 @@ def test_the_condition_is_bounded() -> None:
 
 
 def test_events_of_a_finding() -> None:
-    """One when it begins, one when it ends, none in between."""
     node = Node()
     node.read(gpu())
     sick = gpu(ecc_uncorrected=1)

@@ -209,7 +209,6 @@ def test_an_xid_of_an_instance_that_is_gone_is_no_news_any_more() -> None:
 
 
 def test_an_address_that_no_gpu_has() -> None:
-    """It is counted and reported for the node, with the address."""
     node = known()
     node.read(xids=(XidEvent(79, node.now, LOG, pci="0000:99:00"),))
     finding = node.one("fallenOffBus")
@@ -219,7 +218,6 @@ def test_an_address_that_no_gpu_has() -> None:
 
 @pytest.mark.parametrize("text", ["00000012:1A:1f.0", "0012:1a:1F", "PCI:0012:1a:1f.0"])
 def test_addresses_are_alike(text: str) -> None:
-    """NVML and the kernel write the same address differently."""
     assert pci_address(text) == (0x12, 0x1A, 0x1F)
 
 

@@ -72,7 +72,6 @@ def test_the_page_has_an_example() -> None:
 
 
 def test_every_fault_is_named_with_its_line() -> None:
-    """Unknown keys, classes and numbers are reported with what would be right."""
     with pytest.raises(DocumentError) as caught:
         read_xid_table(
             "version: v1\n"
@@ -100,7 +99,6 @@ def test_every_fault_is_named_with_its_line() -> None:
 
 @pytest.mark.parametrize("text", ["[]", "version: v2\nxids: []", "version: v1", "xids: []"])
 def test_another_document_is_refused(text: str) -> None:
-    """What is no such table is said to be none."""
     with pytest.raises(DocumentError):
         read_xid_table(text)
 
@@ -159,7 +157,6 @@ FORMS = {
 
 @pytest.mark.parametrize("line", FORMS)
 def test_every_form(line: str) -> None:
-    """Number, GPU, instances, process and message are read from a line as the driver writes it."""
     assert read_lines([line], 5.0) == ((FORMS[line],), None)
 
 
@@ -209,5 +206,4 @@ def test_other_lines_tell_nothing(line: str) -> None:
 
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_no_text_is_too_strange(head: str, tail: str) -> None:
-    """Whatever stands in the log, reading it does not fail."""
     read_lines([head, f"NVRM: Xid (PCI:0000:1a:00): {tail}", f"1,2,3,-;{head}"], 0.0)
