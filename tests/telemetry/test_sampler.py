@@ -227,8 +227,10 @@ async def test_a_round_does_not_wait_for_a_slow_gpu(known: Driver, node: Simulat
     sampler = Sampler(known, rows(POWER), intervals=Intervals(patience=0.3, deadline=60))
     await sampler.round()
     node.inject("nvmlDeviceGetPowerUsage", gpu=0, hang=True)
-    sampled = await sampler.round()
-    assert whole(sampled, POWER) == {1: 70.0}
+    async with asyncio.timeout(stretched(30)):
+        while not (in_time := whole(sampled := await sampler.round(), POWER)):
+            pass
+    assert in_time == {1: 70.0}
     assert succeeded(sampled) == {"0": True, "1": True}
     node.clear_faults()
     late: dict[int, Number] = {}
