@@ -21,7 +21,6 @@ from tests.plan.cards import card
 
 LEFT, RIGHT = Placement(0, 4), Placement(4, 4)
 TRAINER = User(4711, "python", namespace="ml", pod="train-0", container="main")
-ECC = 1
 
 
 def _instance(number: int, placement: Placement, *users: User) -> GpuInstance:

@@ -8,18 +8,11 @@ import pty
 import re
 import threading
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import structlog
 
 from nodeagent.app.logs import configure_logging
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def test_json_lines_elsewhere() -> None:

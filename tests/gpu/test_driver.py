@@ -168,20 +168,6 @@ async def test_a_step_needs_no_observation_before(node: SimulatedNode) -> None:
         assert (await driver.observe_gpu(uuid)).mig == MigMode(current=True, pending=True)
 
 
-async def test_a_cancelled_step_is_finished_first(driver: Driver, node: SimulatedNode) -> None:
-    gpu = await laid_out(driver, 0)
-    hang = node.inject("nvmlDeviceCreateGpuInstanceWithPlacement", hang=True)
-    step = asyncio.create_task(driver.apply(create(gpu, "3g.40gb", 0)))
-    await until(lambda: not hang.times)
-    step.cancel()
-    await asyncio.sleep(0.02)
-    assert not step.done()
-    node.clear_faults()
-    with pytest.raises(asyncio.CancelledError):
-        await step
-    assert layout(await driver.observe_gpu(gpu.uuid)) == {Placement(0, 4): ("3g.40gb",)}
-
-
 async def test_a_step_that_hangs_ends_at_its_deadline(hasty: Driver, node: SimulatedNode) -> None:
     gpu = await laid_out(hasty, 0)
     node.inject("nvmlGpuInstanceCreateComputeInstance", hang=True)

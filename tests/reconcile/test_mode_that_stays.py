@@ -102,6 +102,7 @@ async def test_a_driver_that_keeps_the_pending_mode_is_in_use(on: bool) -> None:
             outcome = (await execute(made, driver, parallel=1)).gpus[0]
         assert node.journal.total("nvmlDeviceSetMigMode") <= 2
         assert [problem.code for problem in outcome.problems] == [Code.IN_USE]
+        assert outcome.after.mig == gpu.mig
 
 
 @pytest.mark.parametrize("program", ["false", "/nowhere/nvidia-smi"])

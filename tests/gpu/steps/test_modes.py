@@ -152,19 +152,6 @@ async def test_a_mig_mode_that_cannot_be_read_back(driver: Driver, node: Simulat
         await driver.apply(disable(gpu))
 
 
-@pytest.mark.parametrize("on", [True, False])
-async def test_a_pending_mode_that_the_driver_keeps_is_not_called_taken_back(on: bool) -> None:
-    """The current mode is the one wanted, but the next reset would still change it."""
-    async with driving("a100-40gb:1", switches=Switches(pending_mode_stays=True)) as (driver, node):
-        gpu = (await driver.observe()).gpus[0]
-        card = node.card(0)
-        card.state.mig, card.state.pending = on, not on  # by another program
-        with pytest.raises(GpuInUse, match="nvmlDeviceSetMigMode"):
-            await driver.apply(enable(gpu) if on else disable(gpu))
-        mode = (await driver.observe_gpu(gpu.uuid)).mig
-        assert mode == MigMode(current=on, pending=not on)
-
-
 # --- processes that came since the plan -----------------------------------------------------------
 
 SET_MIG = "nvmlDeviceSetMigMode"

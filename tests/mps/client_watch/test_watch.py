@@ -302,6 +302,7 @@ async def test_whom_only_the_daemon_names(rig: Rig, start_client: Start) -> None
         watch.unlisted = {client.pid}
         await watch.look()
     assert not gone(client.pid)
+    assert "terminate_client" not in rig.log()
     assert watch.kinds() == [(client.pid, "noShare"), (client.pid, "noShare")]
     assert watch.reported[-1][1].outcome == (
         "left alone: the driver does not list it as an MPS process of the device"
