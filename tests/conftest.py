@@ -249,7 +249,7 @@ async def _task_guard() -> AsyncIterator[None]:
     yield
     if left := asyncio.all_tasks() - {asyncio.current_task()}:
         # One that is ending may do so: gRPC's own tasks wait for its thread, which waits for a CPU.
-        _, left = await asyncio.wait(left, timeout=5)
+        _, left = await asyncio.wait(left, timeout=stretched(5))
     assert not left, f"the test left tasks: {left}"
 
 

@@ -11,6 +11,7 @@ from aiohttp import ClientConnectionError, ClientSession, UnixConnector
 
 from nodeagent.api.limits import RequestLimits
 from tests.api.serving import api
+from tests.machine_load import stretched
 
 pytestmark = pytest.mark.virtual_time
 HEAD = b"POST /v1/plan/preview HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
@@ -37,7 +38,7 @@ async def test_a_whole_request_has_to_arrive_in_time(sent: bytes) -> None:
 
         trickling = asyncio.create_task(trickle())
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 answer = await reader.readline()
         finally:
             trickling.cancel()
@@ -51,7 +52,7 @@ async def test_an_idle_connection_ends_after_a_while() -> None:
     async with api(limits=RequestLimits(idle=0.2)) as served, AsyncExitStack() as stack:
         for sent in (b"", request):
             reader, _ = await _connect(served.base, sent, stack)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched(30)):
                 assert (b"200 OK" in await reader.read()) is bool(sent)
 
 
@@ -64,7 +65,7 @@ async def test_who_does_not_take_an_answer_is_cut_off() -> None:
         loop = asyncio.get_running_loop()
         await loop.sock_connect(own, ("127.0.0.1", int(served.base.rsplit(":")[-1])))
         asking = asyncio.create_task(loop.sock_sendall(own, request * 20_000))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(stretched(30)):
             while not served.refusals.counts["api", "slow"]:
                 await asyncio.sleep(0.05)
         asking.cancel()

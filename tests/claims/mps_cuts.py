@@ -224,7 +224,7 @@ ENDINGS = goes_on, vanishes, is_released
 
 def _die() -> BaseException:
     os.kill(os.getpid(), signal.SIGKILL)
-    return AssertionError("nobody outlives that")
+    return AssertionError("the process outlived its end")
 
 
 def _at(change: str) -> Border:
