@@ -27,24 +27,25 @@ def _rings() -> tuple[array[float], ...]:
 
 class _GpuRings(Struct):
     """The newest columns of a GPU, column n at n % COLUMNS, of what `GpuSeries` has, in its order.
-    `last` is the newest that was written, out of `samples`. Memory is in MiB, held exactly.
+    `last` is the newest that was written, `samples` how many each has in it. Memory is in MiB.
     """
 
     last: int
-    samples: int = 0
+    samples: list[int] = field(default_factory=lambda: [0] * 4)
     rings: tuple[array[float], ...] = field(default_factory=_rings)
 
     def add(self, column: int, read: Reading) -> None:
         memory = None if read.memory is None else read.memory / _MEBIBYTE
-        self.samples = self.samples + 1 if column == self.last else 1
+        if column != self.last:
+            self.samples = [0] * 4
         values = (read.utilization, memory, read.temperature, read.power)
-        for ring, value in zip(self.rings, values, strict=True):
+        for number, (ring, value) in enumerate(zip(self.rings, values, strict=True)):
             for skipped in range(max(self.last, column - COLUMNS) + 1, column + 1):
                 ring[skipped % COLUMNS] = nan
             if value is not None:
-                mean = ring[column % COLUMNS]
-                grown = value if isnan(mean) else mean + (value - mean) / self.samples
-                ring[column % COLUMNS] = grown
+                self.samples[number] += 1
+                mean = ring[column % COLUMNS] if self.samples[number] > 1 else value
+                ring[column % COLUMNS] = mean + (value - mean) / self.samples[number]
         self.last = column
 
     def shape(self, columns: range) -> GpuSeries:

@@ -4,7 +4,7 @@ import tracemalloc
 from datetime import UTC, datetime
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodeagent.telemetry.history import COLUMNS, GpuHistories
@@ -15,8 +15,8 @@ MIB = 1 << 20
 NOON = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
 
-def shown(histories: GpuHistories, now: float) -> dict[str, Any]:
-    found = histories.shape(now, NOON)
+def shown(histories: GpuHistories, now: float, gpu: str | None = None) -> dict[str, Any]:
+    found = histories.shape(now, NOON, gpu)
     assert found is not None
     return as_json(found)
 
@@ -35,6 +35,7 @@ def test_columns_are_means_and_have_gaps_where_nothing_was_read() -> None:
         "GPU-b": dict.fromkeys(keys, nothing) | {"temperature": [None, None, 40, None]},
     }
     assert len(found) == 3
+    assert shown(histories, 1039.9, "GPU-b")["gpus"] == {"GPU-b": found["gpus"]["GPU-b"]}
 
 
 def test_a_gpu_is_forgotten_with_its_last_column() -> None:
@@ -51,25 +52,28 @@ def test_a_gpu_is_forgotten_with_its_last_column() -> None:
         st.tuples(
             st.sampled_from([0.0, 3.0, 10.0, 40.0, 880.0, 900.0, 2000.0]),
             st.sampled_from(["a", "b"]),
-            st.integers(0, 100),
+            st.none() | st.integers(0, 100),
         ),
         min_size=1,
         max_size=200,
     ),
     st.sampled_from([0.0, 5.0, 300.0, 901.0]),
 )
+@example([(0.0, "a", 1), (890.0, "a", 2)], 0.0)  # the first and the last column of the rings
+@example([(0.0, "a", 1), (890.0, "a", 2), (10.0, "a", None)], 0.0)  # and the first one's place anew
 def test_the_rings_hold_what_an_endless_list_would(
-    samples: list[tuple[float, str, int]], later: float
+    samples: list[tuple[float, str, int | None]], later: float
 ) -> None:
     histories, now, read = GpuHistories(5.0), 7.0, dict[tuple[str, int], list[int]]()
     for passed, gpu, percent in samples:
         now += passed
-        histories.add(now, {gpu: Reading(float(percent))})
-        read.setdefault((gpu, int(now // 10)), []).append(percent)
+        histories.add(now, {gpu: Reading(percent)})
+        if percent is not None:
+            read.setdefault((gpu, int(now // 10)), []).append(percent)
     now += later
     for gpu, found in shown(histories, now)["gpus"].items():
         newest = int(now // 10)
-        oldest = min(column for _, column in read)
+        oldest = int((7.0 + samples[0][0]) // 10)
         columns = range(max(oldest, newest - COLUMNS + 1), newest + 1)
         assert len(found["utilization"]) == len(columns)
         for column, value in zip(columns, found["utilization"], strict=True):
