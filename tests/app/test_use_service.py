@@ -12,7 +12,8 @@ from nodeagent.app.use_service import UseService
 from nodeagent.settings import KubernetesSettings, Settings
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.telemetry.ownership import uses
-from tests.cluster.client.rig import kubeconfig, running, until
+from tests.cluster.client.rig import kubeconfig, running
+from tests.machine_load import until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Freeze
 from tests.simulated_cluster.fixtures import server
@@ -97,10 +98,10 @@ async def test_time_waits_for_an_api_server_that_is_away(server: ApiServer, rig:
     server.faults.next(1, Freeze(), path=PODS)
     for _ in range(3):
         rig.hold("worker-1", "gone-1")
-    await until(lambda: lists(server) == 5, seconds=300)
+    await until(lambda: lists(server) == 5, within=300)
     await until(lambda: len(rig.accounts.records.pods) == 1)
     assert rig.held == {"worker-1": 30.0, "gone": 30.0}
-    await until(lambda: rig.named, seconds=900)
+    await until(lambda: rig.named, within=900)
     assert rig.held == {"worker-1": 30.0, "gone": 30.0}
 
 
@@ -108,7 +109,7 @@ async def test_without_the_right_names_have_to_do(server: ApiServer, rig: Rig) -
     server.access.withheld.add(("list", "pods"))
     add_pod(server, "worker-1")
     rig.hold("worker-0", "worker-1")
-    await until(lambda: rig.named, seconds=1200)
+    await until(lambda: rig.named, within=1200)
     assert rig.held == {"worker": 20.0}
     assert lists(server) < 12
 
