@@ -114,14 +114,18 @@ def _run(options: argparse.Namespace, *words: str, **io: Any) -> subprocess.Comp
 def _asked(options: argparse.Namespace, *words: str) -> Any:
     """What kubectl answers in JSON; raises PluginError."""
     done = _run(options, *words, "-o", "json", stdout=subprocess.PIPE)
-    said = done.stderr.decode(errors="replace").strip().split("\n")[-1].removeprefix("error: ")
+    lines = done.stderr.decode(errors="replace").strip().split("\n")
+    # What a command in a pod says comes before kubectl's own line.
+    said = next((line for line in lines if line.startswith("nodeagent: ")), lines[-1])
+    said = said.removeprefix("nodeagent: ").removeprefix("error: ")
     try:
         if done.returncode == 0:
             return json.loads(done.stdout)
     except (ValueError, RecursionError):
         said = "its answer is no JSON"
     remedy = "see that kubectl get nodes works; contexts: kubectl config get-contexts"
-    raise PluginError(f"kubectl {words[0]} {words[1]} failed: {said}", remedy)
+    what = " ".join(words[:2]).partition(" -")[0]
+    raise PluginError(f"kubectl {what} failed: {said}", remedy)
 
 
 def _in_pod(options: argparse.Namespace) -> int:
@@ -168,7 +172,8 @@ def _advise(options: argparse.Namespace) -> int:
             answer = _asked(options, "exec", *where, "--", "nodeagent", "advise", *there)
             return _objects(_a(dict, answer)["advice"])
         except (PluginError, KeyError, *_DAMAGE) as error:
-            print(_escaped(f"{meta['name']}: {error.args[0]}"), file=sys.stderr)
+            node = pod["spec"].get("nodeName", meta["name"])
+            print(_escaped(f"{node}: {error.args[0]}"), file=sys.stderr)
             return None
 
     with ThreadPoolExecutor(_AT_ONCE) as several:
@@ -183,6 +188,9 @@ def _advise(options: argparse.Namespace) -> int:
     for key, ones in sorted(joined.items()):
         # What would do on each of the nodes: the one that needs most says it.
         worst = max(ones, key=lambda o: (_VERDICTS.index(o["verdict"]), -o.get("freesPart", 0)))
+        most = max(ones, key=lambda one: one.get("peak", 0))
+        if (worst["verdict"], most["verdict"]) == ("smaller", "notEnough"):
+            worst = most  # it was there for too short to be advised, but had more memory
         held = f"{sum(one['held'] for one in ones) / 3600:.0f}h"
         peak = f"{max(one.get('peak', 0) for one in ones) / 2**30:.1f}Gi"
         advice = " ".join(filter(None, (worst["verdict"], worst.get("advised"))))

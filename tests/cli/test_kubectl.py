@@ -178,7 +178,10 @@ def pod(name: str, phase: str = "Running") -> dict[str, Any]:
     args = ["run", "--simulate", "h100-80gb:2", "--state", "/var/node.json"]
     return {
         "metadata": {"namespace": "gpus", "name": name},
-        "spec": {"containers": [{"name": "sidecar"}, {"name": "nodeagent", "args": args}]},
+        "spec": {
+            "nodeName": f"at-{name}",
+            "containers": [{"name": "sidecar"}, {"name": "nodeagent", "args": args}],
+        },
         "status": {"phase": phase},
     }
 
@@ -215,9 +218,10 @@ def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
     smaller = advised("smaller", advised="1g.10gb", frees_part=0.375, peak=7 << 30)
     less = advised("smaller", advised="2g.20gb", frees_part=0.25, peak=12 << 30)
     late, user = advised("notEnough"), {"namespace": "", "workload": "1000\x1b[2J"}
+    grows = [advised("notEnough", device="gpu", peak=30 << 30), smaller | {"device": "gpu"}]
     full = advised("larger", device="gpu", peak=79 << 30, **user)
     answers = {f"execgpusnodeagent{name}": {"advice": advice} for name, advice in (
-        ("a", [smaller]), ("b", [less, full]), ("c", [late]),
+        ("a", [smaller]), ("b", [less, full]), ("c", [late, *grows]),
     )}  # fmt: skip
     pods = {"items": [pod(name) for name in ("a", "b", "c", "silent")]}
     shown = run("advise", "-n", "team-a", getpods=pods, **answers)
@@ -227,9 +231,18 @@ def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
 WORKLOAD            CARD  HAS      NODES  HELD  PEAK    FREES  ADVICE
 1000\\x1b[2J (main)  H100  gpu      1      20h   79.0Gi  0%     larger
 team-a/web (main)   H100  3g.40gb  3      60h   12.0Gi  25%    smaller 2g.20gb
+team-a/web (main)   H100  gpu      2      40h   30.0Gi  0%     notEnough
 """
     )
-    assert (shown.returncode, shown.stderr) == (1, "silent: kubectl exec -n failed: no context\n")
+    assert (shown.returncode, shown.stderr) == (1, "at-silent: kubectl exec failed: no context\n")
+    alone = {"getpods": {"items": [pod("a")]}, "execgpusnodeagenta": ""}
+    (tmp_path / "execgpusnodeagenta.err").write_text(
+        "nodeagent: no agent answers\n  start one\ncommand terminated with exit code 1\n"
+    )
+    (tmp_path / "execgpusnodeagenta.code").write_text("1")
+    assert run("advise", **alone).stderr == "at-a: kubectl exec failed: no agent answers\n"
+    for name in ("err", "code"):
+        (tmp_path / f"execgpusnodeagenta.{name}").unlink()
     none = run("advise", getpods={"items": [pod("a")]}, execgpusnodeagenta={"advice": []})
     assert none.stdout == "No holder of a GPU or a slice was seen yet.\n"
     asked = (tmp_path / "asked").read_text()
