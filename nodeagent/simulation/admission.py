@@ -37,11 +37,21 @@ def admit(process: Process, place: Place, named: str | int) -> None:
     if part is not None and compute is not None:
         mode = card.compute_instance(part, compute).compute_mode
     _admit_by_mode(ComputeMode(mode), process, present)
-    total, used = memory_of(card, part)
-    if process.memory is not None and not 0 <= process.memory <= total - used:
-        raise UsageError(
-            f"{named} has {(total - used) // MIB} MiB free and not {process.memory // MIB} MiB"
-        )
+    if process.memory is not None:
+        require_room(process.memory, process, place, named)
+
+
+def require_room(memory: int, process: Process, place: Place, named: str | int) -> None:
+    """Raise UsageError where the process cannot have so many bytes in all: the device has not so
+    much left, or its MPS server gives it less.
+    """
+    card, instance, _ = place
+    total, used = memory_of(card, None if instance is None else card.instance(instance))
+    free = total - used + sum(process.memory or 0 for p in card.state.processes if p is process)
+    if process.limit is not None:
+        free = min(free, process.limit)
+    if not 0 <= memory <= free:
+        raise UsageError(f"{named} has {free // MIB} MiB free and not {memory // MIB} MiB")
 
 
 def memory_of(card: Card, instance: GpuInstance | None = None) -> tuple[int, int]:

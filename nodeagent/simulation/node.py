@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nodeagent.errors import UsageError
-from nodeagent.simulation.admission import admit
+from nodeagent.simulation.admission import admit, require_room
 from nodeagent.simulation.boards import Overrides, boards_text, load_board, parse_boards
 from nodeagent.simulation.card import MIB, Card
 from nodeagent.simulation.codes import Code
@@ -163,13 +163,15 @@ class SimulatedNode:
         memory: int | None = 256 * MIB,
         kind: str = "compute",
         follow: bool = False,
+        limit: int | None = None,
     ) -> Process:
         """Put a process on a device: a GPU (index, UUID, PCI address) or a MIG device (UUID, or
         `GPU/GI/CI` by index and ids).
 
         `memory` in bytes, None where the driver does not know. Without `pid` it gets one that no
         real process can have. With `follow` the pid is a process of this machine, whose end
-        frees the device. Raises UsageError, also where the compute mode keeps it out.
+        frees the device. `limit`: the bytes that its MPS server lets it have. Raises UsageError,
+        also where the compute mode keeps it out.
         """
         if kind not in list(ProcessKind):
             raise UsageError(f"no process is {kind!r}", remedy="compute, graphics or mps")
@@ -184,11 +186,31 @@ class SimulatedNode:
             if follow and started is None:
                 raise UsageError(f"there is no process {pid} on this machine")
             process = Process(
-                pid, command, ProcessKind(kind), memory, place.instance, place.compute, started
+                pid,
+                command,
+                ProcessKind(kind),
+                memory,
+                place.instance,
+                place.compute,
+                started,
+                limit,
             )
             admit(process, place, device)
             place.card.state.processes.append(process)
             return process
+
+    def allocate(self, device: str | int, pid: int, memory: int) -> None:
+        """Let a process have so many bytes in all. Raises UsageError where a program would be out
+        of memory, which has what it had then.
+        """
+        with self.changes():
+            place = self.find(device)
+            for process in place.card.state.processes:
+                if process.pid == pid and place.holds(process):
+                    require_room(memory, process, place, device)
+                    process.memory = memory
+                    return
+            raise UsageError(f"there is no process {pid} on {device}")
 
     def capabilities(self) -> dict[int, tuple[int, int, int | None]]:
         """GPU, GPU instance and compute instance (None: the GPU instance itself) by the number of

@@ -62,7 +62,8 @@ class Process(msgspec.Struct, omit_defaults=True):
 
     `instance` and `compute` are ids, both None for the whole GPU. `memory` in bytes, None when
     the driver does not know. `started` is set for a real process of this machine (clock ticks
-    since boot, as in /proc): its end frees the device.
+    since boot, as in /proc): its end frees the device. `limit`: bytes that its MPS server lets it
+    have.
     """
 
     pid: Natural
@@ -72,6 +73,7 @@ class Process(msgspec.Struct, omit_defaults=True):
     instance: Natural | None = None
     compute: Natural | None = None
     started: Natural | None = None
+    limit: Natural | None = None
 
 
 class Growing(msgspec.Struct, array_like=True):

@@ -12,6 +12,8 @@ from nodeagent.simulation import simulated
 from tests.machine_load import wait_until
 from tests.simulation import calls
 
+GIB = 1 << 30
+
 
 def test_a_device_is_named_in_many_ways() -> None:
     with calls.node_with("h100-80gb:2") as node:
@@ -27,6 +29,22 @@ def test_a_device_is_named_in_many_ways() -> None:
 def test_a_device_that_is_not_there(text: str) -> None:
     with calls.node_with("h100-80gb:2") as node, pytest.raises(UsageError, match="has no"):
         node.occupy(text)
+
+
+def test_a_process_has_no_more_than_its_device_or_its_share_has() -> None:
+    with calls.node_with("t4") as node:
+        one, other = (
+            node.occupy(0, memory=GIB, kind="mps", limit=limit * GIB) for limit in (2, 99)
+        )
+        for process, most in ((one, 2 * GIB), (other, node.cards[0].board.memory - 2 * GIB)):
+            node.allocate(0, process.pid, most)
+            with pytest.raises(UsageError, match="MiB free"):
+                node.allocate(0, process.pid, most + 1)
+            assert process.memory == most
+        node.allocate(0, one.pid, GIB)
+        node.allocate(0, other.pid, most + GIB)
+        with pytest.raises(UsageError, match="no process 5 on 0"):
+            node.allocate(0, 5, GIB)
 
 
 def test_occupying_is_checked() -> None:
