@@ -18,7 +18,7 @@ from nodeagent.structs import Meta, Shape, replace
 from nodeagent.text import gibibytes
 from nodeagent.use.digest import Spread, Use
 
-ENOUGH = 24 * 3600.0  # seconds held, before `smaller` or `keep`
+ENOUGH = 24 * 3600.0  # seconds measured, before `smaller` or `keep`
 MEMORY_MARGIN = 1.2  # of the peak
 ACTIVITY_MARGIN = 1.25  # of the activity at p95
 FULL_SM = 0.95  # of what it may have, for half of the time: at its limit
@@ -79,13 +79,14 @@ class _Size(NamedTuple):
 
 def advise(uses: Iterable[Use], gpus: Iterable[Gpu]) -> tuple[Advice, ...]:
     """One advice for each use, those that free most first. `gpus` are those of the node."""
-    cards = {gpu.name: gpu for gpu in gpus}
+    # Of several that are alike, one that lists its profiles: some drivers do only with MIG on.
+    cards = {gpu.name: gpu for gpu in sorted(gpus, key=lambda gpu: len(gpu.profiles))}
     found = (_advice(use, cards.get(use.model)) for use in uses)
     return tuple(sorted(found, key=lambda a: (-a.frees_part, a.namespace, a.workload, a.device)))
 
 
 def _advice(use: Use, gpu: Gpu | None) -> Advice:
-    activity, memory = use.sm or use.engine, use.memory
+    activity, memory = _activity(use), use.memory
     seen = Advice(
         namespace=use.holder.namespace,
         workload=use.holder.name,
@@ -102,8 +103,8 @@ def _advice(use: Use, gpu: Gpu | None) -> Advice:
     )
     if memory is None:
         return replace(seen, why=("its memory was not measured",))
-    if gpu and use.held < ENOUGH and not _full(use, memory)[0]:
-        return replace(seen, why=(f"it was seen for {use.held / 3600:.1f} of 24 hours",))
+    if gpu and memory.seconds < ENOUGH and not _full(use, memory)[0]:
+        return replace(seen, why=(f"it was seen for {memory.seconds / 3600:.1f} of 24 hours",))
     sizes = _sizes(gpu) if gpu else {}
     if gpu and (use.device.startswith(SHARE) or (use.device == WHOLE and not sizes)):
         of = sizes.get(use.device.removeprefix(f"{SHARE} of "))
@@ -113,12 +114,23 @@ def _advice(use: Use, gpu: Gpu | None) -> Advice:
     return seen
 
 
+def _activity(use: Use) -> Spread | None:
+    """The finer one, unless it is of a part of the time alone, as on a device that was shared."""
+    sm, engine = use.sm, use.engine
+    return engine if sm and engine and sm.seconds < 0.99 * engine.seconds else sm or engine
+
+
+def _covers(activity: Spread, memory: Spread) -> bool:
+    """Whether it was measured as long as memory was: on a slice that is shared it is not."""
+    return activity.seconds >= 0.95 * memory.seconds
+
+
 def _full(use: Use, memory: Spread) -> tuple[str, bool]:
     """What it has too little of, as a sentence, and whether that is not memory; "" for nothing."""
     if use.at_limit or memory.peak > use.granted_memory:
         return f"{_peak(memory)} of {gibibytes(use.granted_memory)}", False
-    limit = use.granted_threads or 100.0
-    if use.device != WHOLE and use.sm and use.sm.p50 > FULL_SM * limit:
+    limit, sm = use.granted_threads or 100.0, use.sm
+    if use.device != WHOLE and sm and sm is _activity(use) and sm.p50 > FULL_SM * limit:
         return "all its multiprocessors were active for half of the time", True
     return "", False
 
@@ -129,11 +141,13 @@ def _peak(memory: Spread) -> str:
 
 def _seen(use: Use, memory: Spread) -> tuple[str, ...]:
     """The numbers behind an advice, and what was not measured."""
-    activity = use.sm or use.engine
+    activity = _activity(use)
     if activity is None:
         return _peak(memory), "its activity was not measured: this is by memory alone"
-    what = "multiprocessors'" if use.sm else "GPU's"
-    return _peak(memory), f"its {what} activity at p95 is {activity.p95:.0f} %"
+    what = "multiprocessors'" if activity is use.sm else "GPU's"
+    found = f"its {what} activity at p95 is {activity.p95:.0f} %"
+    part = "" if _covers(activity, memory) else ", of the time in which it was measured"
+    return _peak(memory), f"{found}{part}"
 
 
 # --- profiles -------------------------------------------------------------------------------------
@@ -158,7 +172,7 @@ def _profile(seen: Advice, use: Use, memory: Spread, gpu: Gpu, sizes: dict[str, 
     has = largest if use.device == WHOLE else sizes[use.device]
     attributes = () if use.device == WHOLE else ProfileName.parse(use.device).attributes
     offered = {n: s for n, s in sizes.items() if ProfileName.parse(n).attributes == attributes}
-    peak, activity, dram = MEMORY_MARGIN * memory.peak, use.sm or use.engine, use.dram
+    peak, activity, dram = MEMORY_MARGIN * memory.peak, _activity(use), use.dram
     full, compute = _full(use, memory)
     if full:
         more = _Size(has.slots, has.multiprocessors * (ACTIVITY_MARGIN if compute else 1), peak)
@@ -201,23 +215,27 @@ def _lost_engines(gpu: Gpu, has: str, advised: str) -> tuple[str, ...]:
 
 def _share(seen: Advice, use: Use, memory: Spread, gpu: Gpu, most: int) -> Advice:
     """Of a device that is shared and has `most` bytes, or of a card that cannot be divided."""
-    granted, threads, activity = use.granted_memory, use.granted_threads, use.sm or use.engine
+    granted, threads, activity = use.granted_memory, use.granted_threads, _activity(use)
     full, compute = _full(use, memory)
+    would = _up(MEMORY_MARGIN * memory.peak, _GIB)
+    less = would <= WORTH * granted
     if full:
         if threads in {None, 100.0} if compute else granted >= most:
             return _larger(seen, full, gpu, "")
-        more = granted if compute else _up(GROWTH * max(granted, memory.peak), _GIB)
+        # Not so much that less would be advised at once.
+        grown = int(GROWTH * max(granted, memory.peak)) // _GIB * _GIB
+        more = max(would, grown) if not compute else would if less else granted
         if threads is not None and compute:
             threads = min(100.0, _up(GROWTH * threads, _STEP))
         seen = replace(seen, memory=min(more, most), threads=threads)
         return _larger(seen, full, gpu, SHARE)
     seen = replace(seen, verdict=AdviceVerdict.KEEP, why=_seen(use, memory))
-    would = _up(MEMORY_MARGIN * memory.peak, _GIB)
-    needs = (
-        min(threads or 100.0, _up(ACTIVITY_MARGIN * activity.p95, _STEP)) if activity else threads
-    )
+    needs = threads
+    # Of processes on a whole GPU, those that do nothing are not measured.
+    if activity and (use.device in {WHOLE, SHARE} or _covers(activity, memory)):
+        needs = min(threads or 100.0, _up(ACTIVITY_MARGIN * activity.p95, _STEP))
     busy = use.device == WHOLE and (needs or 0.0) > 100 * WORTH  # nothing is left to share
-    if would > WORTH * granted or busy:
+    if busy or not less:
         return seen
     part = round((granted - would) / (gpu.memory or 1), 3)
     seen = replace(seen, advised=SHARE, memory=would, threads=needs, frees_part=part)

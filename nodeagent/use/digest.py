@@ -14,11 +14,14 @@ _MADE: Final = re.compile(rf"(-{_RANDOM}{{8,10}}|-\d{{8,}})?-({_RANDOM}{{5}}|\d+
 
 
 class Spread(Struct, frozen=True):
-    """Of seconds over a value. Percentiles are upper edges of bins, the peak is exact."""
+    """Of the seconds in which it was measured over a value. Percentiles are upper edges of bins,
+    the peak is exact.
+    """
 
     p50: float
     p95: float
     peak: float
+    seconds: float = 0.0
 
 
 class Holder(Struct, frozen=True):

@@ -61,17 +61,17 @@ class Digest(Struct):
         if len(self.bins) != _BYTES or len(self.peaks) != len(_QUANTITIES):
             raise ValueError("a digest has bins of another number")
 
-    def count(self, held: float, measured: Measured, grant: Grant) -> None:
-        """Count what was measured for `held` seconds."""
+    def count(self, passed: float, measured: Measured, grant: Grant) -> None:
+        """Count what was measured for `passed` seconds."""
         bins = memoryview(self.bins).cast("f")
         for row, name in enumerate(_QUANTITIES):
             value = getattr(measured, name)
             if value is not None:
                 self.peaks[row] = max(self.peaks[row], value)
                 part = value / _top(name, grant)
-                bins[row * _BINS + min(int(part * _BINS), _BINS - 1)] += held
+                bins[row * _BINS + min(int(part * _BINS), _BINS - 1)] += passed
         if measured.memory is not None and measured.memory >= _FULL * grant.memory:
-            self.at_limit += held
+            self.at_limit += passed
 
     def merged(self, other: Digest) -> Digest:
         """Both as one."""
@@ -148,7 +148,7 @@ class Records:
         digest.used += held * active
         digest.longest_idle = max(digest.longest_idle, measured.idle)
         digest.idle_stretches += measured.idle - passed < _STRETCH <= measured.idle
-        digest.count(held, measured, key[1])
+        digest.count(passed, measured, key[1])
 
     @property
     def pods(self) -> set[PodKey]:
@@ -213,4 +213,4 @@ def _spread(bins: Iterable[float], top: float, peak: float) -> Spread | None:
     p50, p95 = (
         min(top * (bisect_left(sums, part * sums[-1]) + 1) / _BINS, peak) for part in (0.5, 0.95)
     )
-    return Spread(p50, p95, peak)
+    return Spread(p50, p95, peak, sums[-1])

@@ -146,7 +146,7 @@ def test_spreads_are_of_seconds() -> None:
     use = agent.uses["a", "1g.10gb"]
     step = 100 / 40
     about: Any = pytest.approx(20, abs=step)
-    assert use.engine == Spread(about, 90.0, 90.0)
+    assert use.engine == Spread(about, 90.0, 90.0, 100.0)
     assert (use.sm and use.sm.peak, use.dram) == (45.0, None)
     assert use.memory
     assert use.memory.peak == 9 << 30
@@ -180,8 +180,8 @@ def test_who_shares_a_device_has_what_its_processes_do() -> None:
         agent.see(node, who=who, read=read)
     use, other = agent.uses["a", "share"], agent.uses["b", "share"]
     assert (use.held, use.granted_memory, use.granted_threads) == (5.0, 20 << 30, 50.0)
-    assert use.memory == Spread(5 << 30, 5 << 30, 5 << 30)
-    assert use.engine == Spread(30.0, 30.0, 30.0)
+    assert use.memory == Spread(5 << 30, 5 << 30, 5 << 30, 10.0)
+    assert use.engine == Spread(30.0, 30.0, 30.0, 10.0)
     assert (other.held, other.memory, other.engine) == (5.0, None, None)
 
 

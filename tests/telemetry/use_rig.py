@@ -24,14 +24,17 @@ class Agent:
     `asks`: there is an API server that names workloads.
     """
 
-    def __init__(self, path: Path | None = None, *, asks: bool = False) -> None:
+    def __init__(
+        self, path: Path | None = None, *, asks: bool = False, longest_gap: float = GAP
+    ) -> None:
         self.file = use_file(path)
         self.asks = asks
+        self._longest_gap = longest_gap
         self.now, self.wall = 1000.0, 1.8e9
         self.start()
 
     def start(self) -> None:
-        self.accounts = Accounts(longest_gap=GAP)
+        self.accounts = Accounts(longest_gap=self._longest_gap)
         self.accounts.workloads = {} if self.asks else None
         self.records = self.accounts.records
         kept = self.file.load()

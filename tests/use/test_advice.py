@@ -19,14 +19,14 @@ DAY = 86400.0
 H100, A100, T4 = card("h100-80gb"), card("a100-40gb"), card("t4")
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float], seconds: float = DAY) -> Spread:
     ordered = sorted(values)
     p50, p95 = (ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.95))
-    return Spread(p50, p95, ordered[-1])
+    return Spread(p50, p95, ordered[-1], seconds)
 
 
-def steady(value: float) -> Spread:
-    return Spread(value, value, value)
+def steady(value: float, seconds: float) -> Spread:
+    return Spread(value, value, value, seconds)
 
 
 def use(
@@ -52,10 +52,10 @@ def use(
         threads,
         held=held,
         at_limit=full,
-        memory=None if memory is None else steady(memory * GIB),
-        sm=None if sm is None else steady(sm),
-        engine=None if engine is None else steady(engine),
-        dram=None if dram is None else steady(dram),
+        memory=None if memory is None else steady(memory * GIB, held),
+        sm=None if sm is None else steady(sm, held),
+        engine=None if engine is None else steady(engine, held),
+        dram=None if dram is None else steady(dram, held),
     )
 
 
@@ -85,6 +85,10 @@ LOADS = {
         T4, use(T4, "share", 6, 25, granted=8, threads=25), "larger share 8 GiB 40 %"),
     "a share whose memory is full": (
         T4, use(T4, "share", 8, 5, granted=8, threads=25, full=9), "larger share 12 GiB 25 %"),
+    "a share that would shrink at once": (
+        T4, use(T4, "share", 2.09, 5, granted=2.1, threads=25, full=9), "larger share 3 GiB 25 %"),
+    "a share whose threads are full, with memory to spare": (
+        T4, use(T4, "share", 2, 25, granted=8, threads=25), "larger share 3 GiB 40 %"),
     "a share of a slice": (
         H100, use(H100, "share of 3g.40gb", 30, 5, granted=30, threads=40, full=9),
         "larger share 39.5 GiB 40 %"),
@@ -199,6 +203,12 @@ def test_the_metric_has_changes_alone_and_not_too_many() -> None:
     names = ["z", *(f"x{number:02}" for number in range(49))]
     assert [sample.labels[2] for sample in samples] == names
     assert samples[0].labels[3:] == ("gpu", "smaller", "1g.10gb")
+
+
+def test_a_card_that_lists_no_profiles_now_is_known_by_its_like() -> None:
+    for gpus in ([H100, replace(H100, profiles=())], [replace(H100, profiles=()), H100]):
+        [found] = advise([use(H100, "3g.40gb", 3, 8)], gpus)
+        assert found.advised == "1g.10gb"
 
 
 def test_what_was_not_measured_is_said() -> None:

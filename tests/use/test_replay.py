@@ -1,0 +1,57 @@
+"""What is advised is given, and the same load runs on it: no allocation is refused, its activity
+has room, and it is advised no more.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from nodeagent.simulation.boards import Board, load_board
+from nodeagent.use.advice import AdviceVerdict
+from tests.draws import draws
+from tests.use.replay import Load, Replay, a_load, some_device
+
+BOARDS = ("h100-80gb", "h100-pcie", "a100-40gb", "a30", "b200", "h200", "rtx-pro-6000", "t4")
+LOADS = 8
+_ROUNDS = 8  # of loads that grow on ever larger devices
+
+
+@pytest.mark.parametrize("board", BOARDS)
+async def test_a_load_runs_on_what_was_advised(board: str, tmp_path: Path) -> None:
+    for seed in range(draws(8)):
+        chance, kind = random.Random(f"{board} {seed}"), load_board(board, {})
+        loads = [a_load(f"load{n}x", kind, some_device(kind, chance), chance) for n in range(LOADS)]
+        await _replayed(Replay(board, tmp_path), kind, loads)
+
+
+async def _replayed(replay: Replay, board: Board, loads: list[Load]) -> None:
+    before: dict[str, AdviceVerdict] = {}
+    for _ in range(_ROUNDS):
+        await replay.run(loads)
+        for load in loads:
+            _judge(load, board, before.get(load.name))
+        before = {load.name: load.advice.verdict for load in loads if load.advice}
+        loads = [load for load in loads if load.next_device]
+        if not loads:
+            return
+        for load in loads:
+            load.has = load.next_device or load.has
+    raise AssertionError(f"still advised: {loads}")
+
+
+def _judge(load: Load, board: Board, before: AdviceVerdict | None) -> None:
+    advice, given = load.advice, load.next_device
+    assert advice
+    match advice.verdict:
+        case AdviceVerdict.LARGER:  # or the card has nothing larger
+            assert before in {None, AdviceVerdict.LARGER}, load
+        case AdviceVerdict.SMALLER:
+            assert before in {None, AdviceVerdict.SMALLER}, load
+            assert not load.refused, load
+            # What was not measured is said.
+            if given and advice.why[1].endswith("%"):
+                assert load.work <= given.size(board)[1], load
+        case _:
+            assert advice.verdict is AdviceVerdict.KEEP, load
+            assert not load.refused, load
