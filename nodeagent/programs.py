@@ -6,6 +6,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from nodeagent.waiting import ends_within
+
 _MAX_OUTPUT = 1 << 16  # bytes of the end of what it says that are kept; what a pipe holds, too
 _ENDING = 2.0  # seconds for a killed program to be gone; in the driver it may stay for ever
 
@@ -67,6 +69,4 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         return
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_ENDING):
-            await process.wait()
+    await ends_within(_ENDING, process.wait())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nodeagent.pacing import Allowance, Backoff, RateLimit
 from nodeagent.signals import Signal
 from nodeagent.text import did_you_mean, nearest, nearest_names
-from nodeagent.uncancelled import uncancelled
+from nodeagent.waiting import uncancelled
 
 # --- signals --------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from nodeagent.api.page import CONTENT_SECURITY_POLICY, PAGE
 from nodeagent.errors import UnknownDevice
 from nodeagent.plan.plan import Verdict
 from nodeagent.text import quote
-from nodeagent.uncancelled import uncancelled
 from nodeagent.views.shapes import Json, as_json
+from nodeagent.waiting import uncancelled
 
 MAX_BODY = 64 * 1024  # bytes
 _KEEPALIVE_INTERVAL = 15.0  # seconds between signs of life to those who follow the events

@@ -15,6 +15,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.programs import run_program
 from nodeagent.signals import Signal
 from nodeagent.views.node_state import NodeState, Phase
+from nodeagent.waiting import ends_within
 
 if TYPE_CHECKING:
     from nodeagent.settings.model import AfterChangeSettings
@@ -51,12 +52,8 @@ class AfterChange:
         backoff = Backoff(10.0, 600.0)
         failed: tuple[Problem, ...] = ()
         while True:
-            try:
-                async with asyncio.timeout(backoff.next() if failed else None):
-                    await self._due.wait()
+            if await ends_within(backoff.next() if failed else None, self._due.wait()):
                 backoff.reset()
-            except TimeoutError:
-                pass
             self._due.clear()
             self._is_running = True
             failed = await self._attempt(command)

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import resource
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -27,6 +26,7 @@ from nodeagent.views.node_state import NodeState, not_ready
 from nodeagent.views.plan_report import plan_json
 from nodeagent.views.shapes import Advised, Json, MpsDaemon, as_json
 from nodeagent.views.status_report import status_json
+from nodeagent.waiting import ends_within
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +62,8 @@ class ApiAdapter:
         """Serve until cancelled; calls `ready` once the API is served and the first reconciliation
         is over, or takes too long because the driver hangs.
         """
-        await self._settled_within(_FIRST_ROUND_TIMEOUT)
+        settled = self.shared.control.settled
+        await ends_within(_FIRST_ROUND_TIMEOUT, settled.wait())
         # aiohttp takes long to import; in a thread, so that the reconciler goes on meanwhile.
         api = await asyncio.to_thread(import_module, "nodeagent.api.listening")
         address = self.shared.settings.api.listen
@@ -75,7 +76,7 @@ class ApiAdapter:
             name = address.host or "127.0.0.1"
             shown = f"[{name}]" if ":" in name else name
             log.info("the page is served", url=f"http://{shown}:{port}/")
-            await self._settled_within(_READY_TIMEOUT)
+            await ends_within(_READY_TIMEOUT, settled.wait())
             ready()
             # Objects of now stay: to search them for garbage every minute or so would take
             # 50 ms, in which no request is answered.
@@ -99,11 +100,6 @@ class ApiAdapter:
                     raise
                 await asyncio.sleep(_SOCKET_RETRY_INTERVAL)
         listens.set()
-
-    async def _settled_within(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.shared.control.settled.wait()
 
     def status(self, gpu: str | None) -> bytes | None:
         self.shared.control.refresh_if_older_than(_MAX_STATUS_AGE)

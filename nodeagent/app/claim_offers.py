@@ -25,6 +25,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.loop_control import SETTLE_INTERVAL
 from nodeagent.views.claims import FreeShare
+from nodeagent.waiting import ends_within
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
@@ -171,9 +172,5 @@ class ClaimOffers:
             self._report("another program hands out GPUs, or does not any more")
 
     async def _wait_for_change(self) -> None:
-        try:
-            async with asyncio.timeout(_CHANGE_TIMEOUT):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        await ends_within(_CHANGE_TIMEOUT, self._changed.wait())
         self._changed.clear()

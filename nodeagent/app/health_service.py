@@ -11,7 +11,6 @@ names otherwise end when the agent starts.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +41,9 @@ from nodeagent.structs import replace
 from nodeagent.telemetry.health_sources import HealthReadings, OwnChanges
 from nodeagent.telemetry.kernel_errors import KernelErrors
 from nodeagent.telemetry.samples import SampleBatch
-from nodeagent.uncancelled import uncancelled
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.node_state import NodeState
+from nodeagent.waiting import ends_within, uncancelled
 
 log = structlog.get_logger(__name__)
 
@@ -157,9 +156,7 @@ class HealthService:
         )
         try:
             while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_MAX_SAVE_INTERVAL):
-                        await self._news.wait()
+                await ends_within(_MAX_SAVE_INTERVAL, self._news.wait())
                 self._news.clear()
                 await self._keep()
                 await asyncio.sleep(_MIN_SAVE_INTERVAL)
@@ -284,9 +281,7 @@ class HealthService:
         """Read it once the addresses of GPUs are known, by which its lines name them."""
         if self._kernel_log is None:
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ADDRESSES_TIMEOUT):
-                await self._addresses_known.wait()
+        await ends_within(_ADDRESSES_TIMEOUT, self._addresses_known.wait())
         await self._kernel_log.run(since=self._log_from)
 
     async def _follow_bus(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -25,6 +25,7 @@ from nodeagent.structs import replace
 from nodeagent.views.devices import device_words, devices_by_uuid, gpu_of
 from nodeagent.views.mps import MpsOverview, client_words, mps_problems
 from nodeagent.views.shapes import MpsClient, MpsDaemon, Pod
+from nodeagent.waiting import ends_within
 
 log = structlog.get_logger(__name__)
 
@@ -135,9 +136,7 @@ class MpsService:
 
     async def _watch_clients(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.check_interval):
-                    await self._stirred.wait()
+            await ends_within(self._settings.check_interval, self._stirred.wait())
             await asyncio.sleep(_DEBOUNCE)
             self._stirred.clear()
             try:

@@ -15,6 +15,7 @@ from nodeagent.claims.serving.pod_object import PodObject
 from nodeagent.errors import NodeagentError
 from nodeagent.plan.problems import Problem
 from nodeagent.signals import Signal
+from nodeagent.waiting import ends_within
 
 _Key = tuple[str, str]  # the claim's uid, the pod's name
 _INTERVAL = 60.0  # seconds until pods are read again
@@ -40,11 +41,7 @@ class PodChecks:
     async def run(self) -> NoReturn:
         while True:
             await self._round()
-            try:
-                async with asyncio.timeout(self._interval):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
+            await ends_within(self._interval, self._woken.wait())
             self._woken.clear()
 
     async def _round(self) -> None:

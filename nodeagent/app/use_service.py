@@ -12,9 +12,9 @@ import structlog
 from nodeagent.errors import NodeagentError
 from nodeagent.pacing import Backoff
 from nodeagent.telemetry.accounting import Accounts
-from nodeagent.uncancelled import uncancelled
 from nodeagent.use.digest import PodKey
 from nodeagent.use.state_file import use_file
+from nodeagent.waiting import uncancelled
 
 log = structlog.get_logger(__name__)
 

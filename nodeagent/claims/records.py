@@ -30,7 +30,7 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import replace
 from nodeagent.text import listed
-from nodeagent.uncancelled import uncancelled
+from nodeagent.waiting import uncancelled
 
 FOLDER: Final = "claims"  # below state.dir
 MAX_BYTES: Final = 1 << 20  # bytes; a claim has at most 32 devices, of some 1,000 bytes each

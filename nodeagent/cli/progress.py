@@ -9,6 +9,7 @@ from contextlib import suppress
 from nodeagent.plan.plan import NodePlan, Verdict
 from nodeagent.text import printable
 from nodeagent.views.text import user_words
+from nodeagent.waiting import ends_within
 
 _START_OF_LINE, _CLEAR_TO_END = "\r", "\x1b[K"
 
@@ -54,10 +55,7 @@ async def wait_for_blockers(deadline: float, stop: asyncio.Event) -> bool:
     remaining = deadline - asyncio.get_running_loop().time()
     if remaining <= 0:
         return False
-    with suppress(TimeoutError):
-        async with asyncio.timeout(min(remaining, _RECHECK_INTERVAL)):
-            await stop.wait()
-    return not stop.is_set()
+    return not await ends_within(min(remaining, _RECHECK_INTERVAL), stop.wait())
 
 
 def blocker_words(plan: NodePlan) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.pacing import Allowance, Backoff
+from nodeagent.waiting import ends_within
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -169,9 +170,7 @@ class Keeper(Generic[Key, Value]):
                     await self._send(key, part)
                     continue
             due_at = min(due_at, self._may_read_again_at())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(due_at - _now() if due_at < inf else None):
-                    await self._changed.wait()
+            await ends_within(due_at - _now(), self._changed.wait())
 
     def _wake(self) -> None:
         self._settled.clear()

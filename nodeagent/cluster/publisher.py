@@ -7,7 +7,6 @@ can be.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, NoReturn
@@ -33,6 +32,7 @@ from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Cluster
 from nodeagent.views.status_annotation import StatusAnnotation
 from nodeagent.views.text import time_json
+from nodeagent.waiting import ends_within
 
 log = structlog.get_logger(__name__)
 
@@ -157,9 +157,7 @@ class NodePublisher:
         if not self._kept.is_reachable:
             return
         self._show()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await self._kept.settled()
+        await ends_within(within, self._kept.settled())
 
     # --- its life ---------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from nodeagent.plan.steps import (
     StopMps,
 )
 from nodeagent.signals import Signal
-from nodeagent.uncancelled import uncancelled
+from nodeagent.waiting import uncancelled
 
 GpuChange = TypeVar("GpuChange", bound=GpuStep)
 ChangeFunction = Callable[[Change, GpuChange], None]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Self
 from weakref import WeakValueDictionary
@@ -24,6 +24,7 @@ from nodeagent.plan.observed import DeviceDaemon
 from nodeagent.plan.shares import Account, WantedMps
 from nodeagent.structs import replace
 from nodeagent.views.shapes import MpsDaemon
+from nodeagent.waiting import ends_within
 
 
 class Fleet:
@@ -286,10 +287,8 @@ class Fleet:
 
     async def _all(self, wait: Callable[[Supervisor], Awaitable[None]], *, within: float) -> None:
         """Wait for each daemon, for at most `within` seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                waits = map(wait, self._supervisors.values())
-                await asyncio.gather(*waits, return_exceptions=True)
+        waits = map(wait, self._supervisors.values())
+        await ends_within(within, asyncio.gather(*waits, return_exceptions=True))
 
     def statuses(self) -> tuple[MpsDaemon, ...]:
         return tuple(requests.daemon_shape(s) for _, s in sorted(self._supervisors.items()))

@@ -36,6 +36,7 @@ from nodeagent.mps.processes import SERVER, age_of, mps_processes
 from nodeagent.pacing import Backoff
 from nodeagent.processor_waits import AnswerTime, ProcessorWaits
 from nodeagent.views.shapes import MpsWaiting
+from nodeagent.waiting import ends_within
 
 if TYPE_CHECKING:
     from nodeagent.mps.supervisor import Supervisor
@@ -175,9 +176,7 @@ class DaemonMonitor:
             if left <= 0:
                 return
             self._wake.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if left == math.inf else left):
-                    await self._wake.wait()
+            await ends_within(left, self._wake.wait())
 
     async def _do(self, job: Job | None) -> None:
         match job:

@@ -1,7 +1,6 @@
 """What people and plans ask of one daemon (stop, drain, restart), and how it is shown."""
 
 import asyncio
-from contextlib import suppress
 
 from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.mps.files.directories import remove_directories
@@ -15,6 +14,7 @@ from nodeagent.processes import name_of
 from nodeagent.views.mps import share_shapes, user_id
 from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsServer
 from nodeagent.views.text import time_json
+from nodeagent.waiting import ends_within
 
 _KILLS = 3  # repeated kills, after which its end is not waited for any longer
 _SLACK = 1.0  # seconds by which a drain may end late
@@ -32,9 +32,8 @@ async def wait_until_ready(supervisor: Supervisor) -> None:
         return state.phase is DaemonPhase.READY and state.running == state.wanted
 
     if not _has_failed(supervisor):
-        with suppress(TimeoutError):
-            async with asyncio.timeout(supervisor.context.start_timeout):
-                await supervisor.until(lambda: is_ready() or _has_failed(supervisor))
+        decided = supervisor.until(lambda: is_ready() or _has_failed(supervisor))
+        await ends_within(supervisor.context.start_timeout, decided)
     if is_ready():
         return
     state = supervisor.state
@@ -73,11 +72,9 @@ async def drain(supervisor: Supervisor, *, seconds: float | None, force: bool) -
     if supervisor.monitor is not None:
         supervisor.monitor.poll_soon()  # without clients it need not wait for the next poll
     patience = None if seconds is None or force else seconds + _SLACK
+    drained = supervisor.until(lambda: supervisor.state.phase is not DaemonPhase.DRAINING)
     try:
-        async with asyncio.timeout(patience):
-            await supervisor.until(lambda: supervisor.state.phase is not DaemonPhase.DRAINING)
-    except TimeoutError:
-        pass  # a plan wants it drained as well, and goes on waiting
+        await ends_within(patience, drained)  # a plan that wants it drained, too, goes on waiting
     except asyncio.CancelledError:
         supervisor.handle(model.DrainGivenUp())
         raise
@@ -134,14 +131,11 @@ async def _wait_until_unused(supervisor: Supervisor) -> None:
             return False
         return now is not monitor or now.polls > polls
 
-    try:
-        async with asyncio.timeout(2 * supervisor.context.settings.answer_deadline):
-            await supervisor.until(lambda: is_ending() or has_clients())
-    except TimeoutError:
-        if is_ending():
-            return
-        raise _not_known(supervisor) from None
+    known = supervisor.until(lambda: is_ending() or has_clients())
+    is_known = await ends_within(2 * supervisor.context.settings.answer_deadline, known)
     if not is_ending():
+        if not is_known:
+            raise _not_known(supervisor)
         clients = ", ".join(_with_command(pid) for _, pid in supervisor.clients)
         raise StillInUse(
             f"the MPS daemon of {supervisor.device} has clients: {clients}",
@@ -165,18 +159,12 @@ async def _remove(supervisor: Supervisor) -> None:
     """Wait until the daemon has ended, and remove what is left of it; raises NodeagentError."""
     settings = supervisor.context.settings
     patience = settings.quit_deadline + _KILLS * settings.kill_deadline + settings.answer_deadline
-    try:
-        async with asyncio.timeout(patience):
-            await supervisor.until(
-                lambda: supervisor.state.phase not in WITH_PROCESS and supervisor.is_idle
-            )
-    except TimeoutError:
-        raise NodeagentError.of(
-            "daemonStays",
-            device=supervisor.device,
-            pid=supervisor.state.pid,
-            why=supervisor.state.why,
-        ) from None
+    ended = supervisor.until(
+        lambda: supervisor.state.phase not in WITH_PROCESS and supervisor.is_idle
+    )
+    if not await ends_within(patience, ended):
+        state, device = supervisor.state, supervisor.device
+        raise NodeagentError.of("daemonStays", device=device, pid=state.pid, why=state.why)
     await _sweep(supervisor)
     await asyncio.to_thread(remove_directories, supervisor.context.run_dir, supervisor.device)
 

@@ -11,6 +11,7 @@ import structlog
 from nodeagent.pacing import Allowance
 from nodeagent.plan.plan import GpuOutcome
 from nodeagent.signals import Signal
+from nodeagent.waiting import ends_within
 
 log = structlog.get_logger(__name__)
 
@@ -126,10 +127,7 @@ class LoopControl:
 
     async def rest(self, seconds: float) -> None:
         """Wait until something wakes the loop, at most so long."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
+        if not await ends_within(seconds, self._wake.wait()):
             self._look_due = True
 
     @asynccontextmanager

@@ -33,7 +33,7 @@ from nodeagent.plan.steps import (
 )
 from nodeagent.reconcile.step_problems import not_as_planned, step_failed
 from nodeagent.structs import replace
-from nodeagent.uncancelled import end_of
+from nodeagent.waiting import end_of
 
 # A daemon that does not end is not among them: what follows would take its device away.
 _SHARING = (StartMps, SetComputeMode, SetTimeSlice)

@@ -9,7 +9,7 @@ being started) is waited for within the kubelet's call, and only then is the ans
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeVar
@@ -22,6 +22,7 @@ from nodeagent.errors import DriverError, NodeagentError, StillInUse, Transient,
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.signals import Signal
+from nodeagent.waiting import ends_within
 
 FORGOTTEN_AFTER: Final = 600.0  # seconds; the kubelet repeats a call every few
 
@@ -234,9 +235,7 @@ class Patience:
                         raise
                     on_wait(error)
                     await asyncio.sleep(pause / 4)  # however often something changes
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(pause * 3 / 4):
-                            await self._woken.after(version)
+                    await ends_within(pause * 3 / 4, self._woken.after(version))
                     if self._gives_way[uid]:
                         raise
                 pause = min(2 * pause, _MAX_PAUSE)

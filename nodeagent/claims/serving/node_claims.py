@@ -29,7 +29,7 @@ from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.reconcile.owner import Expected, GpuOwners, Part
 from nodeagent.structs import replace
-from nodeagent.uncancelled import uncancelled
+from nodeagent.waiting import uncancelled
 
 Fetch = Callable[[str, str], Awaitable[ClaimObject | None]]
 """The ResourceClaim of this namespace and name, None where there is none."""

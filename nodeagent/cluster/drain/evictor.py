@@ -7,7 +7,6 @@ is wanted; once all that could be done is refused, it does not.
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from typing import NoReturn
 
@@ -23,6 +22,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
+from nodeagent.waiting import ends_within
 
 
 class Evictor:
@@ -80,11 +80,9 @@ class Evictor:
             pause = await self._attempt(*self._goal) if self._goal else None
             if pause is None:
                 self._start_over()
-            with suppress(TimeoutError):
-                # Observations of the same goal do not make it shorter: they may be many.
-                async with asyncio.timeout(pause):
-                    await self._another_goal.wait()
-                    self._start_over()
+            # Observations of the same goal do not make it shorter: they may be many.
+            if await ends_within(pause, self._another_goal.wait()):
+                self._start_over()
 
     def _start_over(self) -> None:
         self._backoff.reset()

@@ -22,6 +22,7 @@ from nodeagent.mps.control import ControlClient, ControlError, ask_everything
 from nodeagent.mps.processes import process_descriptor, process_end
 from nodeagent.processes import Hidden, Process, ProcessIdentity, Uids, has_ended, inspect
 from nodeagent.structs import Struct
+from nodeagent.waiting import ends_within
 
 
 class ClientToEnd(Struct, frozen=True):
@@ -122,7 +123,7 @@ async def _end_work(control: ControlClient, descriptor: int, pid: int, deadline:
 async def _end_process(
     descriptor: int, target: ClientToEnd, so_far: str, grace: float
 ) -> ClientEnd:
-    if await _is_ended(descriptor, grace):
+    if await ends_within(grace, process_end(descriptor)):
         return ClientEnd(True, f"{so_far}, and it ended by itself")
     for number in (signal.SIGTERM, signal.SIGKILL):
         # Its user may have changed since, by executing a setuid program.
@@ -137,15 +138,6 @@ async def _end_process(
             return ClientEnd(False, f"{so_far}, but the process is left alone: {error}")
         except PermissionError:
             return ClientEnd(False, f"{so_far}, but it may not be sent signals")
-        if await _is_ended(descriptor, grace):
+        if await ends_within(grace, process_end(descriptor)):
             return ClientEnd(True, f"{so_far}, and {number.name} the process")
     return ClientEnd(False, f"{so_far}, but the process remains although killed")
-
-
-async def _is_ended(descriptor: int, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await process_end(descriptor)
-    except TimeoutError:
-        return False
-    return True

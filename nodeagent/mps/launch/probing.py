@@ -25,7 +25,7 @@ from nodeagent.mps.processes import CONTROL, SERVER, mps_process, process_descri
 from nodeagent.mps.programs import Programs
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct
-from nodeagent.uncancelled import uncancelled
+from nodeagent.waiting import ends_within, uncancelled
 
 _PREFIX = "probe-"
 _NEW = 60.0  # seconds in which an empty directory without a lock may be about to be used
@@ -192,8 +192,7 @@ class _Trials(Struct, frozen=True):
             async with asyncio.timeout(self.deadline):
                 accepted: bool | None = await self._answers(folder, process)
         except (TimeoutError, ControlError):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _DYING)
+            await ends_within(_DYING, process.wait())
             accepted = None if process.returncode is None else False
         finally:  # killed, it leaves no server, as it has none
             with suppress(ProcessLookupError):

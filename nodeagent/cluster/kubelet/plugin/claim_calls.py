@@ -8,7 +8,6 @@ finds the work done, or waits for it again.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +18,7 @@ from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.claims.serving.attempts import REPORT_FAULT, Operation
 from nodeagent.errors import NodeagentError
 from nodeagent.signals import Signal
+from nodeagent.waiting import ends_within
 
 log = structlog.get_logger(__name__)
 
@@ -145,6 +145,4 @@ class HealthFeed:
         while True:
             version = self._devices.version
             yield self._devices.newest
-            with suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT):
-                    await self._devices.after(version)
+            await ends_within(HEARTBEAT, self._devices.after(version))

@@ -1,7 +1,8 @@
-"""Work that may not be cut short: cancellation takes effect when it has ended."""
+"""Waiting for work: to its end even when cancelled meanwhile, or no longer than so many seconds."""
 
 import asyncio
 from collections.abc import Awaitable
+from math import inf
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
@@ -25,3 +26,13 @@ async def end_of(running: asyncio.Future[Any]) -> bool:
         except asyncio.CancelledError:
             cancelled = True
     return cancelled
+
+
+async def ends_within(seconds: float | None, work: Awaitable[object]) -> bool:
+    """Whether the work ends in so many seconds (None: however many); else it is cancelled."""
+    try:
+        async with asyncio.timeout(None if seconds == inf else seconds):
+            await work
+    except TimeoutError:
+        return False
+    return True
