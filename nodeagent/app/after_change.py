@@ -71,7 +71,7 @@ class AfterChange:
     async def _attempt(self, command: tuple[str, ...]) -> tuple[Problem, ...]:
         deadline = self._settings.deadline
         try:
-            status, said = await run_program(command, _ENVIRONMENT, deadline=deadline)
+            status, said, _ = await run_program(command, _ENVIRONMENT, deadline=deadline)
             why = f"ended with {status}: {' '.join(said.split())[-_MAX_WORDS:] or 'no output'}"
         except TimeoutError:
             status, why = 1, f"did not end within {deadline:g} s and was ended"

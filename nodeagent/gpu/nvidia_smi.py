@@ -48,7 +48,7 @@ async def run_nvidia_smi(
     command = [*nvidia_smi, *arguments]
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     try:
-        status, said = await run_program(command, environment, deadline=deadline)
+        status, said, _ = await run_program(command, environment, deadline=deadline)
     except TimeoutError:
         raise DeadlineExceeded.of(
             "nvidiaSmiLate", also=_CALL, command=" ".join(command), seconds=f"{deadline:g}"

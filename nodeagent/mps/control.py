@@ -11,6 +11,7 @@ asked before and after: only between two such answers are its clients known.
 """
 
 import asyncio
+from asyncio.subprocess import PIPE
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -22,11 +23,12 @@ from nodeagent.mps import commands
 from nodeagent.mps.commands import ControlCommand, UnexpectedReply
 from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.processes import may_serve
-from nodeagent.mps.programs import MAX_OUTPUT, Programs, TooMuchOutput, run_program
+from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.pacing import Backoff
 from nodeagent.plan.shares import percentage_text
 from nodeagent.plan.users import IDLE, Usage, User
+from nodeagent.programs import TooMuchOutput, run_program
 from nodeagent.structs import Struct
 
 
@@ -55,6 +57,7 @@ T = TypeVar("T")
 FIRST_PAUSE = 0.005  # seconds before a busy daemon is asked again; a conversation takes 3 to 20 ms
 MAX_PAUSE = 0.25  # seconds
 
+_MAX_OUTPUT = 1 << 20  # bytes of each stream; the longest replies to a batch have some thousand
 _BUSY = "Cannot send command to MPS control daemon process"
 _DEAD = "Cannot find MPS control daemon process"
 _REFUSED = "Cannot authenticate or connect"
@@ -146,9 +149,11 @@ class ControlClient:
         program = self.programs.control
         environment = self.programs.environment(self.pipe_directory, self.log_directory)
         try:
-            said = await run_program(program, environment, stdin=script)
-        except TooMuchOutput:
-            what = f"answered more than {MAX_OUTPUT} bytes"
+            said = await run_program(
+                program, environment, stdin=script, stderr=PIPE, most=_MAX_OUTPUT
+            )
+        except TooMuchOutput:  # perhaps another program, which the daemon's user put in its place
+            what = f"answered more than {_MAX_OUTPUT} bytes"
             raise FrontEndFailed(f"the MPS daemon at {self.pipe_directory} {what}") from None
         except OSError as error:
             raise FrontEndFailed.of("noFrontEnd", program=program[0], why=error.strerror) from error

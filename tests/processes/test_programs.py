@@ -11,7 +11,7 @@ from nodeagent.programs import run_program
 
 async def test_a_daemon_that_a_program_leaves_running_is_not_waited_for() -> None:
     command = ("/bin/sh", "-c", "sleep 600 & echo $!")
-    status, said = await run_program(command, {}, deadline=20.0)
+    status, said, _ = await run_program(command, {}, deadline=20.0)
     os.kill(int(said), signal.SIGKILL)
     assert status == 0
 
@@ -33,5 +33,5 @@ async def test_one_that_is_late_keeps_no_pipe_open_where_a_daemon_of_its_own_goe
 
 async def test_the_end_of_what_it_says_is_kept() -> None:
     command = ("/bin/sh", "-c", "i=0; while [ $i -lt 30000 ]; do i=$((i+1)); echo $i; done; exit 3")
-    status, said = await run_program(command, {}, deadline=60.0)
+    status, said, _ = await run_program(command, {}, deadline=60.0)
     assert (status, said.split()[-1], len(said)) == (3, "30000", 1 << 16)

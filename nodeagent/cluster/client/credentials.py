@@ -175,7 +175,7 @@ def _answer(program: Any, path: Path) -> dict[str, Any]:
     found = str(path.absolute().parent / name) if "/" in name else name
     command = [found, *(program.get("args") or ())]
     try:
-        status, said = asyncio.run(
+        status, said, _ = asyncio.run(
             run_program(command, environ, deadline=_DEADLINE, stderr=asyncio.subprocess.DEVNULL)
         )
         if not status:

@@ -7,14 +7,15 @@ its upgrade and its pod.
 import asyncio
 import os
 import re
+from asyncio.subprocess import PIPE
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from nodeagent.mps.launch import launcher
 from nodeagent.mps.launch.launcher import DaemonProcess, Launcher, StartError
-from nodeagent.mps.programs import ProgramOutput, run_program
 from nodeagent.mps.shares import SHM, DaemonSpec
+from nodeagent.programs import ProgramOutput, run_program
 from nodeagent.structs import Struct
 
 _PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -198,7 +199,7 @@ class ServiceLauncher(Launcher):
         # Programs are looked for in `programs.path` first, by this process and by systemd-run.
         environment = {"PATH": f"{self.programs.path}:{_PROGRAMS}", "LC_ALL": "C"}
         try:
-            return await run_program(command, environment)
+            return await run_program(command, environment, stderr=PIPE)
         except OSError as error:
             raise self._unusable(f"{command[0]} cannot be run: {error.strerror}") from error
 
