@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
+from nodeagent.catalogue import section
 from nodeagent.cli.commands import COMMANDS, GLOBAL_OPTIONS, PROGRAM
 from nodeagent.cli.declarations import Command, Option
 from nodeagent.errors import UsageError
@@ -16,22 +17,6 @@ EXIT_CODES = (
     "card, or failed; 2 bad usage or bad document; 3 blocked by something in use. When GPUs end "
     "differently, 2 comes before 1, and 1 before 3."
 )
-
-
-# What does the same here, by the options and commands that only nvidia-mig-parted has.
-_MIG_PARTED = {
-    "-s --skip-reset": "nothing is reset unless --reset whenIdle says so",
-    "-m --mode-only": "write `mig: enabled` or `mig: disabled` in a plan",
-    "-k --hooks-file": "stop other users of the GPUs before, and start them after it",
-    "-a --valid-config": "`nodeagent plan` checks the whole document and touches nothing",
-    "-d --debug": "`nodeagent plan` has each step with its reason",
-    "-l --config-label": "the configuration is called current",
-    "--output-format": "-o has the format",
-    "--output-file": "write `> FILE`",
-    "checkpoint": "`nodeagent export > FILE` writes every instance with its place",
-    "restore": "`nodeagent apply -f FILE` brings back what `nodeagent export` wrote",
-    "generate-config": "all-balanced and all-PROFILE are known without a file that has them",
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -136,7 +121,9 @@ def _meant(word: str, known: Iterable[str], program: str) -> str:
     """A remedy: what was probably meant, and where to read more."""
     from nodeagent.text import did_you_mean
 
-    same = next((does for names, does in _MIG_PARTED.items() if word in names.split()), "")
+    same = next(
+        (does for names, does in section("mig-parted").items() if word in names.split()), ""
+    )
     meant = f"{same};" if same else did_you_mean(word, known, cutoff=0.7)
     return f"{meant} see {program} --help".lstrip()
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from nodeagent.catalogue import section
 from nodeagent.cli import event_loop
 from nodeagent.cli.checks import PreflightFinding, error, ok, warning
 from nodeagent.errors import DriverError, NodeagentError
@@ -115,13 +116,6 @@ def _persistence_modes(nvidia_smi: Sequence[str]) -> dict[str, bool]:
     return {uuid.strip(): mode.strip() == "Enabled" for uuid, _, mode in rows}
 
 
-# Programs that change MIG layouts by themselves, by the name of their executable.
-_OWNERS = {
-    "nvidia-mig-manager": "systemctl disable --now nvidia-mig-manager, or in a cluster set the "
-    "GPU operator's migManager.enabled=false",
-    "nvidia-mig-parted": "wait until it ends; disable what starts it",
-    "gpu-kubelet-plugin": "disable DynamicMIG of NVIDIA's DRA driver on this node",
-}
 _OTHER_UNIT = "nvidia-mig-manager.service"
 _WANTED_BY = ("multi-user.target.wants", "nvidia-gpu-reset.target.wants")
 Commands = Mapping[int, Sequence[str]]  # command lines by pid
@@ -130,9 +124,10 @@ Commands = Mapping[int, Sequence[str]]  # command lines by pid
 def owner_findings(commands: Commands, root: Path = Path("/")) -> list[PreflightFinding]:
     """Other programs that change this node's layouts; `root` is where /etc lies."""
     check = "other owners"
-    running = {name: pid for pid, name in _programs(commands).items() if name in _OWNERS}
+    owners = section("owner")
+    running = {name: pid for pid, name in _programs(commands).items() if name in owners}
     found = [
-        warning(check, NodeagentError.of("ownerRuns", name=name, pid=pid, mend=_OWNERS[name]))
+        warning(check, NodeagentError.of("ownerRuns", name=name, pid=pid, mend=owners[name]))
         for name, pid in sorted(running.items())
     ]
     enabled = (root / "etc/systemd/system" / target / _OTHER_UNIT for target in _WANTED_BY)

@@ -5,6 +5,7 @@ from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
 
+from nodeagent.catalogue import section
 from nodeagent.cli.output import Output
 from nodeagent.cli.simulated_node import device_named, pipes_of, state_file
 from nodeagent.errors import NodeagentError, UsageError
@@ -17,15 +18,6 @@ _FOR_EVER = float("inf")
 _CHECK_INTERVAL = 0.5  # seconds between two looks at the time
 _MAX_FILE = 64 * 1024  # bytes of an env file
 _PIPES, _DEVICES = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"
-
-_MEANINGS = {
-    clients.OUT_OF_MEMORY: "out of memory",
-    clients.DEVICES_UNAVAILABLE: "the device's compute mode keeps it out",
-    805: "connection failed",
-    806: "the server is gone",
-    807: "the server takes no clients now",
-    810: "it was terminated",
-}
 
 
 def run_client(options: Namespace, output: Output) -> None:
@@ -56,7 +48,7 @@ def run_client(options: Namespace, output: Output) -> None:
             output.document(facts)
             _stay(client, until)
         except clients.ClientError as error:
-            meaning = _MEANINGS.get(error.code, "unknown")
+            meaning = section("cuda").get(str(error.code), "unknown")
             message = f"the client ended with CUDA error {error.code} ({meaning})"
             raise NodeagentError(message) from error
 

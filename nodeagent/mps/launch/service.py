@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from nodeagent.catalogue import section
 from nodeagent.mps.launch import launcher
 from nodeagent.mps.launch.launcher import DaemonProcess, Launcher, StartError
 from nodeagent.mps.shares import SHM, DaemonSpec
@@ -65,15 +66,6 @@ _UNSET = (
     "HOME LOGNAME USER SHELL LANG INVOCATION_ID JOURNAL_STREAM SYSTEMD_EXEC_PID "
     "MEMORY_PRESSURE_WATCH MEMORY_PRESSURE_WRITE"
 )
-_EXIT_STATUSES = {  # of services whose program was not even reached: systemd.exec(5)
-    200: "its working directory cannot be used",
-    203: "the program cannot be run",
-    205: "its limits cannot be set",
-    209: "its log cannot be opened",
-    216: "its groups cannot be set: each must be in the group database",
-    217: "its user cannot be set",
-    226: "its mount namespace cannot be made",
-}
 
 
 @dataclass(eq=False)
@@ -144,8 +136,9 @@ class ServiceLauncher(Launcher):
         if done.status != 0:
             status = (await self._show(unit)).status
             await self._forget(unit)
-            reason = f" ({_EXIT_STATUSES[status]})" if status in _EXIT_STATUSES else ""
-            why = f"{_first_line(done.stderr) or f'status {done.status}'}{reason}"
+            reason = section("systemd").get(str(status))
+            said = _first_line(done.stderr) or f"status {done.status}"
+            why = f"{said} ({reason})" if reason else said
             raise StartError.of("systemdRun", why=why, unit=unit)
 
     async def _started(self, unit: str, spec: DaemonSpec) -> DaemonProcess:
