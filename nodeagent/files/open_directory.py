@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from nodeagent.catalogue import section
 from nodeagent.errors import NodeagentError
 from nodeagent.files.unasked import open_below
 
@@ -33,27 +34,18 @@ class PathRefused(NodeagentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Remedies:
-    """What to do about what is refused: of another user, a symlink, or refused by the system."""
-
-    owner: str
-    symlink: str
-    system: str
-
-
-@dataclass(frozen=True, slots=True)
 class OpenDirectory:
-    """An open directory; `path` is for messages, `remedies` also for those of what is in it."""
+    """An open directory. `path` is for messages, and so is `use`, by which the catalogue has what
+    to do where it, or something in it, is refused.
+    """
 
     path: Path
     descriptor: int
-    remedies: Remedies
+    use: str
 
     @classmethod
     @contextmanager
-    def opened(
-        cls, path: Path, *, make: bool, remedies: Remedies, group: bool = False
-    ) -> Iterator[Self]:
+    def opened(cls, path: Path, *, make: bool, use: str, group: bool = False) -> Iterator[Self]:
         """Opens the directory of a setting; `make` creates it where it is missing. Its owner has to
         be this process' user or root. No other user may write to it, nor another group unless
         `group` allows that.
@@ -63,15 +55,15 @@ class OpenDirectory:
         if not path.is_absolute() or ".." in path.parts or "\0" in str(path):
             raise PathRefused.of("notAbsolute", path=repr(str(path)))
         with ExitStack() as stack:
-            with refusing("used", path, remedies):
+            with refusing("used", path, use):
                 if make and not os.path.lexists(path):
                     make_open_directory(path)
                 descriptor = _open(stack, path)
             found = os.fstat(descriptor)
             if found.st_uid != 0:
-                _check_owner(path, found, os.geteuid(), remedies)
+                _check_owner(path, found, os.geteuid(), use)
             _check_writers(path, found, group=group)
-            yield cls(path, descriptor, remedies)
+            yield cls(path, descriptor, use)
 
     @contextmanager
     def child(
@@ -88,24 +80,24 @@ class OpenDirectory:
         new, when whoever made it was ended before giving it to them, and, with `retake`, whenever
         its owner is this process' user. Raises PathRefused.
         """
-        path, remedies, new = self.path / name, self.remedies, False
+        path, use, new = self.path / name, self.use, False
         with ExitStack() as stack:
             if make:
-                with refusing("made", path, remedies), suppress(FileExistsError):
+                with refusing("made", path, use), suppress(FileExistsError):
                     os.mkdir(name, _UNFINISHED, dir_fd=self.descriptor)
                     new = True
-            with refusing("used", path, remedies):
+            with refusing("used", path, use):
                 descriptor = _open(stack, Path(name), self.descriptor, foreign=owner is not None)
             uid = owner[0] if owner else os.geteuid()
             is_ours = os.fstat(descriptor).st_uid == os.geteuid() != uid
             if owner and (new or (is_ours and (retake or _is_unfinished(descriptor)))):
                 self._give(name, descriptor, owner)
             found = os.fstat(descriptor)
-            _check_owner(path, found, uid, remedies)
+            _check_owner(path, found, uid, use)
             if make and stat.S_IMODE(found.st_mode) != mode:
-                with refusing("used", path, remedies):
+                with refusing("used", path, use):
                     os.fchmod(descriptor, mode)
-            yield type(self)(path, descriptor, remedies)
+            yield type(self)(path, descriptor, use)
 
     def _give(self, name: str, descriptor: int, owner: tuple[int, int]) -> None:
         try:
@@ -118,12 +110,12 @@ class OpenDirectory:
             ) from error
 
     def names(self) -> tuple[str, ...]:
-        with refusing("read", self.path, self.remedies):
+        with refusing("read", self.path, self.use):
             return tuple(sorted(os.listdir(self.descriptor)))  # noqa: PTH208  # of an open one
 
     def directories(self) -> tuple[str, ...]:
         """The names of those in it, sorted; what a symlink leads to is none."""
-        with refusing("read", self.path, self.remedies), os.scandir(self.descriptor) as entries:
+        with refusing("read", self.path, self.use), os.scandir(self.descriptor) as entries:
             return tuple(sorted(e.name for e in entries if e.is_dir(follow_symlinks=False)))
 
     def put(self, name: str, content: bytes) -> bool:
@@ -133,7 +125,7 @@ class OpenDirectory:
         """
         if self._read(name) == content:
             return False
-        with refusing("written", self.path / name, self.remedies):
+        with refusing("written", self.path / name, self.use):
             new, here = f".{name}{_NEW}", self.descriptor
             with suppress(FileNotFoundError):  # left by a process that was killed
                 os.unlink(new, dir_fd=here)
@@ -148,27 +140,27 @@ class OpenDirectory:
         """Take a file away; whether there was one. Raises PathRefused as `put` does."""
         if self._checked(name) is None:
             return False
-        with refusing("removed", self.path / name, self.remedies), suppress(FileNotFoundError):
+        with refusing("removed", self.path / name, self.use), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
         return True
 
     def remove_child(self, name: str) -> None:
-        with refusing("removed", self.path / name, self.remedies), suppress(FileNotFoundError):
+        with refusing("removed", self.path / name, self.use), suppress(FileNotFoundError):
             os.rmdir(name, dir_fd=self.descriptor)
 
     def _checked(self, name: str) -> os.stat_result | None:
         """A plain file of this process' user; None when there is nothing."""
         path = self.path / name
-        with refusing("looked at", path, self.remedies):
+        with refusing("looked at", path, self.use):
             try:
                 found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
             except FileNotFoundError:
                 return None
         if stat.S_ISLNK(found.st_mode):
-            raise _symlink(path, self.remedies)
+            raise _symlink(path, self.use)
         if not stat.S_ISREG(found.st_mode):
             raise PathRefused.of("notPlainFile", path=path)
-        _check_owner(path, found, os.geteuid(), self.remedies)
+        _check_owner(path, found, os.geteuid(), self.use)
         return found
 
     def _read(self, name: str) -> bytes | None:
@@ -178,7 +170,7 @@ class OpenDirectory:
             return None
         if found.st_size > LARGEST:
             return None
-        with refusing("read", self.path / name, self.remedies):
+        with refusing("read", self.path / name, self.use):
             descriptor = os.open(name, _READ, dir_fd=self.descriptor)
             with os.fdopen(descriptor, "rb") as file:
                 return file.read(LARGEST)
@@ -220,28 +212,33 @@ def _open(stack: ExitStack, path: Path, above: int | None = None, *, foreign: bo
 # --- refusals -------------------------------------------------------------------------------------
 
 
+def _remedy(use: str, of: str) -> str:
+    return str(section("directory")[use][of])
+
+
 @contextmanager
-def refusing(what: str, path: Path, remedies: Remedies) -> Iterator[None]:
+def refusing(what: str, path: Path, use: str) -> Iterator[None]:
     """Turn an error of the system into PathRefused."""
     try:
         yield
     except OSError as error:
         if path.is_symlink():
-            raise _symlink(path, remedies) from error
-        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        remedy = f"make room in {path.parent}; the agent retries" if is_full else remedies.system
+            raise _symlink(path, use) from error
+        remedy = _remedy(use, "system")
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            remedy = f"make room in {path.parent}; the agent retries"
         raise PathRefused(f"{path} cannot be {what}: {error.strerror}", remedy=remedy) from error
 
 
-def _symlink(path: Path, remedies: Remedies) -> PathRefused:
-    remedy = f"see `ls -l {path}`; {remedies.symlink}"
+def _symlink(path: Path, use: str) -> PathRefused:
+    remedy = f"see `ls -l {path}`; {_remedy(use, 'symlink')}"
     return PathRefused(f"{path} is a symlink, which could lead anywhere", remedy=remedy)
 
 
-def _check_owner(path: Path, found: os.stat_result, uid: int, remedies: Remedies) -> None:
+def _check_owner(path: Path, found: os.stat_result, uid: int, use: str) -> None:
     if found.st_uid != uid:
         raise PathRefused.of(
-            "otherOwner", path=path, found=found.st_uid, uid=uid, mend=remedies.owner
+            "otherOwner", path=path, found=found.st_uid, uid=uid, mend=_remedy(use, "owner")
         )
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
+from nodeagent.files.open_directory import OpenDirectory, PathRefused
 
-REMEDIES = Remedies("of its owner", "of a symlink", "of the system")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
@@ -20,7 +19,7 @@ def directory(tmp_path: Path) -> Iterator[OpenDirectory]:
 
 
 def opened(path: Path, *, make: bool = False) -> AbstractContextManager[OpenDirectory]:
-    return OpenDirectory.opened(path, make=make, remedies=REMEDIES)
+    return OpenDirectory.opened(path, make=make, use="kubelet")
 
 
 def mode(path: Path) -> int:

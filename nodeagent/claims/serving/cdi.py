@@ -22,7 +22,7 @@ from nodeagent.claims.records import UnreadableRecord
 from nodeagent.claims.serving.daemons import ClaimDaemons, MpsEdits
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import CdiDevice, DeviceNode, Edits, cdi_specification
-from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
+from nodeagent.files.open_directory import OpenDirectory, PathRefused
 from nodeagent.files.state import read_regular_file
 from nodeagent.gpu.capability_files import Instance
 from nodeagent.mps.files.client_files import slot_device
@@ -45,12 +45,6 @@ Capabilities = Callable[[], Mapping[int, Instance]]
 
 _Numbers = Mapping[Instance, int]
 
-_REMOVE = "find out what created it, and remove it"
-_REMEDIES = Remedies(
-    owner=_REMOVE,
-    symlink=f"{_REMOVE}, or set cdi.dir to where it leads",
-    system="run as root, or set cdi.dir to a directory that can be written",
-)
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -168,7 +162,7 @@ class ClaimFiles:
         was there is still there then.
         """
         name, content = file_name(record.uid), self._document(record, observed, self._numbers)
-        with OpenDirectory.opened(self.directory, make=True, remedies=_REMEDIES) as directory:
+        with OpenDirectory.opened(self.directory, make=True, use="claimFiles") as directory:
             if directory.put(name, content) and directory.put(name, content):
                 raise PathRefused.of("otherContent", path=directory.path, name=name)
 
@@ -190,7 +184,7 @@ class ClaimFiles:
         """Delete these files, as far as they are there. Raises PathRefused."""
         if not names or not os.path.lexists(self.directory):
             return
-        with OpenDirectory.opened(self.directory, make=False, remedies=_REMEDIES) as directory:
+        with OpenDirectory.opened(self.directory, make=False, use="claimFiles") as directory:
             for name in names:
                 directory.remove(name)
 
@@ -198,7 +192,7 @@ class ClaimFiles:
         """Of all files in the directory, none where it is not there. Raises PathRefused."""
         if not os.path.lexists(self.directory):
             return ()
-        with OpenDirectory.opened(self.directory, make=False, remedies=_REMEDIES) as directory:
+        with OpenDirectory.opened(self.directory, make=False, use="claimFiles") as directory:
             return directory.names()
 
     def _state(self, uid: str, content: bytes) -> FileState:

@@ -22,12 +22,6 @@ from nodeagent.files.unasked import open_below
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
 
-_REMEDIES = open_directory.Remedies(
-    owner="find out what created it; remove it if no daemon runs there",
-    symlink="remove it, or set run.dir to where it leads",
-    system="run as root, or set run.dir to a directory that can be written",
-)
-
 
 def remove_tree(top: Path) -> None:
     """All below `top`, directories before files, and itself; nothing where there is nothing.
@@ -146,9 +140,7 @@ def make_directories(run_dir: Path, device: str, *, uid: int, gid: int, shm: boo
     """
     pipe = pipe_directory(run_dir, device)
     with ExitStack() as stack:
-        opened = open_directory.OpenDirectory.opened(
-            run_dir, make=True, remedies=_REMEDIES, group=True
-        )
+        opened = open_directory.OpenDirectory.opened(run_dir, make=True, use="daemons", group=True)
         above = stack.enter_context(opened)
         _check_passable(Path(os.path.realpath(run_dir)), uid, gid)
         for name in ("mps", device):
@@ -276,7 +268,7 @@ def _check_passable(path: Path, uid: int, gid: int) -> None:
     Where it may not, servers end with status 0 again and again and say nothing.
     """
     for level in (*reversed(path.parents), path):
-        with open_directory.refusing("looked at", level, _REMEDIES):
+        with open_directory.refusing("looked at", level, "daemons"):
             found = level.stat()
         if not may_pass(found, uid, gid):
             raise open_directory.PathRefused.of(

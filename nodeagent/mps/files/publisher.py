@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import CdiDevice, cdi_specification
-from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies
+from nodeagent.files.open_directory import OpenDirectory, PathRefused
 from nodeagent.mps.files.client_files import (
     CDI_VERSION,
     FILE_NAME,
@@ -29,13 +29,6 @@ from nodeagent.structs import Struct
 ENV_DIRECTORY = "env"
 
 Files = Mapping[str, bytes]  # contents by name
-
-_REMOVE = "find out what created it, and remove it"
-_REMEDIES = Remedies(
-    owner=_REMOVE,
-    symlink=f"{_REMOVE}, or set the directory to where it leads",
-    system="run as root, or set run.dir and cdi.dir to directories that can be written",
-)
 
 
 class Publisher(Struct, frozen=True, kw_only=True):
@@ -87,7 +80,7 @@ class Publisher(Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def _opened(path: Path, *, make: bool) -> AbstractContextManager[OpenDirectory]:
-        return OpenDirectory.opened(path, make=make, remedies=_REMEDIES)
+        return OpenDirectory.opened(path, make=make, use="mpsFiles")
 
 
 def _publish(
@@ -105,9 +98,7 @@ def _publish(
             elif name == FILE_NAME or name.removesuffix(".new").endswith(SUFFIX):
                 directory.remove(name)
             else:
-                raise PathRefused(
-                    f"{directory.path / name} is none of the agent's files", remedy=_REMOVE
-                )
+                raise PathRefused.of("foreignFile", path=directory.path / name)
 
 
 @contextmanager

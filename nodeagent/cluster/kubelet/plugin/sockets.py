@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from nodeagent.files.open_directory import OpenDirectory, PathRefused, Remedies, refusing
+from nodeagent.files.open_directory import OpenDirectory, PathRefused, refusing
 from nodeagent.files.watch import changes
 
 log = structlog.get_logger(__name__)
@@ -31,11 +31,6 @@ MAX_CALLS: Final = 512  # at once; some for each pod that starts or ends
 _HIDDEN: Final = ".nodeagent"
 _RETRY: Final = 5.0  # seconds until a deleted socket that could not be made again is tried again
 _OPTIONS: Final = [("grpc.max_receive_message_length", MAX_REQUEST)]
-_REMEDIES: Final = Remedies(
-    owner="find out what created it, and remove it",
-    symlink="remove it, or set kubelet.dir",
-    system="set kubelet.dir to the kubelet's root directory, mounted at the same path",
-)
 
 
 def check_path(socket: Path) -> None:
@@ -112,7 +107,7 @@ async def _bound(socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> As
 
 def make_directory(path: Path) -> None:
     """Make a missing directory, with mode 0750. Raises PathRefused. Blocks on the disk."""
-    with refusing("made", path, _REMEDIES):
+    with refusing("made", path, "kubelet"):
         try:
             path.mkdir(mode=0o750)
         except OSError:  # not only FileExistsError, if it is there on a read-only file system
@@ -127,7 +122,7 @@ def remove_dead(directory: Path, pattern: str) -> None:
 
     Raises PathRefused. Blocks on the disk.
     """
-    with _opened(directory) as opened, refusing("read", directory, _REMEDIES):
+    with _opened(directory) as opened, refusing("read", directory, "kubelet"):
         for name, is_served in _sockets(opened, pattern):
             if not is_served:
                 with suppress(OSError):
@@ -136,7 +131,7 @@ def remove_dead(directory: Path, pattern: str) -> None:
 
 def served(directory: Path, pattern: str) -> list[str]:
     """The names of those that a process serves, as far as is known. Raises PathRefused. Blocks."""
-    with _opened(directory) as opened, refusing("read", directory, _REMEDIES):
+    with _opened(directory) as opened, refusing("read", directory, "kubelet"):
         return [name for name, is_served in _sockets(opened, pattern) if is_served]
 
 
@@ -158,7 +153,7 @@ def _sockets(directory: int, pattern: str) -> Iterator[tuple[str, bool]]:
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     """The directory, in which only root and this process' user and group can change anything."""
-    with OpenDirectory.opened(path, make=False, remedies=_REMEDIES) as directory:
+    with OpenDirectory.opened(path, make=False, use="kubelet") as directory:
         yield directory.descriptor
 
 
@@ -171,12 +166,12 @@ def _bind_hidden(server: grpc.aio.Server, directory: int, socket: Path) -> None:
 
 def _publish(directory: int, socket: Path) -> os.stat_result:
     """Give the bound socket its name, in place of one that was left; returns its status."""
-    with refusing("made", socket, _REMEDIES):
+    with refusing("made", socket, "kubelet"):
         os.chmod(_HIDDEN, 0o600, dir_fd=directory)
         made = os.lstat(_HIDDEN, dir_fd=directory)
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(socket.name, dir_fd=directory).st_mode):
-                raise PathRefused(f"{socket} is not a socket", remedy=_REMEDIES.owner)
+                raise PathRefused.of("foreignSocket", path=socket)
         os.rename(_HIDDEN, socket.name, src_dir_fd=directory, dst_dir_fd=directory)
     return made
 
