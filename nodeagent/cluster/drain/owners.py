@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from nodeagent.catalogue import filled, section
 from nodeagent.claims.names import NVIDIA_DRIVER
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.pods import Pod
@@ -32,12 +33,10 @@ class OtherManager(StrEnum):
 @dataclass(frozen=True, slots=True)
 class _Known:
     """A program to find. `label` brings its pods to a node, but is no evidence where our own
-    plan source serves it, which is `source`. `{node}` in the remedy is the Node's name.
+    plan source serves it, which is `source`.
     """
 
-    name: str
     finds: Callable[[NodeView, Pods], Iterator[str]]
-    remedy: str
     label: tuple[str, str] | None = None
     source: str = ""
 
@@ -64,13 +63,14 @@ def owned_by_others(
     node: NodeView, pods: Pods, *, source: str = "", tolerated: Collection[str] = ()
 ) -> tuple[Problem, ...]:
     """A problem for each of them that is not `tolerated`; the agent refuses to act while any is."""
+    words, node_name = section("manager"), node.name or "NODE"
     return tuple(
         Problem.of(
             Code.OWNED,
             "manager",
-            manager=_KNOWN[owner].name,
+            manager=words[owner]["name"],
             evidence=evidence,
-            remedy=_KNOWN[owner].remedy.format(node=node.name or "NODE"),
+            remedy=filled(words[owner]["remedy"], {"node": node_name}),
         )
         for owner, evidence in claims(node, pods, source=source).items()
         if owner not in tolerated
@@ -169,30 +169,10 @@ def _instaslice(node: NodeView, pods: Pods) -> Iterator[str]:
 
 _KNOWN: Final = {
     OtherManager.MIG_MANAGER: _Known(
-        "NVIDIA's mig-manager",
-        lambda _, pods: _pods_with(pods, "app", "nvidia-mig-manager"),
-        "switch it off: `kubectl label node {node} --overwrite "
-        f"{MIG_MANAGER_LABEL}=false`, or migManager.enabled=false in the GPU Operator's values",
-        label=(MIG_MANAGER_LABEL, "true"),
+        lambda _, pods: _pods_with(pods, "app", "nvidia-mig-manager"), (MIG_MANAGER_LABEL, "true")
     ),
-    OtherManager.NOS: _Known(
-        "nos' mig-agent",
-        _nos,
-        "remove its DaemonSet; its partitioner can work with this agent (plan.source: nos)",
-        label=(NOS_LABEL, "mig"),
-        source="nos",
-    ),
-    OtherManager.DRA: _Known(
-        "NVIDIA's DRA driver",
-        _dra,
-        "switch its feature gate DynamicMIG off, or leave this node's GPUs to it",
-    ),
-    OtherManager.HAMI: _Known(
-        "HAMi",
-        _hami,
-        "give the node another operatingmode in HAMi's configuration, or leave its GPUs to it",
-    ),
-    OtherManager.INSTASLICE: _Known(
-        "InstaSlice", _instaslice, "remove its DaemonSet from this node, or leave the GPUs to it"
-    ),
+    OtherManager.NOS: _Known(_nos, (NOS_LABEL, "mig"), "nos"),
+    OtherManager.DRA: _Known(_dra),
+    OtherManager.HAMI: _Known(_hami),
+    OtherManager.INSTASLICE: _Known(_instaslice),
 }
