@@ -31,7 +31,7 @@ SOURCES = Path(__file__).parents[1] / "nodeagent"
 RAISING = ("of", "problem", "refuse")
 OF_ITSELF = {"title", "index"}  # what `Gpu.problem` knows
 NOT_FACTS = {"gpu", "path"}
-OF_A_PLACE = {"below", "of_key"}
+OF_A_PLACE = {"code", "below", "of_key"}
 
 Key = tuple[str, str]  # code and case; of an error "" and its own
 
@@ -71,7 +71,7 @@ def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
     for node in body:
         match node:
             case ast.Call(
-                func=ast.Attribute(attr=name),
+                func=ast.Attribute(attr=name) | ast.Name(id=name),
                 args=[ast.Attribute(value=ast.Name(id="Code"), attr=code), *more],
             ) if name in RAISING:
                 given = {keyword.arg for keyword in node.keywords if keyword.arg} - NOT_FACTS
@@ -82,9 +82,11 @@ def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
             ):
                 given = {str(fact.arg) for fact in facts}
                 yield node.lineno, ("offence", OffenceKind[kind]), given, False
-            case ast.Call(func=ast.Attribute(attr="refused"), args=[ast.Constant(value=str(case))]):
+            case ast.Call(
+                func=ast.Attribute(attr="refused"), args=[ast.Constant(value=str(case)), *_]
+            ):
                 given = {keyword.arg for keyword in node.keywords if keyword.arg} - OF_A_PLACE
-                yield node.lineno, (Code.INVALID_VALUE, case), given, False
+                yield node.lineno, (_code_of(node), case), given, False
             case ast.Call(
                 func=ast.Attribute(attr="of"),
                 args=[ast.Constant(value=str()) | ast.Name(id="case") as named],
@@ -92,6 +94,15 @@ def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
                 given = {keyword.arg for keyword in node.keywords if keyword.arg} - {"also"}
                 for case in _cases(named, body):
                     yield node.lineno, ("", case), given, False
+
+
+def _code_of(refusal: ast.Call) -> Code:
+    """The code that is given to `refused`."""
+    for keyword in refusal.keywords:
+        if keyword.arg == "code":
+            assert isinstance(keyword.value, ast.Attribute)
+            return Code[keyword.value.attr]
+    return Code.INVALID_VALUE
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:

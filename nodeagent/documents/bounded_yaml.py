@@ -54,7 +54,7 @@ def read_tree(text: str | bytes, *, most_nodes: int = MAX_NODES) -> Tree:
     except yaml.MarkedYAMLError as error:
         reader.add_syntax_error(error)
     except yaml.YAMLError as error:
-        raise refuse(f"this is neither YAML nor JSON: {error}") from error
+        raise refuse(Code.SYNTAX, "noYaml", error=error) from error
     reader.findings.raise_any()
     return Tree(value, reader.marks, reader.key_marks)
 
@@ -63,23 +63,18 @@ def _decoded(text: str | bytes) -> str:
     """The text as characters, once it is known to be text and of a bearable size."""
     size = len(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     if size >= MAX_TEXT:
-        raise refuse("the document is too large; every document must be smaller than 1 MiB")
+        raise refuse(Code.SYNTAX, "tooLarge")
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise refuse(
-                f"the document is not UTF-8 text (byte {error.start + 1} is "
-                f"0x{error.object[error.start]:02x})",
-                remedy="save it as UTF-8",
-            ) from error
+            byte = f"0x{error.object[error.start]:02x}"
+            raise refuse(Code.SYNTAX, "noText", position=error.start + 1, byte=byte) from error
     if control := _control_character(text):
         line = text.count("\n", 0, control.start()) + 1
         column = control.start() - text.rfind("\n", 0, control.start())
-        raise refuse(
-            f"the document holds the control character U+{ord(control[0]):04X} "
-            f"(line {line}, column {column}); it is binary, or not UTF-8"
-        )
+        found = f"U+{ord(control[0]):04X}"
+        raise refuse(Code.SYNTAX, "control", found=found, line=line, column=column)
     return text
 
 

@@ -94,8 +94,8 @@ class Findings:
         return self._marks.get(path, (1, 1))
 
 
-def refuse(message: str, *, code: Code = Code.SYNTAX, remedy: str = "") -> DocumentError:
+def refuse(code: Code, case: str, **facts: object) -> DocumentError:
     """A document that is refused for one reason that concerns it as a whole."""
     from nodeagent.plan.problems import Problem
 
-    return DocumentError([Problem(code=code, message=message, remedy=remedy)])
+    return DocumentError([Problem.of(code, case, gpu="", path="", **facts)])

@@ -63,12 +63,18 @@ class DocumentValue(NamedTuple):
         return NotAccepted()
 
     def refused(
-        self, case: str, *, below: DocumentPath = (), of_key: bool = False, **facts: object
+        self,
+        case: str,
+        *,
+        code: Code = Code.INVALID_VALUE,
+        below: DocumentPath = (),
+        of_key: bool = False,
+        **facts: object,
     ) -> NotAccepted:
-        """Note an invalid value in the words of the catalogue; as `refuse`."""
-        words = problem_words(Code.INVALID_VALUE, case)
+        """Note a fault in the words of the catalogue; as `refuse`."""
+        words = problem_words(code, case)
         message, remedy = filled(words.message, facts), filled(words.remedy, facts)
-        return self.refuse(message, remedy=remedy, below=below, of_key=of_key)
+        return self.refuse(message, remedy=remedy, code=code, below=below, of_key=of_key)
 
     def unexpected(self, accepted: str, remedy: str = "") -> NotAccepted:
         return self.refuse(f"found {quote(self.value)}, expected {accepted}", remedy=remedy)
@@ -293,9 +299,7 @@ def _read_key(place: DocumentValue, key: Key) -> object:
     if key.name in place.value:
         return key.rule.read(place.below(key.name))
     if key.required:
-        raise place.refuse(
-            f"the key {key.name} is missing", remedy=f"add {key.name}: {key.description}"
-        )
+        raise place.refused("missing", key=key.name, description=key.description)
     return key.default
 
 

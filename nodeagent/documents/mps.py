@@ -100,21 +100,13 @@ def _any_clients(place: grammar.DocumentValue, given: grammar.Given) -> Shares:
 
 def _check_share_name(place: grammar.DocumentValue, name: str) -> None:
     if not re.fullmatch(_SHARE_NAME, name):
-        raise place.refuse(
-            f"found {quote(name)}, expected a name of at most 63 small letters, digits and -",
-            below=(name,),
-            of_key=True,
-        )
+        raise place.refused("shareName", found=quote(name), below=(name,), of_key=True)
 
 
 def _mps(place: grammar.DocumentValue, given: grammar.Given) -> MpsEntry:
-    kinds = ("shares", "replicas", "clients")
-    found = [kind for kind in kinds if given[kind] is not None]
+    found = [kind for kind in ("shares", "replicas", "clients") if given[kind] is not None]
     if len(found) != 1:
-        raise place.refuse(
-            f"found {' and '.join(found) or 'none of them'}, "
-            f"expected exactly one of {', '.join(kinds)}"
-        )
+        raise place.refused("clients", found=" and ".join(found) or "none of them")
     return MpsEntry(
         path=place.path_below(),
         clients=given[found[0]],

@@ -118,11 +118,8 @@ def _each_once(
     for position, device in enumerate(devices):
         first = seen.setdefault(device.device, device)
         if first is not device:
-            raise place.refuse(
-                f"found {_named(device)}, the same GPU as {_named(first)} before it",
-                code=Code.DUPLICATE_DEVICE,
-                remedy="name each GPU once in an entry",
-                below=(position,),
+            raise place.below(position).refused(
+                "again", code=Code.DUPLICATE_DEVICE, found=_named(device), first=_named(first)
             )
     return devices
 

@@ -14,7 +14,6 @@ from nodeagent.text import quote
 
 MAX_PLAN = 64 * 1024  # bytes; what fits an annotation beside others
 _MIG_PARTED_KEY = "mig-configs"
-_SMALLEST_PLAN = "a plan is a map with the keys version and gpus"
 _KEYS = frozenset({"gpus", _MIG_PARTED_KEY})  # of a plan, of a mig-parted file
 # Compiled when a document has something like it, as `re` keeps what it compiled.
 _PLAN_TEXT = rf"""^[ \t{{"']*({"|".join(sorted(_KEYS))})["']?\s*:"""
@@ -33,9 +32,9 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
     tree = read_tree(text)
     digest = digest_of(encoded)
     if tree.value is None:
-        raise refuse("the document is empty", remedy=_SMALLEST_PLAN)
+        raise refuse(Code.SYNTAX, "empty")
     if not isinstance(tree.value, dict):
-        raise refuse(f"the document is {quote(tree.value)}, not a map", remedy=_SMALLEST_PLAN)
+        raise refuse(Code.SYNTAX, "noMap", found=quote(tree.value))
     if _KEYS.isdisjoint(tree.value):
         _refuse_wrapped(tree.value)
     if _is_mig_parted(tree.value):
@@ -45,12 +44,7 @@ def read_document(text: str | bytes, *, configuration: str | None = None) -> Pla
     if len(encoded) > MAX_PLAN:
         raise _too_large(encoded)
     if configuration is not None:
-        raise refuse(
-            f"the configuration {quote(configuration)} was requested, but the document has no "
-            f"{_MIG_PARTED_KEY} to choose from",
-            code=Code.UNKNOWN_CONFIGURATION,
-            remedy="a plan needs no name; name configurations of a mig-parted file only",
-        )
+        raise refuse(Code.UNKNOWN_CONFIGURATION, "ofPlan", name=quote(configuration))
     from nodeagent.documents.plan import read_plan
 
     return read_plan(tree, digest)
@@ -71,10 +65,7 @@ def _is_mig_parted(document: dict[str, Value]) -> bool:
 
 def _too_large(encoded: bytes) -> DocumentError:
     more = " or more" if len(encoded) >= MAX_TEXT else ""  # files are read no further
-    return refuse(
-        f"the document has {len(encoded):,} bytes{more}; a plan has at most {MAX_PLAN:,} (64 KiB)",
-        remedy="name GPUs with equal layouts in one entry",
-    )
+    return refuse(Code.SYNTAX, "large", found=f"{len(encoded):,}", more=more, most=f"{MAX_PLAN:,}")
 
 
 def _refuse_wrapped(document: dict[str, Value]) -> None:
@@ -84,14 +75,9 @@ def _refuse_wrapped(document: dict[str, Value]) -> None:
     what = f"a Kubernetes object of kind {quote(kind)}" if kind else "Helm values or the like"
     if place is not None:
         where = path_text(place)
-        raise refuse(
-            f"the document is {what}, not a plan; there is one at {where}",
-            remedy=f"give that alone: `yq -r {shlex.quote(f'.{where}')} FILE > plan.yaml`",
-        )
+        raise refuse(Code.SYNTAX, "wrapped", what=what, where=where, query=shlex.quote(f".{where}"))
     if kind:
-        raise refuse(
-            f"the document is {what}, not a plan, and has none in it", remedy=_SMALLEST_PLAN
-        )
+        raise refuse(Code.SYNTAX, "noPlan", what=what)
 
 
 def _plans_in(value: Value, path: DocumentPath) -> Iterator[DocumentPath]:

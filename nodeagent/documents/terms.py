@@ -194,6 +194,4 @@ def layout_of_counts(place: DocumentValue, counts: Mapping[str, int]) -> MigLayo
 def check_total(place: DocumentValue, count: int) -> None:
     """No GPU is asked for more instances than any could hold."""
     if count > MAX_INSTANCES:
-        raise place.refuse(
-            f"{count} instances are requested for each GPU; at most {MAX_INSTANCES} are possible"
-        )
+        raise place.refused("instances", found=count, most=MAX_INSTANCES)

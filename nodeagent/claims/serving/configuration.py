@@ -73,7 +73,7 @@ def _device_config(place: DocumentValue, given: Given) -> Configuration:
         return mps
     if given["timeSlice"]:
         return TimeSlice(given["timeSlice"])
-    raise place.refuse("the configuration says nothing", remedy="give it mps or timeSlice")
+    raise place.refused("emptyConfiguration")
 
 
 def _ours(mps: Rule[MpsEntry]) -> Rule[Configuration]:
@@ -91,13 +91,8 @@ _OURS = {Source.CLASS: _ours(then(MPS, _class_mps)), Source.CLAIM: _ours(then(MP
 
 def _not_honoured(place: DocumentValue) -> NoReturn:
     kind = nvidia_configuration.kind_of(place.value)
-    raise place.refuse(
-        f"found {quote(kind) if kind else 'a configuration'} of NVIDIA's driver, which this node "
-        "does not honour",
-        remedy="set dra.nvidia_configs: true for the node's agent, or write "
-        f"{API_VERSION} {KIND} with mps or timeSlice for the driver {DRIVER}",
-        below=("kind",),
-    )
+    found = quote(kind) if kind else "a configuration"
+    raise place.refused("ofNvidia", found=found, driver=DRIVER, below=("kind",))
 
 
 _NOT_HONOURED: Rule[nvidia_configuration.NvidiaConfiguration] = Rule(_not_honoured, {})

@@ -35,7 +35,6 @@ NVIDIA_API_VERSION: Final = "resource.nvidia.com/v1beta1"
 GPU_CONFIG, MIG_CONFIG = "GpuConfig", "MigDeviceConfig"
 NVIDIA_KINDS: Final = (GPU_CONFIG, MIG_CONFIG)
 
-_OWN = f"write DeviceConfig of gpu.nodeagent.io/v1 for the driver {DRIVER}"
 _PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
 
 
@@ -61,25 +60,20 @@ class NvidiaConfiguration(Struct, frozen=True):
         of no other device. Raises DocumentError.
         """
         if not self.fits(device):
-            remedy = f"write {_kind_for(device)}"
-            raise self._refuse(f"found {self.kind}, which is not for {device}", remedy, "kind")
+            right = _kind_for(device)
+            raise self.refused("kind", "kind", found=self.kind, device=device, right=right)
         if self.exception is None:
             return self.sharing
         name, limited = self.exception
         if not alone or name.lower() not in ("0", gpu if device == WHOLE_GPU else "0"):
-            raise self._refuse(
-                f"found {quote(name)}, but it is for the configuration's only device, which is "
-                '"0"',
-                "write defaultPinnedDeviceMemoryLimit instead, in a configuration for each request",
-                *("sharing", "mpsConfig", _PER_DEVICE),
-            )
+            below = "sharing", "mpsConfig", _PER_DEVICE
+            raise self.refused("otherDevice", *below, found=quote(name))
         return limited
 
-    def _refuse(self, message: str, remedy: str, *below: str) -> DocumentError:
+    def refused(self, case: str, *below: str, **facts: object) -> DocumentError:
+        """In the words of the catalogue; to be raised."""
         path = path_text((*self.path, *below))
-        return DocumentError(
-            [Problem(code=Code.INVALID_VALUE, message=message, remedy=remedy, path=path)]
-        )
+        return DocumentError([Problem.of(Code.INVALID_VALUE, case, gpu="", path=path, **facts)])
 
 
 def kind_of(parameters: object) -> str:
@@ -184,11 +178,8 @@ def _nvidias(mps: Rule[_Mps]) -> Rule[NvidiaConfiguration]:
     def read(place: DocumentValue) -> NvidiaConfiguration:
         kind = kind_of(place.value)
         if kind not in rules:
-            raise place.refuse(
-                f"found {quote(kind) if kind else 'nothing'}, expected {' or '.join(NVIDIA_KINDS)}",
-                remedy=f"write one of them of {NVIDIA_API_VERSION}; or {_OWN}",
-                below=("kind",),
-            )
+            found = quote(kind) if kind else "nothing"
+            raise place.refused("nvidiaKind", found=found, driver=DRIVER, below=("kind",))
         return rules[kind].read(place)
 
     return Rule(read, {})
