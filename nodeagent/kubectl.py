@@ -192,8 +192,11 @@ def _advise(options: argparse.Namespace) -> int:
         if (worst["verdict"], most["verdict"]) == ("smaller", "notEnough"):
             worst = most  # it was there for too short to be advised, but had more memory
         held = f"{sum(one['held'] for one in ones) / 3600:.0f}h"
-        peak = f"{max(one.get('peak', 0) for one in ones) / 2**30:.1f}Gi"
-        advice = " ".join(filter(None, (worst["verdict"], worst.get("advised"))))
+        peak = f"{most['peak'] / 2**30:.1f}Gi" if "peak" in most else "-"
+        memory = f"of {worst['memory'] / 2**30:g}Gi" if "memory" in worst else ""
+        threads = f"{worst['threads']:g}%" if "threads" in worst else ""
+        said = worst["verdict"], worst.get("advised"), memory, threads
+        advice = " ".join(filter(None, said))
         frees = f"{100 * worst.get('freesPart', 0):.0f}%"
         rows.append((*key, str(len(ones)), held, peak, frees, advice))
     if joined:

@@ -219,9 +219,10 @@ def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
     less = advised("smaller", advised="2g.20gb", frees_part=0.25, peak=12 << 30)
     late, user = advised("notEnough"), {"namespace": "", "workload": "1000\x1b[2J"}
     grows = [advised("notEnough", device="gpu", peak=30 << 30), smaller | {"device": "gpu"}]
-    full = advised("larger", device="gpu", peak=79 << 30, **user)
+    share = {"device": "share", "advised": "share", "memory": 3 << 30, "threads": 10.0, **user}
+    full = [advised("larger", device="gpu", peak=79 << 30, **user), advised("smaller", **share)]
     answers = {f"execgpusnodeagent{name}": {"advice": advice} for name, advice in (
-        ("a", [smaller]), ("b", [less, full]), ("c", [late, *grows]),
+        ("a", [smaller]), ("b", [less, *full]), ("c", [late, *grows]),
     )}  # fmt: skip
     pods = {"items": [pod(name) for name in ("a", "b", "c", "silent")]}
     shown = run("advise", "-n", "team-a", getpods=pods, **answers)
@@ -230,6 +231,7 @@ def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
         == """\
 WORKLOAD            CARD  HAS      NODES  HELD  PEAK    FREES  ADVICE
 1000\\x1b[2J (main)  H100  gpu      1      20h   79.0Gi  0%     larger
+1000\\x1b[2J (main)  H100  share    1      20h   -       0%     smaller share of 3Gi 10%
 team-a/web (main)   H100  3g.40gb  3      60h   12.0Gi  25%    smaller 2g.20gb
 team-a/web (main)   H100  gpu      2      40h   30.0Gi  0%     notEnough
 """

@@ -139,6 +139,21 @@ def test_one_of_them_is_started_again(node: Node, who: str) -> None:
     assert who == "kubelet" or versions(node) == offer
 
 
+def test_who_has_used_it(node: Node) -> None:
+    """By the records: the pod's container from its first second on, and on after a restart."""
+    node.pod("train")
+
+    def held() -> dict[tuple[str, str | None], float]:
+        found = node.get("/v1/advice")["advice"]
+        return {(one["workload"], one.get("container")): one["held"] for one in found}
+
+    before = node.until(held)["train", "main"]
+    node.stop(signal.SIGTERM)
+    node.serve()
+    node.until(lambda: held()["train", "main"] > before)
+    assert len(held()) == 1
+
+
 def test_a_reboot(node: Node) -> None:
     """No container and no slice is left, and the kubelet starts last: all is made again."""
     before = five(node)
