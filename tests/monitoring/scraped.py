@@ -33,7 +33,9 @@ from tests.plan.cards import card, with_instances
 from tests.views.daemons import mps_client, mps_daemon
 
 JOB = "nodeagent"
-RECORDED = tuple(f"namespace_workload:nodeagent_gpus_{how}:rate5m" for how in ("held", "used"))
+RECORDED = tuple(
+    f"namespace_workload:nodeagent_gpus_{how}:rate5m" for how in ("held", "used", "idle")
+)
 RECORDED_LABELS = {"namespace", "workload"}
 _QUOTA = {"namespace": "team-a", "resourcequota": "gpus", "resource": "requests.nvidia.com/gpu"}
 TARGET = ("instance", "job")  # the labels that Prometheus itself adds
