@@ -25,6 +25,10 @@ Json = dict[str, Any]
 SOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 SCHEMA = 42  # the last one of Grafana's version 1 of dashboards; older Grafanas read it too
 
+HEADERS = {"GPU_I_PROFILE": "profile", "GPU_I_ID": "instance id"}  # of labels as DCGM names them
+
+WIDTHS = {"mig_uuid": 350, "resource": 350}  # of columns, in pixels
+
 VARIABLES = (
     ("node", "label_values(nodeagent_build_info, instance)"),
     ("gpu", f"label_values(DCGM_FI_DEV_POWER_USAGE{{{NODE}}}, gpu)"),
@@ -161,7 +165,11 @@ def _panel(panel: Panel) -> Json:
 def _defaults(panel: Panel) -> Json:
     least, most = panel.limits
     steps = [{"color": color, "value": value} for color, value in panel.steps]
-    defaults: Json = {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}}
+    defaults: Json = {"thresholds": {"mode": "absolute", "steps": steps}}
+    if panel.type == "table":
+        defaults["custom"] = {"wrapText": True, "minWidth": 80}
+    else:
+        defaults |= _unit(panel)
     if panel.type == "timeseries":
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
         defaults["custom"] = {
@@ -183,32 +191,42 @@ def _defaults(panel: Panel) -> Json:
 
 def _overrides(panel: Panel) -> list[Json]:
     """A table's unit is that of its value alone."""
-    if panel.type != "table" or panel.unit == "short":
+    if panel.type != "table":
         return []
-    others = [name for name in panel.columns if name != "Value"]
+    wanted = {panel.value: _unit(panel)} if "Value" in panel.columns else {}
+    wanted |= {name: {"custom.width": WIDTHS[name]} for name in panel.columns if name in WIDTHS}
     return [
         {
-            "matcher": {"id": "byNames", "options": {"mode": "include", "names": others}},
-            "properties": [{"id": "unit", "value": "string"}],
+            "matcher": {"id": "byName", "options": name},
+            "properties": [{"id": key, "value": value} for key, value in changed.items()],
         }
+        for name, changed in wanted.items()
     ]
+
+
+def _unit(panel: Panel) -> Json:
+    decimals = {} if panel.decimals is None else {"decimals": panel.decimals}
+    return {"unit": panel.unit, **decimals}
 
 
 def _options(panel: Panel) -> Json:
     match panel.type:
         case "timeseries":
             legend = {"displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull"]}
-            return {
-                "legend": {"showLegend": True, **legend},
+            return {  # the highest first: a few rows of the legend are seen
+                "legend": {"showLegend": True, **legend, "sortBy": "Last *", "sortDesc": True},
                 "tooltip": {"mode": "multi", "sort": "desc"},
             }
         case "stat":
             shown = {"calcs": ["lastNotNull"], "fields": "", "values": False}
             return {"reduceOptions": shown, "colorMode": "value", "graphMode": "none"}
         case "state-timeline":
-            return {"showValue": "never", "mergeValues": True, "rowHeight": 0.8}
+            return {"showValue": "never", "mergeValues": True, "rowHeight": 0.8, "perPage": 20}
         case _:
-            return {"showHeader": True, "cellHeight": "sm"}
+            # What has a value is ordered by its query.
+            by = [] if "Value" in panel.columns else [HEADERS.get(n, n) for n in panel.columns[:3]]
+            order = [{"displayName": name, "desc": False} for name in by]
+            return {"showHeader": True, "cellHeight": "sm", "sortBy": order}
 
 
 def _transformations(panel: Panel) -> list[Json]:
@@ -220,7 +238,14 @@ def _transformations(panel: Panel) -> list[Json]:
         },
         {
             "id": "organize",
-            "options": {"indexByName": {name: n for n, name in enumerate(panel.columns)}},
+            "options": {
+                "indexByName": {name: n for n, name in enumerate(panel.columns)},
+                "renameByName": {
+                    name: {"Value": panel.value, **HEADERS}[name]
+                    for name in panel.columns
+                    if name in {"Value", *HEADERS}
+                },
+            },
         },
     ]
 

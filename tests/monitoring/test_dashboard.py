@@ -45,13 +45,13 @@ def test_columns_of_tables_are_labels() -> None:
     for panel in PANELS:
         if panel["type"] == "table":
             (target,) = panel["targets"]
-            (include,) = (
-                t["options"]["include"]["names"]
-                for t in panel["transformations"]
-                if t["id"] == "filterFieldsByName"
-            )
+            include, order = (t["options"] for t in panel["transformations"])
+            columns = include["include"]["names"]
+            headers = {order["renameByName"].get(name, name) for name in columns}
+            chosen = [o["matcher"]["options"] for o in panel["fieldConfig"]["overrides"]]
+            assert {*chosen, *(o["displayName"] for o in panel["options"]["sortBy"])} <= headers
             known = result_labels(asked(filled(target["expr"], VARIABLES))) | {"Value"}
-            assert set(include) <= known, panel["title"]
+            assert set(columns) <= known, panel["title"]
 
 
 def test_the_variables() -> None:

@@ -16,6 +16,7 @@ from tools.dashboard.panels import (
 )
 
 ROUNDS = f"nodeagent_reconcile_duration_seconds_bucket{{{NODE}}}[$__rate_interval]"
+NAMED_XIDS = f"increase(nodeagent_gpu_xid_total{{{GPU}}}[$__rate_interval])"
 
 AGENT_ROWS: Rows = (
     (
@@ -31,15 +32,15 @@ AGENT_ROWS: Rows = (
             ),
             states(
                 "Checks",
-                f"min by (instance, gpu, check) (nodeagent_gpu_health{{{GPU}}})",
-                f"{NAME} {{{{check}}}}",
+                f"min by (instance, check) (nodeagent_gpu_health{{{GPU}}})",
+                "{{instance}} {{check}}",
                 height=12,
                 values={
                     "1": ("healthy", "green"),
                     "0.5": ("degraded", "orange"),
                     "0": ("unhealthy", "red"),
                 },
-                about="A gap: the driver does not say.",
+                about="Of all chosen GPUs, the worst. A gap: the driver does not say.",
             ),
             Panel(
                 "XIDs",
@@ -49,8 +50,8 @@ AGENT_ROWS: Rows = (
                         f"{NAME} any XID",
                     ),
                     (
-                        f"increase(nodeagent_gpu_xid_total{{{GPU}}}[$__rate_interval])",
-                        f"{NAME}/{{{{GPU_I_ID}}}} XID {{{{xid}}}}",
+                        f"sum by (instance, gpu, xid) ({NAMED_XIDS})",
+                        f"{NAME} XID {{{{xid}}}}",
                     ),
                 ),
                 height=12,
@@ -61,6 +62,8 @@ AGENT_ROWS: Rows = (
                 f"nodeagent_gpu_xid_last_timestamp_seconds{{{GPU}}} * 1000",
                 *("instance", "gpu", "GPU_I_ID", "xid", "Value"),
                 unit="dateTimeFromNow",
+                value="last seen",
+                width=8,
             ),
             Panel(
                 "Temperature",
@@ -69,8 +72,9 @@ AGENT_ROWS: Rows = (
                     (f"DCGM_FI_DEV_MEMORY_TEMP{{{GPU}}}", f"{NAME} memory"),
                 ),
                 unit="celsius",
+                width=8,
             ),
-            graph("Power", f"DCGM_FI_DEV_POWER_USAGE{{{GPU}}}", NAME, unit="watt"),
+            graph("Power", f"DCGM_FI_DEV_POWER_USAGE{{{GPU}}}", NAME, unit="watt", width=8),
             Panel(
                 "Remapped rows of memory",
                 (
@@ -105,6 +109,7 @@ AGENT_ROWS: Rows = (
                 "sum by (kind, result) "
                 f"(increase(nodeagent_steps_total{{{NODE}}}[$__rate_interval]))",
                 "{{kind}} {{result}}",
+                width=8,
                 about="The very first of a kind is not seen.",
             ),
             graph(
@@ -113,6 +118,7 @@ AGENT_ROWS: Rows = (
                 f"(increase(nodeagent_mig_slot_out_of_use_seconds_total{{{GPU}}}[$__rate_interval]))",
                 NAME,
                 unit="s",
+                width=8,
                 about="Seconds for which changes kept slices from being used, all slices together.",
             ),
             Panel(
@@ -125,6 +131,7 @@ AGENT_ROWS: Rows = (
                     for quantile, name in ((0.5, "half of them"), (0.95, "95 %"))
                 ),
                 unit="s",
+                width=8,
             ),
         ),
     ),
@@ -161,14 +168,16 @@ AGENT_ROWS: Rows = (
                 f"min by (instance, reader) (nodeagent_reader_success{{{NODE}}})",
                 "{{instance}} {{reader}}",
                 values=YES_NO,
+                width=8,
             ),
             graph(
                 "Lines of the file of counters that are not used",
                 f"nodeagent_counters_ignored{{{NODE}}}",
                 "{{instance}}",
+                width=8,
                 about="The log and /v1/status name them.",
             ),
-            graph("Open files", f"process_open_fds{{{NODE}}} {OF_AGENT}", "{{instance}}"),
+            graph("Open files", f"process_open_fds{{{NODE}}} {OF_AGENT}", "{{instance}}", width=8),
         ),
     ),
 )

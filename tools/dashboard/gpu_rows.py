@@ -16,6 +16,7 @@ from tools.dashboard.panels import (
     YES_NO,
     Panel,
     Rows,
+    by_namespace,
     figure,
     graph,
     states,
@@ -23,6 +24,16 @@ from tools.dashboard.panels import (
 )
 
 MIB = 1 << 20
+
+
+def _graph_of_held(title: str, what: str, *, idle: bool = False, about: str = "") -> Panel:
+    held, used = (
+        f"rate(nodeagent_{what}_seconds_{how}_total{{{HOLDER}}}[$__rate_interval])"
+        for how in ("held", "used")
+    )
+    by = by_namespace(f"{held} - {used}" if idle else held)
+    return graph(title, by, "{{namespace}}", stacked=True, about=about)
+
 
 GPU_ROWS: Rows = (
     (
@@ -53,6 +64,7 @@ GPU_ROWS: Rows = (
                 *("instance", "gpu", "start", "size", "GPU_I_PROFILE", "device_profile"),
                 *("GPU_I_ID", "compute_instance", "share", "mig_uuid"),
                 width=24,
+                height=10,
                 about="start and size in memory slices; share of the GPU's memory slices.",
             ),
             graph(
@@ -127,43 +139,17 @@ GPU_ROWS: Rows = (
     (
         "Who has them",
         (
-            graph(
-                "GPUs held",
-                "sum by (namespace) "
-                f"(rate(nodeagent_gpu_seconds_held_total{{{HOLDER}}}[$__rate_interval]))",
-                "{{namespace}}",
-                stacked=True,
-                about="A slice counts as its share of the GPU.",
-            ),
-            graph(
-                "GPUs held and idle",
-                "sum by (namespace) "
-                f"(rate(nodeagent_gpu_seconds_held_total{{{HOLDER}}}[$__rate_interval])"
-                f" - rate(nodeagent_gpu_seconds_used_total{{{HOLDER}}}[$__rate_interval]))",
-                "{{namespace}}",
-                stacked=True,
-            ),
-            graph(
-                "Memory slices held",
-                "sum by (namespace) "
-                f"(rate(nodeagent_slice_seconds_held_total{{{HOLDER}}}[$__rate_interval]))",
-                "{{namespace}}",
-                stacked=True,
-            ),
-            graph(
-                "Memory slices held and idle",
-                "sum by (namespace) "
-                f"(rate(nodeagent_slice_seconds_held_total{{{HOLDER}}}[$__rate_interval])"
-                f" - rate(nodeagent_slice_seconds_used_total{{{HOLDER}}}[$__rate_interval]))",
-                "{{namespace}}",
-                stacked=True,
-            ),
+            _graph_of_held("GPUs held", "gpu", about="A slice counts as its share of the GPU."),
+            _graph_of_held("GPUs held and idle", "gpu", idle=True),
+            _graph_of_held("Memory slices held", "slice"),
+            _graph_of_held("Memory slices held and idle", "slice", idle=True),
             table(
                 "Held and idle for",
                 f"nodeagent_held_idle_seconds{{{HELD}}}",
                 *("instance", "gpu", "GPU_I_ID", "GPU_I_PROFILE", "namespace", "pod"),
                 *("container", "Value"),
                 unit="s",
+                value="idle for",
                 width=24,
                 about="Devices that are allocated, and since when they have done nothing.",
             ),
@@ -189,14 +175,16 @@ GPU_ROWS: Rows = (
                 "Restarts in an hour",
                 f"increase(nodeagent_mps_restarts_total{{{SLICE}}}[1h])",
                 PART,
+                width=8,
             ),
-            graph("Clients", f"nodeagent_mps_clients{{{SLICE}}}", PART),
+            graph("Clients", f"nodeagent_mps_clients{{{SLICE}}}", PART, width=8),
             graph(
                 "Threads that a client may use",
                 f"nodeagent_mps_client_active_thread_percentage{{{HELD}}}",
                 CLIENT,
                 unit="percent",
                 limits=(0, 100),
+                width=8,
             ),
             graph(
                 "Memory of clients",

@@ -16,9 +16,15 @@ HOLDER = f'{NODE}, namespace=~"$namespace"'
 OF_AGENT = "and on (job, instance) nodeagent_build_info"
 
 NAME = "{{instance}} GPU {{gpu}}"
-PART = f"{NAME}/{{{{GPU_I_ID}}}} {{{{GPU_I_PROFILE}}}}"
+PART = f"{NAME} {{{{GPU_I_PROFILE}}}} {{{{GPU_I_ID}}}}"
 POD = f"{PART} {{{{pod}}}}"
 CLIENT = f"{PART} {{{{share}}}} {{{{pod}}}} {{{{pid}}}}"
+
+
+def by_namespace(expression: str) -> str:
+    """The sums; none has an empty namespace, which a legend cannot show."""
+    summed = f"sum by (namespace) ({expression})"
+    return f'label_replace({summed}, "namespace", "no namespace", "namespace", "")'
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,7 @@ class Panel:
     title: str
     queries: tuple[tuple[str, str], ...]
     unit: str = "short"
+    decimals: int | None = None  # as many as fit
     type: str = "timeseries"
     width: int = 12
     height: int = 8
@@ -37,6 +44,7 @@ class Panel:
     steps: tuple[tuple[str, float | None], ...] = (("green", None),)
     values: dict[str, tuple[str, str]] = field(default_factory=dict)  # value: text, colour
     columns: tuple[str, ...] = ()  # of a table, in this order
+    value: str = "Value"  # what the header of a table's value says
 
 
 def graph(title: str, expression: str, legend: str = "", **more: Any) -> Panel:
@@ -45,8 +53,8 @@ def graph(title: str, expression: str, legend: str = "", **more: Any) -> Panel:
 
 
 def figure(title: str, expression: str, **more: Any) -> Panel:
-    """One number, small."""
-    return graph(title, expression, type="stat", width=4, height=4, **more)
+    """One number, small, and without a colour unless `steps` give it one."""
+    return graph(title, expression, type="stat", width=4, height=4, **{"steps": PLAIN, **more})
 
 
 def table(title: str, expression: str, *columns: str, **more: Any) -> Panel:
@@ -61,5 +69,6 @@ def states(title: str, expression: str, legend: str, **more: Any) -> Panel:
 
 Rows = tuple[tuple[str, tuple[Panel, ...]], ...]  # titles and what is below them
 
+PLAIN = (("text", None),)
 BAD_ABOVE_0 = (("green", None), ("red", 1.0))
 YES_NO = {"1": ("yes", "green"), "0": ("no", "red")}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from tools.dashboard.panels import Panel, Rows, figure, graph, table
+from collections.abc import Callable
+from typing import Any
+
+from tools.dashboard.panels import Panel, Rows, by_namespace, figure, graph, table
 
 # The records of rules.yaml: by namespace and workload, once a minute.
 OF_CHOSEN = '{namespace=~"$namespace"}'
 HELD = f"namespace_workload:nodeagent_gpus_held:rate5m{OF_CHOSEN}"
 USED = f"namespace_workload:nodeagent_gpus_used:rate5m{OF_CHOSEN}"
+IDLE = f"namespace_workload:nodeagent_gpus_idle:rate5m{OF_CHOSEN}"
 ALL_HELD = "namespace_workload:nodeagent_gpus_held:rate5m"
 SMALLER = 'nodeagent_advice_info{verdict="smaller", namespace=~"$namespace"}'
 GPU_QUOTA = (
@@ -17,29 +21,34 @@ GPU_QUOTA = (
 )
 
 
+# How tables and figures show these.
+HOURS: dict[str, Any] = {"unit": "locale", "decimals": 1, "value": "GPU-hours"}
+COST: dict[str, Any] = {"unit": "locale", "decimals": 2, "value": "cost"}
+SHARE: dict[str, Any] = {"unit": "percentunit", "value": "share"}
+
+
 def _hours(record: str, time: str = "$__range") -> str:
     return f"sum_over_time({record}[{time}]) / 60"
 
 
-IDLE = f"({_hours(HELD)} - {_hours(USED)})"
+def _used(group: Callable[[str], str], time: str = "$__range") -> str:
+    """The part that was used of what was held and measured."""
+    used, idle = group(_hours(USED, time)), group(_hours(IDLE, time))
+    return f"{used} / ({used} + {idle})"
 
 
-def _sum(expression: str) -> str:
-    return f"sum by (namespace) ({expression})"
-
-
-def _by_namespace(title: str, expression: str, **more: str) -> Panel:
+def _by_namespace(title: str, expression: str, **more: Any) -> Panel:
     return table(title, f"sort_desc({expression})", "namespace", "Value", width=8, **more)
 
 
-def _by_workload(title: str, expression: str, **more: str) -> Panel:
+def _by_workload(title: str, expression: str, **more: Any) -> Panel:
     columns = ("namespace", "workload", "Value")
-    return table(title, expression, *columns, width=8, height=10, **more)
+    return table(title, expression, *columns, **{"width": 8, "height": 10, **more})
 
 
 def _share(time: str) -> str:
     everyone = f"scalar(sum(sum_over_time({ALL_HELD}[{time}])))"
-    return f"{_sum(f'sum_over_time({HELD}[{time}])')} / {everyone}"
+    return f"{by_namespace(f'sum_over_time({HELD}[{time}])')} / {everyone}"
 
 
 def _quota(time: str) -> str:
@@ -54,49 +63,45 @@ USE_ROWS: Rows = (
     (
         "Together",
         (
-            figure("GPU-hours held", f"sum({_hours(HELD)})"),
-            figure("GPU-hours used", f"sum({_hours(USED)})"),
+            figure("GPU-hours held", f"sum({_hours(HELD)})", **HOURS),
+            figure("GPU-hours used", f"sum({_hours(USED)})", **HOURS),
             figure(
-                "Used of what was held",
-                f"sum({_hours(USED)}) / sum({_hours(HELD)})",
-                unit="percentunit",
+                "GPU-hours not measured",
+                f"sum({_hours(HELD)}) - (sum({_hours(USED)} + {_hours(IDLE)}) or vector(0))",
+                **HOURS,
+                about="Held where the driver says no activity: neither used nor idle.",
             ),
-            figure("Cost of what was held", f"sum({_hours(HELD)}) * $price"),
-            figure("Cost of what was idle", f"sum({IDLE}) * $price"),
-            figure("GPUs held now", f"sum({HELD})"),
+            figure("Used of what was measured", _used("sum({})".format), unit="percentunit"),
+            figure("Cost of what was held", f"sum({_hours(HELD)}) * $price", **COST),
+            figure("Cost of what was idle", f"sum({_hours(IDLE)}) * $price", **COST),
         ),
     ),
     (
         "By namespace",
         (
-            graph("GPUs held", _sum(HELD), "{{namespace}}", stacked=True),
-            graph(
-                "GPUs held and idle",
-                f"{_sum(HELD)} - {_sum(USED)}",
-                "{{namespace}}",
-                stacked=True,
+            graph("GPUs held", by_namespace(HELD), "{{namespace}}", stacked=True),
+            graph("GPUs held and idle", by_namespace(IDLE), "{{namespace}}", stacked=True),
+            _by_namespace("GPU-hours held", by_namespace(_hours(HELD)), **HOURS),
+            _by_namespace("GPU-hours used", by_namespace(_hours(USED)), **HOURS),
+            _by_namespace(
+                "Cost of what was idle", f"{by_namespace(_hours(IDLE))} * $price", **COST
             ),
-            _by_namespace("GPU-hours held", _sum(_hours(HELD))),
-            _by_namespace("GPU-hours used", _sum(_hours(USED))),
-            _by_namespace("Cost of what was idle", f"{_sum(IDLE)} * $price"),
         ),
     ),
     (
         "Shares and quotas",
         (
-            _by_namespace("Share of all GPU-hours, 7 days", _share("7d"), unit="percentunit"),
-            _by_namespace("Share of all GPU-hours, 30 days", _share("30d"), unit="percentunit"),
+            _by_namespace("Share of all GPU-hours, 7 days", _share("7d"), **SHARE),
+            _by_namespace("Share of all GPU-hours, 30 days", _share("30d"), **SHARE),
             _by_namespace(
-                "Used of what was held, 30 days",
-                f"{_sum(_hours(USED, '30d'))} / {_sum(_hours(HELD, '30d'))}",
-                unit="percentunit",
+                "Used of what was measured, 30 days", _used(by_namespace, "30d"), **SHARE
             ),
             *(
                 table(
                     f"Part of its quota that a namespace had, {days} days",
                     _quota(f"{days}d"),
                     *("namespace", "resourcequota", "resource", "Value"),
-                    unit="percentunit",
+                    **SHARE,
                     width=12,
                     about="On average. Needs kube-state-metrics.",
                 )
@@ -107,35 +112,36 @@ USE_ROWS: Rows = (
     (
         "By workload",
         (
-            _by_workload("GPU-hours held: the first twenty", f"topk(20, {_hours(HELD)})"),
-            _by_workload("GPU-hours used: the first twenty", f"topk(20, {_hours(USED)})"),
+            _by_workload("GPU-hours held: the first twenty", f"topk(20, {_hours(HELD)})", **HOURS),
+            _by_workload("GPU-hours used: the first twenty", f"topk(20, {_hours(USED)})", **HOURS),
             _by_workload(
-                "Used of what was held: the last twenty",
-                f"bottomk(20, {_hours(USED)} / ({_hours(HELD)} > 0))",
-                unit="percentunit",
+                "Used of what was measured: the last twenty",
+                f"bottomk(20, {_used('({})'.format)})",
+                **SHARE,
             ),
         ),
     ),
     (
         "Ten to shrink",
         (
-            _by_workload("Idle GPU-hours", f"topk(10, {IDLE})"),
-            _by_workload("What they cost", f"topk(10, {IDLE} * $price)"),
-            table(
-                "Idle for longest, now",
-                f"topk(10, nodeagent_held_idle_seconds{OF_CHOSEN} > 0)",
-                *("GPU_I_PROFILE", "namespace", "pod", "unit", "Value"),
-                unit="s",
-                width=8,
-                height=10,
-            ),
+            _by_workload("Idle GPU-hours", f"topk(10, {_hours(IDLE)})", **HOURS, width=12),
+            _by_workload("What they cost", f"topk(10, {_hours(IDLE)} * $price)", **COST, width=12),
             table(
                 "Smaller devices that would do",
                 f"topk(10, max by (namespace, workload, container, device, advised) ({SMALLER})"
-                f" * on (namespace, workload) group_left () {IDLE})",
+                f" * on (namespace, workload) group_left () {_hours(IDLE)})",
                 *("namespace", "workload", "container", "device", "advised", "Value"),
+                **{**HOURS, "value": "idle GPU-hours"},
                 width=24,
                 about="As nodeagent advise has it, with the idle GPU-hours of the workload.",
+            ),
+            table(
+                "Idle for longest, now",
+                f"topk(10, nodeagent_held_idle_seconds{OF_CHOSEN} > 0)",
+                *("instance", "gpu", "GPU_I_PROFILE", "namespace", "pod", "unit", "Value"),
+                unit="s",
+                value="idle for",
+                width=24,
             ),
         ),
     ),
