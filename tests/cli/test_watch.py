@@ -38,10 +38,11 @@ class Watched:
     def press(self, keys: str, words: str) -> str:
         """What is written until these words are, after keys that lead to it."""
         os.write(self.ours, keys.encode())
-        shown = ""
+        written, shown = b"", ""
         while words not in shown:
             assert select.select([self.ours], [], [], stretched(20))[0], shown
-            shown += re.sub(r"\x1b\[[\d;]*m", "", os.read(self.ours, 1 << 16).decode())
+            written += os.read(self.ours, 1 << 16)  # may end within a character
+            shown = re.sub(r"\x1b\[[\d;]*m", "", written.decode(errors="replace"))
         return shown
 
     @property
