@@ -118,17 +118,18 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
     well = STATUS | {"headline": {"severity": "ok", "text": "All is well."}, "phase": "InSync"}
     headline = {"severity": "error", "text": f"{long}\x1b[2J\u202e"}
     bad = STATUS | {"headline": headline, "more": {"gpus": 3}}
-    starting = [*READY, {"type": "GPUHealthy", "status": "Unknown", "message": "not read yet"}]
-    starting.append({"type": "GPUPartitionsReady", "status": "True", "message": "as planned"})
+    starting = [*READY, {"type": "GPUPartitionsReady", "status": "Unknown", "message": "not read"}]
+    healthy = {"type": "GPUHealthy", "status": "True", "message": "no fault"}
     late = [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]
     damaged = {"7-none": "{}", "8-cut": '{"phase"', "9-list": STATUS | {"gpus": [1]}}
     damaged["9-many"] = STATUS | {"claimsWaiting": "\x1b"}
     items = [
-        node("6-new", conditions=starting),
+        node("6-new", conditions=[*starting, healthy]),
+        node("6-first", conditions=[*READY, healthy]),
         node("2-bad", bad, **layout(LAYOUT | {"more": 1})),
         node("1-used", STATUS | {"claimsWaiting": 2}, **layout()),
         node("3-well", well | {"mps": []}),
-        node("4-late", well, late),
+        node("4-late", well | {"mps": [], "more": {"mps": 2}}, late),
         node("5-none"),
         *(node(name, text) for name, text in damaged.items()),
         node("9-map", well, **layout({"gpus": 5})),
@@ -140,20 +141,20 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
         ["1-used", "Blocked", "2", "2", "1", "2", "1/2", "2"],
         ["2-bad", "Blocked", "2+", "2+", "1+", "2+", "1/2", "-"],
         ["3-well", "InSync", "2", "2", "1", "-", "-", "-"],
-        ["4-late", "InSync", "2", "2", "1", "-", "1/2", "-"],
+        ["4-late", "InSync", "2", "2", "1", "-", "0/0+", "-"],
     ]
     assert rows[0].endswith("  warning: Something is in use.")
     assert rows[1].endswith(f"  error: {long}\\x1b[2J\\u202e")
     assert rows[2].endswith("d  -")
     assert "  the node is not Ready (NodeStatusUnknown), last known: -" in rows[3]
-    assert rows[4].endswith("  not read yet")
-    for row, name in zip(rows[5:], [*damaged, "9-map"], strict=True):
+    assert [row.rsplit("  ")[-1] for row in rows[4:6]] == ["no fault", "not read"]
+    for row, name in zip(rows[6:], [*damaged, "9-map"], strict=True):
         assert row.startswith(name)
         assert row.endswith(
             "nodeagent.io/status or nodeagent.io/layout is not what an agent writes"
         )
-    each = "5 damaged, 1 error, 1 not Ready, 1 ok, 1 unknown, 1 warning"
-    assert counted == f"10 nodes with an agent ({each}), 1 without"
+    each = "5 damaged, 1 error, 1 not Ready, 1 ok, 2 unknown, 1 warning"
+    assert counted == f"11 nodes with an agent ({each}), 1 without"
 
 
 def test_what_kubectl_says_is_handed_on_with_a_remedy(run: Run, tmp_path: Path) -> None:
@@ -354,6 +355,7 @@ def test_why_a_pod_does_not_run(run: Run, tmp_path: Path) -> None:
         event("1", "Pod", "all well", type="Normal"),
         event("1", "Pod", "XID 95", reason="Other"),
         event("2", "ResourceClaim", "mig-1g-0: XID 95"),
+        event("2", "ResourceClaim", "mig-1g-0: held: XID 95", reason="Held"),
         event("9", "Pod", "of another"),
     ]
     answers = {
@@ -374,11 +376,12 @@ claim p1-main: n1/gpu-0/mig-1g-0, n1/gpu-1/gpu
   mig-1g-0: not Ready: Unhealthy: XID 95
 pod OfPod: it waits\\x1b
 resourceclaim OfResourceClaim: in use by pid 7
+resourceclaim Held: mig-1g-0: held: XID 95
 node n1: warning: Something is in use.
 """  # fmt: skip
     known = STATUS | {"headline": {"severity": "error", "text": "In use by pid 7."}}
     again = run("why", "p1", "-n", "ml", getnoden1=node("n1", known)).stdout
-    assert again.endswith("resourceclaim OfResourceClaim: in use by pid 7\n")  # said once
+    assert again.lower().count("in use by pid 7") == 1
     asked = (tmp_path / "asked").read_text().splitlines()
     assert all("--namespace=ml" in line for line in asked if "get node" not in line)
     assert "kubectl get pod failed" in run("why", "p2").stderr

@@ -76,7 +76,7 @@ def test_keys_choose_what_is_shown(watched: Watched) -> None:
         assert "GPU 0" not in details
         assert "MIG-0" in watched.press("\x1bOB\x1b[5~", "Enter back")
         assert "node gpu-node-0: 0 events in the last hour" in watched.press("e", "e, Enter back")
-        assert "MIG-0" in watched.press("\n", "Enter back  e")
+        assert "MIG-0" in watched.press("\x1b[B\n", "Enter back  e")
         watched.press("e", "e, Enter back")
         assert "MIG-0" in watched.press("\x1b", "Enter back  e")
         watched.press("\x1b", KEYS.replace("index", "utilization"))
