@@ -1,11 +1,18 @@
-"""Runs a program to its end: without a shell, in a named environment, and keeps what it says."""
+"""Runs a program to its end: without a shell, in a named environment, and keeps what it says. None
+is run that another user could replace.
+"""
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
+import stat
+import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.waiting import ends_within
@@ -34,14 +41,17 @@ async def run_program(
     stdin: bytes = b"",
     stderr: int = STDOUT,
     most: int | None = None,
+    own: bool = True,
 ) -> ProgramOutput:
     """Run the command, at most `deadline` seconds. What it leaves running, as a daemon, may have
     its streams open still. `stdin` is what a pipe holds at most, `most` the bytes that a stream may
-    have; without it the end of each is kept.
+    have; without it the end of each is kept. Without `own` it may be anybody's.
 
     Raises OSError when it cannot be run, TooMuchOutput, and TimeoutError when it is late. It and
     what it started is ended then, and when this is cancelled.
     """
+    if own:
+        require_own(command[0], environment.get("PATH"))
     with ExitStack() as opened:
         streams = [_Stream(most or _BLOCK, opened) for _ in range(2 if stderr == PIPE else 1)]
         try:
@@ -102,6 +112,39 @@ class _Stream:
                 self.is_cut = True
                 del self.said[: -self._kept]
                 self._on_cut()
+
+
+def require_own(program: str, path: str | None) -> None:
+    """Raise PermissionError, with the command that mends it, where others than root and this
+    process' user may replace the program: it would have our rights. It is looked for in `path`; one
+    that is not found is left to the call that runs it, which blocks no less than this.
+    """
+    found = shutil.which(program, path=path)
+    if found is None or program == sys.executable:  # by which we are run ourselves
+        return
+    for place in _way_to(Path(found).absolute()):
+        status = place.lstat()
+        owner, writers = status.st_uid, status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if status.st_gid in (0, os.getegid()):
+            writers &= ~stat.S_IWGRP
+        kept = stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX
+        why = ""
+        if owner not in (0, os.geteuid()):
+            why = f"{place} belongs to user {owner}, who could replace it: `chown root {place}`"
+        elif writers and not kept:
+            why = f"other users may write {place}, and replace it: `chmod go-w {place}`"
+        if why:
+            raise PermissionError(errno.EPERM, why)
+
+
+def _way_to(path: Path) -> Iterator[Path]:
+    """All that decides what the file is: its folders, links and their targets, and itself."""
+    for place in (*reversed(path.parents), path):
+        yield Path(os.path.normpath(place))  # what `..` follows is no link
+        if place.is_symlink():
+            target = place.parent / place.readlink() / path.relative_to(place)
+            yield from _way_to(target)
+            return
 
 
 async def _end(process: Process) -> None:

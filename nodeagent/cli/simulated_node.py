@@ -34,7 +34,7 @@ def simulated_places(settings: Settings, directory: Path) -> MpsPlaces:
         stand_ins = programs_in(directory)
         if not stand_ins.exists():
             install(stand_ins, version=_VERSION)
-        programs = Programs(path=f"{stand_ins}:{settings.mps.path}")
+        programs = Programs(path=f"{stand_ins}:{settings.mps.path}", stand_ins=True)
     return MpsPlaces(
         run_dir=simulated_run_dir(settings, directory),
         cdi_dir=given.cdi_dir if "dir" in settings.cdi.given else directory / "cdi",

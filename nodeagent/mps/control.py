@@ -146,11 +146,11 @@ class ControlClient:
         return replies
 
     async def _run(self, script: bytes) -> tuple[str, str]:
-        program = self.programs.control
+        program, own = self.programs.control, not self.programs.stand_ins
         environment = self.programs.environment(self.pipe_directory, self.log_directory)
         try:
             said = await run_program(
-                program, environment, stdin=script, stderr=PIPE, most=_MAX_OUTPUT
+                program, environment, stdin=script, stderr=PIPE, most=_MAX_OUTPUT, own=own
             )
         except TooMuchOutput:  # perhaps another program, which the daemon's user put in its place
             what = f"answered more than {_MAX_OUTPUT} bytes"

@@ -1,6 +1,7 @@
 """The programs of MPS."""
 
-from nodeagent.mps.processes import CONTROL
+from nodeagent.mps.processes import CONTROL, SERVER
+from nodeagent.programs import require_own
 from nodeagent.structs import Struct
 
 
@@ -9,12 +10,18 @@ class Programs(Struct, frozen=True):
 
     `control` is the program with leading arguments, if any; `path` is its PATH, in which it looks
     for the server (distributions put that into /usr/sbin); `library_path` says where libcuda is,
-    if not where the loader looks.
+    if not where the loader looks. `stand_ins`: they are a simulated node's own, beside its state.
     """
 
     control: tuple[str, ...] = (CONTROL,)
     path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     library_path: str = ""
+    stand_ins: bool = False
+
+    def require_own(self) -> None:
+        """Raise PermissionError where other users could replace them."""
+        for program in () if self.stand_ins else (self.control[0], SERVER):
+            require_own(program, self.path)
 
     def environment(self, pipe_directory: str, log_directory: str) -> dict[str, str]:
         """All that a program of the daemon at this place has in its environment."""

@@ -190,6 +190,19 @@ def test_nvidia_smi_is_needed_only_for_resets(tmp_path: Path) -> None:
     assert levels(ampere, _smi(tmp_path, ""), allowed=True) == ["ok"]
 
 
+def test_a_program_that_others_can_write(h100: Program) -> None:
+    """It is found before it is needed, and not run here either."""
+    [smi] = _smi(h100.directory, "GPU-a, Enabled")
+    words = f"after_change: {{command: {smi} cdi}}"
+    [_, found] = _check(h100, "--settings", h100.file(words, "s.yaml"))
+    assert "after_change.command" not in found
+    Path(smi).chmod(0o757)
+    [ended, found] = _check(h100, "--settings", h100.file(words, "s.yaml"))
+    assert (ended.code, found["after_change.command"]["level"]) == (1, "error")
+    assert f"`chmod go-w {smi}`" in found["after_change.command"]["message"]
+    assert not list(machine.persistence_findings(_node(needs_reset=False), (smi,)))
+
+
 @pytest.mark.parametrize(
     ("answer", "levels"),
     [

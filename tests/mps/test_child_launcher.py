@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.mps.commands import ControlCommand
+from nodeagent.mps.control import ControlClient, ControlError
 from nodeagent.mps.launch.child import ChildLauncher
 from nodeagent.mps.launch.launcher import DaemonProcess, StartError, adopt
-from nodeagent.mps.processes import CONTROL, mps_process, processes_of
+from nodeagent.mps.launch.probing import probe
+from nodeagent.mps.processes import CONTROL, SERVER, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
@@ -119,6 +122,25 @@ async def test_a_trap_in_place_of_the_log(spec: DaemonSpec, programs: Programs, 
     log.rename(target)
     async with running(spec, programs):
         assert victim.read_text() == "untouched"
+
+
+@pytest.mark.parametrize("name", [CONTROL, SERVER])
+async def test_programs_that_others_can_write(
+    spec: DaemonSpec, programs: Programs, name: str
+) -> None:
+    """Neither a daemon nor its front-end is run with such a control program or server."""
+    program = Path(programs.control[0]).with_name(name)
+    await asyncio.to_thread(program.chmod, 0o757)
+    named = replace(programs, control=(CONTROL,))
+    with pytest.raises(StartError, match=f"`chmod go-w {program}`"):
+        await ChildLauncher(named).launch(spec)
+    if name == CONTROL:
+        pipes, logs = spec.pipe_directory, spec.log_directory
+        client = ControlClient(named, pipe_directory=pipes, log_directory=logs, deadline=60.0)
+        with pytest.raises(ControlError, match=f"`chmod go-w {program}`"):
+            await client.converse((ControlCommand("get_server_list", tuple),))
+        [problem] = (await probe(named, scratch=program.parent, deadline=60.0)).problems
+        assert f"`chmod go-w {program}`" in problem.message
 
 
 @pytest.mark.skipif(not _has_capability(24), reason="needs CAP_SYS_RESOURCE")

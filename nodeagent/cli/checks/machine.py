@@ -17,6 +17,7 @@ from nodeagent.errors import DriverError, NodeagentError
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.remedies import reset_remedy, silent_remedy
+from nodeagent.programs import require_own
 from nodeagent.settings import KubeletSettings
 
 if TYPE_CHECKING:
@@ -67,6 +68,16 @@ def permission_finding(*, simulated: bool) -> PreflightFinding:
     return error(check, NodeagentError.of("migNotAllowed", user=os.geteuid()))
 
 
+def own_programs_findings(programs: Mapping[str, Sequence[str]]) -> Iterator[PreflightFinding]:
+    """The programs, by their settings, that are not run because others could replace them."""
+    for setting, (program, *_) in programs.items():
+        try:
+            require_own(program, None)
+        except OSError as refused:
+            why = NodeagentError.of("notOwn", program=program, why=refused.strerror)
+            yield error(setting, why)
+
+
 def nvidia_smi_findings(
     observed: ObservedNode, nvidia_smi: Sequence[str], *, reset_allowed: bool
 ) -> Iterator[PreflightFinding]:
@@ -107,6 +118,7 @@ def persistence_findings(
 def _persistence_modes(nvidia_smi: Sequence[str]) -> dict[str, bool]:
     query = ["--query-gpu=uuid,persistence_mode", "--format=csv,noheader"]
     try:
+        require_own(nvidia_smi[0], None)
         answer = subprocess.run(
             [*nvidia_smi, *query], capture_output=True, text=True, timeout=_SMI_TIMEOUT, check=True
         ).stdout

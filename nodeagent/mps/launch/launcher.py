@@ -123,6 +123,10 @@ class Launcher(ABC):
     async def launch(self, spec: DaemonSpec) -> DaemonProcess:
         """Start a daemon as `spec` says; its directories have been made. Raises StartError."""
         command = [*self.programs.control, "-f"]
+        try:
+            self.programs.require_own()
+        except OSError as error:
+            raise StartError.of("notOwn", program=command[0], why=error.strerror) from error
         if spec.multi_user:
             command.append(await self._multi_user_flag(spec.device))
         environment = self.programs.environment(spec.pipe_directory, spec.log_directory)

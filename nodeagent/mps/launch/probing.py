@@ -176,6 +176,7 @@ class _Trials(Struct, frozen=True):
         """
         folder = self.folder / name
         with ExitStack() as opened:
+            self.programs.require_own()
             said = await uncancelled(asyncio.to_thread(_made, folder, opened))
             process = await asyncio.create_subprocess_exec(
                 *self.programs.control,
