@@ -202,7 +202,8 @@ def _advise(options: argparse.Namespace) -> int:
     if joined:
         _print([tuple(map(_escaped, row)) for row in rows])
     elif None not in answers:
-        print("No holder of a GPU or a slice was seen yet.")
+        of = f" in namespace {options.namespace}" if options.namespace else ""
+        print(f"No holder{of} was seen yet")
     return FAILED if None in answers else DONE
 
 

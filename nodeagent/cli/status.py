@@ -195,7 +195,7 @@ def run_advise(options: Namespace, output: Output) -> ExitCode:
     """Show what would do for each holder."""
     query = f"?{urlencode({'namespace': options.namespace})}" if options.namespace else ""
     answer = get(agent_address(options), _ADVICE + query)
-    output.page(advice_page(answer["advice"]))
+    output.page(advice_page(answer["advice"], options.namespace))
     output.document(answer)
     return ExitCode.DONE
 

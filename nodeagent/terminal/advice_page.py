@@ -11,10 +11,11 @@ _TONES = {"smaller": Tone.NEW, "larger": Tone.WARNING, "keep": Tone.GOOD}
 _UNKNOWN = "-"
 
 
-def advice_page(advice: Sequence[Json]) -> tuple[Line, ...]:
-    """One row for each holder and kind of device, and below why."""
+def advice_page(advice: Sequence[Json], namespace: str = "") -> tuple[Line, ...]:
+    """One row for each holder, of this namespace if named, and kind of device; below why."""
     if not advice:
-        return (line("No holder of a GPU or a slice was seen yet."),)
+        of = f" in namespace {namespace}" if namespace else ""
+        return (line(f"No holder{of} was seen yet; nodeagent status shows who uses what now"),)
     rows = table(_HEADER, map(_row, advice), right=_NUMBERS)
     return (*rows, BLANK, *(line(f"{_name(one)}: {'; '.join(one['why'])}.") for one in advice))
 

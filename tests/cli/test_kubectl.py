@@ -247,7 +247,7 @@ team-a/web (main)   H100  gpu      2      40h   30.0Gi  0%     notEnough
     for name in ("err", "code"):
         (tmp_path / f"execgpusnodeagenta.{name}").unlink()
     none = run("advise", getpods={"items": [pod("a")]}, execgpusnodeagenta={"advice": []})
-    assert none.stdout == "No holder of a GPU or a slice was seen yet.\n"
+    assert none.stdout == "No holder in namespace team-a was seen yet\n"
     asked = (tmp_path / "asked").read_text()
     assert "exec -n gpus -c nodeagent a -- nodeagent advise --namespace=team-a -o json\n" in asked
 

@@ -47,4 +47,6 @@ b/y: its memory's peak is 9.7 GiB of 9.75 GiB.
 
 
 def test_nobody_was_seen() -> None:
-    assert shown() == "No holder of a GPU or a slice was seen yet.\n"
+    seen = "was seen yet; nodeagent status shows who uses what now\n"
+    assert shown() == f"No holder {seen}"
+    assert plain_text(advice_page([], "ml")) == f"No holder in namespace ml {seen}"
