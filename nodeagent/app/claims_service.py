@@ -299,6 +299,7 @@ class ClaimsService:
             self._observation.node or state.observed,  # which may be older than a record
             self._health(),
             node_name=state.node,
+            runs_as=state.runs_as,
             unread=state.unread,
             now=time.time(),
         )

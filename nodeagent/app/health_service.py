@@ -75,8 +75,7 @@ class HealthService:
     """The health of the node's GPUs, from `load` on, and kept up to date while `run` runs.
 
     `observation` has the node as it was observed last, and so who uses what; `states` how it stands
-    to the plan in force, and so which modes are wanted. `now` gives the moment. What to do is said
-    in kubectl's commands where the agent is `in_cluster`.
+    to the plan in force, and so which modes are wanted. `now` gives the moment.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class HealthService:
         *,
         observation: LastObservation,
         states: Signal[NodeState],
-        in_cluster: bool,
         now: Callable[[], Moment] = kernel.now,
         boot_id: Callable[[], str] = kernel.boot_id,
     ) -> None:
@@ -97,7 +95,6 @@ class HealthService:
         self._events = events
         self._observation = observation
         self._states = states
-        self._in_cluster = in_cluster
         self._readings = HealthReadings(lambda: states.newest.plan)
         self._on_the_bus: tuple[str, ...] | None = None
         self._now = now
@@ -255,7 +252,8 @@ class HealthService:
             self._news.set()
 
     def _remedies(self, observed: ObservedNode) -> HealthRemedies:
-        return HealthRemedies(self._states.newest.node, self._in_cluster, observed)
+        state = self._states.newest
+        return HealthRemedies(state.node, state.runs_as, observed)
 
     def _report(self, evaluation: Evaluation, observed: ObservedNode) -> None:
         now, due = self._now().uptime, self._log_limit.due

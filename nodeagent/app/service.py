@@ -106,7 +106,6 @@ class Agent:
             events,
             observation=shared.observation,
             states=states,
-            in_cluster=shared.in_cluster,
         )
         self._mps = MpsService(shared, mps_places, driver, self._health)
         reporter = EventReporter(events)
@@ -301,7 +300,7 @@ class Agent:
         if self._cluster:
             self._cluster.publisher.publish(with_health, self._active_plan.offered)
         self._metrics.exporter.changed()
-        found = headline(with_health, in_cluster=self._shared.in_cluster)
+        found = headline(with_health)
         self._notifier.status(f"{state.phase}: {found.text}")
 
     async def _follow_simulated(self) -> None:

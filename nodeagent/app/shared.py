@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from nodeagent.app.paths import Paths
-from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.cluster.client.presence import is_in_cluster, runs_as
 from nodeagent.errors import UsageError
 from nodeagent.processor_waits import RunningTime
 from nodeagent.reconcile.event_log import EventLog
@@ -40,7 +40,7 @@ class Shared:
             in_cluster,
             EventLog(),
             LoopControl(),
-            Signal(NodeState(settings.node_name, source)),
+            Signal(NodeState(settings.node_name, source, runs_as=runs_as(settings.kubernetes))),
             Heartbeats(RunningTime(asyncio.get_running_loop().time)),
             LastObservation(),
         )

@@ -197,6 +197,7 @@ def as_judged(options: Namespace, settings: Settings, observed: ObservedNode) ->
     path = kept_file(options, settings, _HEALTH)
     if is_throwaway(options) or not os.path.isfile(path):  # noqa: PTH113  # a Path may raise
         return observed
+    from nodeagent.cluster.client.presence import runs_as
     from nodeagent.gpu.kernel import boot_id
     from nodeagent.health import fencing
     from nodeagent.health.state_file import health_file
@@ -205,7 +206,7 @@ def as_judged(options: Namespace, settings: Settings, observed: ObservedNode) ->
     kept = health_file(path).read()
     if kept is None or kept.boot_id != boot_id():
         return observed
-    remedies = HealthRemedies(settings.node_name, in_cluster=False, observed=observed)
+    remedies = HealthRemedies(settings.node_name, runs_as(settings.kubernetes), observed)
     fences = fencing.fences(kept.findings, observed)
     return fencing.as_fenced(observed, fences, remedies.of_finding)
 

@@ -55,7 +55,7 @@ def facts_of(state: NodeState | None, *, labels: bool) -> Facts:
     """The facts of a state, None before there is one; `labels`: with labels for schedulers."""
     if state is None:
         return NOTHING
-    worst = headline(state, in_cluster=True)
+    worst = headline(state)
     annotations: dict[str, str | None] = {}
     if state.observed_at is not None:
         # Before the first observation an earlier agent's annotations stay: they may still be right.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage
 
 # For users that the driver counts and does not name.
@@ -46,18 +46,20 @@ def reset_remedy(gpu: Gpu, *, mode_off_first: bool = False) -> str:
     if gpu.no_reset:
         return f"{first}reboot this machine: it cannot reset the GPU ({gpu.no_reset})"
     return (
-        f"{first}stop all that has it open, the agent too (`systemctl stop nodeagent`, in a "
-        f"cluster the Node's label nodeagent.io/off), run `nvidia-smi --gpu-reset -i "
+        f"{first}stop all that has it open, the agent too (`systemctl stop nodeagent`, as a "
+        f"DaemonSet by the Node's label nodeagent.io/off), run `nvidia-smi --gpu-reset -i "
         f"{gpu.pci_bus_id}` and start it again, or reboot"
     )
 
 
 def silent_remedy(gpu: Gpu) -> str:
-    """How to bring back a GPU that does not answer: by its last error's remedy, if it has one."""
+    """How to bring back a GPU that does not answer: in the words of its health where that is known,
+    else by its last error's remedy, if it has one.
+    """
+    if gpu.health_limits.whole:
+        return gpu.health_limits.remedy
     if gpu.access_remedy:
         return gpu.access_remedy.replace("-i GPU", f"-i {gpu.pci_bus_id or gpu.index}")
-    if gpu.access is Access.LOST:
-        return "reboot the node; `dmesg | grep NVRM` says why the GPU is lost"
     return "look at `dmesg | grep NVRM`; if it lasts, reboot the node"
 
 

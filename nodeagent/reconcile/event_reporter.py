@@ -11,6 +11,7 @@ from nodeagent.pacing import RateLimit
 from nodeagent.plan.observed import NOT_LISTED, Access, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.remedies import silent_remedy
 from nodeagent.plan.steps import StartMps
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import LAST_SAID, EventLog, EventType
@@ -78,7 +79,7 @@ class EventReporter:
         for key in sorted(silent.keys() - self._silent):
             gpu = silent[key]
             why = f"{gpu_words(gpu)} does not answer: {gpu.access_reason}"
-            self._events.add(EventType.GPU_LOST, why, gpu=gpu.uuid, remedy=gpu.access_remedy)
+            self._events.add(EventType.GPU_LOST, why, gpu=gpu.uuid, remedy=silent_remedy(gpu))
         self._silent = frozenset(silent)
         for gpu in node.gpus:
             if gpu.access is Access.OK:

@@ -34,13 +34,13 @@ from nodeagent.views.shapes import HeadlineSeverity as Severity
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 _PASSING = WAITING | SHOWN_ONLY
 # With the codes of the plan's problems, which are the same words.
-_GONE = {BY_CAUSE[cause].reason for cause in GONE}
+_GONE = {BY_CAUSE[cause].reason for cause in (*GONE, "gpuResetRequired")}
 _SILENT = _GONE | {row.reason for row in ROWS if row.check is Check.GPU_ACCESS}
 
 
-def headline(state: NodeState, *, in_cluster: bool) -> Headline:
-    """The worst thing; in a cluster the remedies are kubectl's."""
-    remedies = HealthRemedies(state.node, in_cluster, state.observed)
+def headline(state: NodeState) -> Headline:
+    """The worst thing."""
+    remedies = HealthRemedies(state.node, state.runs_as, state.observed)
     ranked = chain(_errors(state, remedies), _warnings(state, remedies), _notes(state, remedies))
     worst = next(ranked, None) or _all_well(state)
     return Headline(worst.severity, worst.text, worst.remedy, worst.gpu, worst.code)
@@ -77,7 +77,7 @@ def same(one: Headline | Problem, other: Headline | Problem) -> bool:
 
 
 def _errors(state: NodeState, remedies: HealthRemedies) -> Iterator[Trouble]:
-    # GPUs that fell off the bus, are lost, or are not listed any more.
+    # GPUs that fell off the bus, are lost, answer only after a reset, or are not listed any more.
     unhealthy = [_of_finding(ERROR, f, state, remedies) for f in _findings(state, Health.UNHEALTHY)]
     yield from (found for found in unhealthy if found.code in _GONE)
     yield from _silent(ERROR, Access.LOST, state, remedies)
@@ -181,7 +181,9 @@ def _of_finding(
 
 
 def _unknown(severity: Severity, state: NodeState, remedies: HealthRemedies) -> Iterator[Trouble]:
-    """GPUs whose state the driver does not report."""
+    """What the driver does not report, unless it does not answer at all, which is said once."""
+    if state.driver_error:
+        return
     for finding in _findings(state, Health.UNKNOWN):
         yield _of_finding(severity, finding, state, remedies)
     yield from _silent(severity, Access.UNKNOWN, state, remedies)
@@ -221,7 +223,9 @@ def _driver(state: NodeState, remedies: HealthRemedies) -> Trouble:
     problem = next((p for p in state.problems if p.message == state.driver_error), None)
     code = problem.code if problem else Code.DRIVER
     text = _sentence(state.driver_error if code is Code.DRIVER_MISSING else state.unread)
-    remedy = _remedy(problem.remedy) if problem else remedies.of("driverHangs", Action.NONE)
+    causes = (f.cause for f in _findings(state, Health.UNKNOWN) if f.check == Check.DRIVER)
+    cause = next(causes, "driverHangs")
+    remedy = _remedy(problem.remedy) if problem else remedies.of(cause, Action.NONE)
     return Trouble(ERROR, text, remedy, code=code)
 
 
@@ -259,6 +263,9 @@ def _mps_troubles(state: NodeState) -> Iterator[Trouble]:
             text = f"{of} ended and is being restarted{f': {daemon.why}' if daemon.why else ''}."
         elif daemon.trouble:
             text = f"{of}: {_end(daemon.trouble)}"
+            gpu = state.observed.gpu(gpu_of(daemon.device, devices))
+            if gpu and (sick := gpu.health_limits).why and sick.why in daemon.trouble:
+                remedy = sick.remedy
         else:
             continue
         yield Trouble(WARNING, text, remedy, gpu_of(daemon.device, devices), Code.MPS.value)

@@ -7,6 +7,7 @@ from nodeagent.health.table import BY_CAUSE, FIGURES, REBOOT_NODE, RESTART, advi
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.remedies import end_commands
 from nodeagent.structs import Struct
+from nodeagent.views.shapes import RunsAs
 from nodeagent.views.text import users
 
 # Where the advice has no command, since it needs hands or people: one that shows the figures.
@@ -18,11 +19,11 @@ _BIND = "Run `echo {pci} > /sys/bus/pci/drivers/nvidia/bind` as root."
 
 class HealthRemedies(Struct, frozen=True):
     """What to do about a cause of ill health, in the commands of this node; in a cluster they are
-    kubectl's. Methods take the index of the GPU, None where the cause is of no single one.
+    kubectl's, too. Methods take the index of the GPU, None where the cause is of no single one.
     """
 
     node: str
-    in_cluster: bool
+    runs_as: RunsAs
     observed: ObservedNode
 
     def of_finding(self, finding: Finding, gpu: int | None = None) -> str:
@@ -46,7 +47,7 @@ class HealthRemedies(Struct, frozen=True):
             shows = _BIND if cause == "gpuUnbound" else FIGURES.get(row.check, _ALL_FIGURES)
             text = f"{text} {shows.format(gpu=_number(gpu), pci=self._address(gpu))}"
         unhealthy = action is Action.INSPECT_HARDWARE and row.severity is Severity.UNHEALTHY
-        if unhealthy and self.in_cluster:  # pods on its other GPUs run on
+        if unhealthy and self.runs_as:  # pods on its other GPUs run on
             return f"Keep new pods away: `kubectl cordon {self.node}`. {text}"
         return text
 
@@ -63,8 +64,8 @@ class HealthRemedies(Struct, frozen=True):
         reset = f"`nvidia-smi --gpu-reset -i {_number(gpu)}`"
         found = (one for one in self.observed.gpus if one.index == gpu)
         shared = any(device.mps for one in found for device in one.devices())
-        if not self.in_cluster:
-            stop, start = "`systemctl stop nodeagent`", "`systemctl start nodeagent`"
+        stop, start = "`systemctl stop nodeagent`", "`systemctl start nodeagent`"
+        if not self.runs_as:
             end = f"end its users{self._end_users(gpu)}"
             if shared:
                 stop = f"`nodeagent mps drain {gpu}`, {stop}"
@@ -72,15 +73,18 @@ class HealthRemedies(Struct, frozen=True):
             return f"Reset {which}: {end}, then {stop}, {reset}, {start}."
         if shared:
             return self._reboot()
-        label = f"kubectl label node {self.node} nodeagent.io/off"
-        return (
-            f"Reset {which}: `{_DRAIN.format(self.node)} && {label}=`, then run {reset} on the "
-            f"node, then `{label}- && {_UNCORDON.format(self.node)}`; or reboot the node."
-        )
+        drain, uncordon = _DRAIN.format(self.node), _UNCORDON.format(self.node)
+        if self.runs_as == "service":
+            there = f"{stop}, {reset} and {start} on the node"
+        else:
+            label = f"kubectl label node {self.node} nodeagent.io/off"
+            drain, uncordon = f"{drain} && {label}=", f"{label}- && {uncordon}"
+            there = f"run {reset} on the node"
+        return f"Reset {which}: `{drain}`, then {there}, then `{uncordon}`; or reboot the node."
 
     def _reboot(self) -> str:
         reboot = REBOOT_NODE.removesuffix(".")
-        if not self.in_cluster:
+        if not self.runs_as:
             return (
                 f"{reboot}: end the users of its GPUs{self._end_users()}, then `systemctl reboot`."
             )

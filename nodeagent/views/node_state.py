@@ -17,7 +17,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.structs import Struct, field
 from nodeagent.views.claims import Claim, FreeShare
 from nodeagent.views.mps import not_ready_reasons, on_its_way
-from nodeagent.views.shapes import Cluster, MpsDaemon, Refused
+from nodeagent.views.shapes import Cluster, MpsDaemon, Refused, RunsAs
 
 if TYPE_CHECKING:  # it takes long to import, and not every state has it
     from nodeagent.health.state import HealthState
@@ -128,6 +128,7 @@ class NodeState(Struct, frozen=True):
     free_shares: Mapping[str, FreeShare] = field(default_factory=dict)
     readings: Mapping[tuple[str, int | None], Reading] = field(default_factory=dict)
     started_at: datetime | None = None
+    runs_as: RunsAs = ""
 
     @property
     def unread(self) -> str:

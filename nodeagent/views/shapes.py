@@ -31,6 +31,7 @@ StepMode = Annotated[
     str,
     one_of("enabled", "disabled", "default", "exclusiveThread", "prohibited", "exclusiveProcess"),
 ]
+RunsAs = Literal["pod", "service", ""]  # the agent, on a cluster's node; "" without a cluster
 MpsUser = Annotated[int | Literal["any"], Meta(description="user id, or any")]
 FirstSlice = Annotated[int, Meta(description="first memory slice")]
 Slices = Annotated[int, Meta(description="memory slices")]

@@ -38,13 +38,12 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     daemons = [
         d for d in state.mps if gpu is None or gpu in (gpu_of(one, devices) for one in d.serves)
     ]
-    in_cluster = state.cluster is not None
-    remedies = HealthRemedies(state.node, in_cluster, state.observed)
+    remedies = HealthRemedies(state.node, state.runs_as, state.observed)
     report = status_shapes.Status(
         node=state.node,
         version=__version__,
         started_at=time_json(state.started_at) if state.started_at else "",
-        headline=headline(state, in_cluster=in_cluster),
+        headline=headline(state),
         troubles=[t for t in troubles(state, remedies) if gpu is None or t.gpu in ("", gpu)],
         phase=state.phase,
         message=state.sentence,

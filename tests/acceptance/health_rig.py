@@ -45,7 +45,6 @@ class World:
             self.events,
             observation=self.observation,
             states=self.states,
-            in_cluster=False,
             now=lambda: Moment(self.now, EPOCH + self.now),
             boot_id=lambda: "boot-1",
         )
@@ -98,7 +97,7 @@ class World:
         assert (finding is not None) is in_status
         if finding is not None:
             wanted = {"healthy": "True", "degraded": "True", "unknown": "Unknown"}
-            status = conditions(state, headline(state, in_cluster=True))[HEALTHY].status
+            status = conditions(state, headline(state))[HEALTHY].status
             assert status == wanted.get(finding.severity.value, "False")
             expected = {"healthy": 1.0, "degraded": 0.5, "unhealthy": 0.0}
             for sample in samples:

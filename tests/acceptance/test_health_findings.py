@@ -192,7 +192,6 @@ async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:
             w.events,
             observation=w.observation,
             states=w.states,
-            in_cluster=False,
             now=lambda: Moment(w.now, EPOCH + w.now),
             boot_id=lambda: "boot-1",
         )

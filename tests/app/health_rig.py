@@ -47,7 +47,6 @@ class Rig:
             self.events,
             observation=self.observation,
             states=Signal(NodeState("node-a", "file")),
-            in_cluster=False,
             now=lambda: Moment(self.uptime, EPOCH + self.uptime),
             boot_id=lambda: self.boot,
         )

@@ -36,6 +36,7 @@ def judged(
         node,
         health,
         node_name="gpu-node-0",
+        runs_as="pod",
         unread=unread,
         now=NOW,
     )
@@ -89,7 +90,7 @@ def test_a_device_that_is_gone() -> None:
         assert found.message.startswith(f"{device.result.device} of GPU 3 (H100) is gone; ")
         for phase in (RecordPhase.INTENT, RecordPhase.RELEASING):
             claim = samples.record(device, phase=phase)
-            assert device_health([claim], node, node_name="n", now=NOW) == ()
+            assert device_health([claim], node, node_name="n", runs_as="pod", now=NOW) == ()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from nodeagent.views.shapes import Json, as_json
 from nodeagent.views.status_report import health_shape
 from tests.health.rig import GPU, RIGHT, Node, gpu
 
-REMEDIES = HealthRemedies("gpu-node-0", in_cluster=True, observed=ObservedNode())
+REMEDIES = HealthRemedies("gpu-node-0", runs_as="pod", observed=ObservedNode())
 
 
 def health_json(findings: Iterable[Finding]) -> Json:

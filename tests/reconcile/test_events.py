@@ -23,13 +23,15 @@ def test_health_reports_lost_gpus_that_are_listed_with_their_uuid() -> None:
     log = make_log()
     reporter = EventReporter(log)
     named = Gpu(0, "GPU-0", access=Access.LOST, access_reason="it is lost")
-    unnamed = Gpu(1, "", access=Access.LOST, access_reason="it is lost")
+    unnamed = Gpu(
+        1, "", access=Access.LOST, access_reason="it is lost", access_remedy="reset -i GPU"
+    )
     gone = Gpu(2, "GPU-2", access=Access.LOST, access_reason=NOT_LISTED, access_remedy="look")
     for gpus in ((named, unnamed), (named, unnamed), (named, gone), (named, unnamed, gone)):
         reporter.observed(ObservedNode(gpus))
     assert [(event.gpu, event.message, event.count) for event in log.events] == [
         ("GPU-2", f"GPU 2 does not answer: {NOT_LISTED} (look)", 1),
-        ("", "GPU 1 does not answer: it is lost", 2),
+        ("", "GPU 1 does not answer: it is lost (reset -i 1)", 2),
     ]
 
 

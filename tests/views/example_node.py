@@ -88,6 +88,7 @@ IN_SYNC = NodeState(
     observed_at=AT,
     rounds=1,
     mps=(DAEMON,),
+    runs_as="pod",
 )
 with pytest.raises(DocumentError) as _caught:
     resolve(read_document(REFUSED), OBSERVED)
@@ -110,8 +111,8 @@ BLOCKED = replace(
 
 
 def content_of(state: NodeState) -> Json:
-    return status_content(state, headline(state, in_cluster=True))
+    return status_content(state, headline(state))
 
 
 def conditions_of(state: NodeState) -> Mapping[str, Condition]:
-    return conditions(state, headline(state, in_cluster=True))
+    return conditions(state, headline(state))

@@ -10,7 +10,7 @@ from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence, 
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
 from nodeagent.health.xids import default_table
-from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, ObservedNode
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
@@ -18,7 +18,7 @@ from nodeagent.views.claims import Claim, ClaimPhase
 from nodeagent.views.headline import headline, troubles
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import Cluster, Headline
+from nodeagent.views.shapes import Cluster, Headline, RunsAs
 from nodeagent.views.shapes import HeadlineSeverity as Severity
 from nodeagent.views.status_report import status_json
 from tests.views.example_node import (
@@ -103,8 +103,8 @@ def node(values: dict[str, object]) -> NodeState:
     return replace(IN_SYNC, **values)  # type: ignore[arg-type]  # any of the state's own fields
 
 
-def of(state: NodeState) -> Headline:
-    return headline(state, in_cluster=True)
+def of(state: NodeState, runs_as: RunsAs = "pod") -> Headline:
+    return headline(replace(state, runs_as=runs_as))
 
 
 def test_every_kind() -> None:
@@ -134,7 +134,7 @@ def test_troubles_are_all_that_needs_a_hand_each_said_once() -> None:
             "less_offered": (less,),
         }
     )
-    found = troubles(worse, HealthRemedies("gpu-node-0", True, worse.observed))
+    found = troubles(worse, HealthRemedies("gpu-node-0", "pod", worse.observed))
     first, sick, *others = found
     assert (first.severity, first.text, first.remedy) == (
         of(worse).severity,
@@ -145,19 +145,18 @@ def test_troubles_are_all_that_needs_a_hand_each_said_once() -> None:
     assert sick.evidence
     assert [(one.text, one.path) for one in others] == [
         ("A step failed.", ""),
-        ("GPU 1 does not answer.", ""),
         ("A client has no share.", "gpus[0].mps"),
         ("Claim ml/trainer: a device is sick.", ""),
         ("Less is offered to claims: MIG mode of GPU 0 is off.", ""),
     ]
     for severity, _, values in KINDS:
         one = node(values)
-        listed = troubles(one, HealthRemedies("gpu-node-0", True, one.observed))
+        listed = troubles(one, HealthRemedies("gpu-node-0", "pod", one.observed))
         assert bool(listed) is (severity in (WARNING, ERROR))
         assert len({trouble.text for trouble in listed}) == len(listed)
     only = node({"claims": (claim,), "less_offered": (less,)})
     assert of(only).severity is OK
-    both = troubles(only, HealthRemedies("gpu-node-0", True, only.observed))
+    both = troubles(only, HealthRemedies("gpu-node-0", "pod", only.observed))
     assert [one.severity for one in both] == [WARNING, INFO]
 
 
@@ -166,15 +165,20 @@ def test_a_gpu_that_is_gone_is_one_trouble() -> None:
     lost = replace(OBSERVED.gpus[0], access=Access.LOST)
     vanished = Problem(code=Code.GPU_LOST, message="GPU 0 does not answer", gpu=FIRST)
     values = {"observed": ObservedNode((lost, OBSERVED.gpus[1])), "problems": (vanished,)}
-    for known, code in (({"health": health(xid=79)}, "FallenOffBus"), ({}, "GpuLost")):
+    reset = GpuReading(FIRST, 0, answer=Answer(Silence.RESET_REQUIRED, 0.0, "it needs a reset"))
+    for known, code in (
+        ({"health": health(xid=79)}, "FallenOffBus"),
+        ({"health": health(reset)}, "GpuResetRequired"),
+        ({}, "GpuLost"),
+    ):
         state = node({**values, **known})
-        found = troubles(state, HealthRemedies("gpu-node-0", True, state.observed))
+        found = troubles(state, HealthRemedies("gpu-node-0", "pod", state.observed))
         assert [one.code for one in found if one.gpu == FIRST] == [code]
         report = status_json(state)
         assert report
         assert len(report["gpus"][0]["health"]["findings"]) == 1
     other = node({**values, "problems": (replace(vanished, gpu=SECOND),)})
-    found = troubles(other, HealthRemedies("gpu-node-0", True, other.observed))
+    found = troubles(other, HealthRemedies("gpu-node-0", "pod", other.observed))
     assert {one.gpu for one in found} == {FIRST, SECOND}
 
 
@@ -184,7 +188,7 @@ def test_a_gpu_that_hangs_is_one_trouble() -> None:
     less = replace(silent, message="the driver does not answer for GPU 0")
     values = {"problems": (silent,), "less_offered": (less,)}
     state = node({**values, "health": health(GpuReading(FIRST, 0, answer=hangs))})
-    found = troubles(state, HealthRemedies("gpu-node-0", True, state.observed))
+    found = troubles(state, HealthRemedies("gpu-node-0", "pod", state.observed))
     assert [(one.severity, one.code) for one in found] == [(ERROR, "GpuHangs")]
 
 
@@ -194,7 +198,7 @@ def test_gpus_without_uuids_and_claims_without_gpus_are_told_apart() -> None:
     kept = Problem(code=Code.GPU_UNKNOWN, message="its GPU is not listed")
     claims = [replace(WAITS, name=name, refusal=None, problems=[kept]) for name in ("one", "two")]
     state = node({"observed": ObservedNode(gpus), "problems": lost, "claims": claims})
-    found = troubles(state, HealthRemedies("gpu-node-0", True, state.observed))
+    found = troubles(state, HealthRemedies("gpu-node-0", "pod", state.observed))
     assert [one.text.split(":")[0] for one in found] == [
         "GPU 0 is lost.",
         "GPU 1 is lost.",
@@ -233,13 +237,19 @@ def test_remedies_are_commands_of_this_node() -> None:
         FIRST,
         "FallenOffBus",
     )
-    assert "kubectl" not in headline(fallen, in_cluster=False).remedy
+    assert "kubectl" not in of(fallen, "").remedy
     reset = of(node({"health": health(GpuReading(SECOND, 1, recovery_action=1))}))
     assert reset.remedy == (
         "Reset GPU 1: `kubectl drain gpu-node-0 --ignore-daemonsets --delete-emptydir-data && "
         "kubectl label node gpu-node-0 nodeagent.io/off=`, then run `nvidia-smi --gpu-reset -i 1` "
         "on the node, then `kubectl label node gpu-node-0 nodeagent.io/off- && kubectl uncordon "
         "gpu-node-0`; or reboot the node."
+    )
+    service = of(node({"health": health(GpuReading(SECOND, 1, recovery_action=1))}), "service")
+    assert service.remedy == (
+        "Reset GPU 1: `kubectl drain gpu-node-0 --ignore-daemonsets --delete-emptydir-data`, then "
+        "`systemctl stop nodeagent`, `nvidia-smi --gpu-reset -i 1` and `systemctl start nodeagent` "
+        "on the node, then `kubectl uncordon gpu-node-0`; or reboot the node."
     )
 
 
@@ -251,11 +261,19 @@ def test_mps_ends_before_a_reset() -> None:
     shared = replace(second, usage=Usage(), mps=DeviceDaemon(SHARED, "Ready"))
     sick = health(GpuReading(SECOND, 1, recovery_action=1))
     reset = node({"observed": ObservedNode((first, shared)), "health": sick})
-    assert headline(reset, in_cluster=False).remedy == (
+    assert of(reset, "").remedy == (
         "Reset GPU 1: end its users, then `nodeagent mps drain 1`, `systemctl stop nodeagent`, "
         "`nvidia-smi --gpu-reset -i 1`, `systemctl start nodeagent`, `nodeagent mps restart 1`."
     )
     assert of(reset).remedy.startswith("Drain and reboot the node: `kubectl drain gpu-node-0 ")
+
+
+def test_a_daemon_that_a_sick_gpu_keeps_from_clients_is_mended_with_it() -> None:
+    sick = HealthLimits(whole=True, why="it is sick", remedy="Reset it.")
+    seen = ObservedNode(tuple(replace(gpu, health_limits=sick) for gpu in OBSERVED.gpus))
+    daemon = replace(DAEMON, trouble="takes no new clients: it is sick")
+    assert of(node({"observed": seen, "mps": (daemon,)})).remedy == "Reset it."
+    assert "log" in of(node({"mps": (daemon,)})).remedy
 
 
 def test_outside_a_cluster_the_users_of_gpus_are_ended_first() -> None:
@@ -264,8 +282,8 @@ def test_outside_a_cluster_the_users_of_gpus_are_ended_first() -> None:
     seen = ObservedNode((first, replace(second, usage=users, mps=None)))
     values: dict[str, object] = {"observed": seen}
     reset = node({**values, "health": health(GpuReading(SECOND, 1, recovery_action=1))})
-    assert "end its users (`kill 4711`), then" in headline(reset, in_cluster=False).remedy
-    reboot = headline(node({**values, "health": health(xid=79)}), in_cluster=False).remedy
+    assert "end its users (`kill 4711`), then" in of(reset, "").remedy
+    reboot = of(node({**values, "health": health(xid=79)}), "").remedy
     assert "4711`), then `systemctl reboot`" in reboot
     assert "kill" not in of(reset).remedy  # pids would have the Node written again and again
 
@@ -283,6 +301,10 @@ def test_a_driver_that_hangs_says_what_to_do() -> None:
         remedy="report it",
     )
     assert "driver" not in of(node({"driver_error": fault.message, "problems": (fault,)})).text
+    unloaded = health(answer=Answer(Silence.NOT_LOADED))
+    away = node({"driver_error": "it is not loaded", "health": unloaded})
+    assert of(away).remedy.startswith("Load it: `modprobe nvidia`.")
+    assert len(troubles(away, HealthRemedies("gpu-node-0", "pod", away.observed))) == 1
     hangs = node({"health": health(answer=Answer(Silence.FAILS, reason="no answer"))})
     assert (of(hangs).severity, of(hangs).text) == (WARNING, "The driver does not answer.")
 
@@ -341,19 +363,20 @@ def test_gpus_that_no_check_has_read_yet() -> None:
 TENANTS = (Pod("ml", "train-0", "main"), Pod("ml", "train-0", "side"))
 
 
-@pytest.mark.parametrize("in_cluster", [True, False])
-def test_every_finding_has_a_command(in_cluster: bool) -> None:
-    remedies = HealthRemedies("gpu-node-0", in_cluster, OBSERVED)
+@pytest.mark.parametrize("runs_as", ["pod", "service", ""])
+def test_every_finding_has_a_command(runs_as: RunsAs) -> None:
+    remedies = HealthRemedies("gpu-node-0", runs_as, OBSERVED)
     for row in ROWS:
         for action in {row.action, Action.RESET_GPU, Action.REBOOT, Action.INSPECT_HARDWARE}:
             found = remedies.of(row.cause, action, 1)
             assert re.search(r"`[^`]+`", found), (row.cause, action)
             assert not re.search(r"[{}]|NUMBER|ADDRESS|None", found), (row.cause, action)
-            assert ("kubectl" in found) <= in_cluster, (row.cause, action)
+            assert ("kubectl" in found) <= bool(runs_as), (row.cause, action)
+            assert ("systemctl stop" in found) <= (runs_as != "pod"), (row.cause, action)
 
 
 def test_an_application_is_restarted_by_its_pods() -> None:
-    remedies = HealthRemedies("gpu-node-0", True, OBSERVED)
+    remedies = HealthRemedies("gpu-node-0", "pod", OBSERVED)
     found = remedies.of("xidApplication", Action.RESTART_APPLICATION, 0, TENANTS)
     assert found == (
         "Restart the application: `kubectl delete pod -n ml train-0`. The GPU is healthy."
@@ -363,7 +386,7 @@ def test_an_application_is_restarted_by_its_pods() -> None:
 
 
 def test_a_gpu_that_is_inspected_gets_no_new_pods() -> None:
-    remedies = HealthRemedies("gpu-node-0", True, OBSERVED)
+    remedies = HealthRemedies("gpu-node-0", "pod", OBSERVED)
     inspect = Action.INSPECT_HARDWARE
     assert remedies.of("memoryUnrepairable", inspect, 1) == (
         "Keep new pods away: `kubectl cordon gpu-node-0`. Run the vendor's field diagnostic. If it "
@@ -373,7 +396,7 @@ def test_a_gpu_that_is_inspected_gets_no_new_pods() -> None:
 
 
 def test_a_gpu_is_bound_to_the_driver_by_its_address() -> None:
-    remedies = HealthRemedies("gpu-node-0", True, OBSERVED)
+    remedies = HealthRemedies("gpu-node-0", "pod", OBSERVED)
     address = OBSERVED.gpus[1].pci_bus_id[4:].lower()
     assert f"`echo {address} > /sys/bus/pci/drivers/nvidia/bind`" in remedies.of(
         "gpuUnbound", Action.NONE, 1

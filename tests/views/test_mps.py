@@ -135,7 +135,8 @@ def test_a_waiting_client_is_named_with_whom_it_waits_for() -> None:
     for part in ("pid 99 (sleepy) of user 1001", "server 816 serves user 1000", "4712 (python)"):
         assert part in problem.message
     assert problem.remedy == (
-        "end it: `kill 99`; run it as user 1000, or set mps.user in the plan to 1001, or to any"
+        "end it: `kill 99`; run it as user 1000, or set mps.user in the plan to 1001 or any, and "
+        "start it again"
     )
     in_sync = NodePlan(Verdict.IN_SYNC)
     assert phase_of(refused=False, plan=in_sync, problems=problems, mps=(READY,)) is Phase.IN_SYNC

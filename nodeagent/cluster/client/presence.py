@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from nodeagent.settings import KubernetesSettings
+    from nodeagent.views.shapes import RunsAs
 
 TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -27,3 +28,10 @@ def is_in_cluster(
     if settings.kubeconfig is not None:
         return True
     return bool(environment.get("KUBERNETES_SERVICE_HOST")) and token.exists()
+
+
+def runs_as(settings: KubernetesSettings) -> RunsAs:
+    """How the agent runs on its cluster's node; "" without a cluster."""
+    if not is_in_cluster(settings):
+        return ""
+    return "pod" if os.environ.get("KUBERNETES_SERVICE_HOST") else "service"
