@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.pacing import Backoff
-from nodeagent.plan.desired import KeepClaims
+from nodeagent.plan.desired import WithClaims
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import NodeOutcome, Policy
 from nodeagent.plan.steps import DestroyGpuInstance, Step
@@ -83,7 +83,7 @@ class Rig:
         step_deadline: float = 5.0,
         driver: AbstractAsyncContextManager[NodeDriver] | None = None,
         hooks: ChangeHooks | None = None,
-        beside: KeepClaims = lambda goal, _: goal,
+        with_claims: WithClaims = lambda goal, _: goal,
         on_state: Callable[[NodeState], None] = lambda _: None,
         on_round: Callable[[NodeOutcome | None, float], None] = lambda _outcome, _seconds: None,
     ) -> None:
@@ -91,7 +91,9 @@ class Rig:
         self.states: list[NodeState] = []
         self.control = CountedRounds()
         self.node_states = Signal(NodeState("node-a", "file"))
-        self.plan = ActivePlan(self.control, beside=beside, file=last_good_plan(folder / FILE_NAME))
+        self.plan = ActivePlan(
+            self.control, with_claims=with_claims, file=last_good_plan(folder / FILE_NAME)
+        )
         self.heartbeats = Heartbeats(asyncio.get_running_loop().time)
         self.owners = GpuOwners(
             driver or open_driver(observe_deadline, step_deadline),

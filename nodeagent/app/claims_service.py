@@ -132,9 +132,9 @@ class ClaimsService:
         await self.claims.store.load()
         await asyncio.to_thread(self.places.load)
 
-    def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
+    def with_claims(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
         """Adapt a plan's goal to what claims have of the GPU, and to where its instances were."""
-        return self.places.as_before(self.claims.store.beside(goal, gpu), gpu)
+        return self.places.as_before(self.claims.store.with_claims(goal, gpu), gpu)
 
     @property
     def recorded(self) -> Collection[tuple[str, str]]:

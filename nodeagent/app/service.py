@@ -133,7 +133,7 @@ class Agent:
             self._claims.view.pods_changed.subscribe(lambda _: self._publish(states.newest))
         self._claims_wait = False  # as it was when an attempt ended last
         last_good = last_good_plan(paths.state_file(PLAN_NAME))
-        self._active_plan = ActivePlan(control, self._mps.host_for, self._beside, last_good)
+        self._active_plan = ActivePlan(control, self._mps.host_for, self._with_claims, last_good)
         self._sampling = SamplingService(
             driver, settings.sample, begin=control.settled.wait, held=lambda: self._health.held
         )
@@ -198,10 +198,10 @@ class Agent:
         left = self._left_claims.records if self._left_claims else ()
         return {(one.namespace, one.name) for one in left}
 
-    def _beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
+    def _with_claims(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
         """A plan's goal of the GPU beside what claims have there, be they served or left over."""
         claims = self._claims or self._left_claims
-        return claims.beside(goal, gpu) if claims else goal
+        return claims.with_claims(goal, gpu) if claims else goal
 
     async def run(self) -> None:
         """Run until `stop`; raises the first failure of a service, alone or in a group."""

@@ -20,7 +20,7 @@ from typing import Final, Self
 from msgspec import MsgspecError, Struct, json
 
 from nodeagent.claims.model import UID, ClaimRecord
-from nodeagent.claims.offering.planned import beside_claims
+from nodeagent.claims.offering.planned import goal_with_claims
 from nodeagent.claims.parts import reserved_on
 from nodeagent.errors import NodeagentError
 from nodeagent.files import state
@@ -210,7 +210,7 @@ class RecordStore:
         """The records of all other claims."""
         return [other for other in self._records.values() if other.uid != record.uid]
 
-    def beside(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
+    def with_claims(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
         """A plan's goal of the GPU beside what claims have there, by their records. One that cannot
         be read may have any of it.
         """
@@ -219,7 +219,7 @@ class RecordStore:
             Reserved("", None, f"the record {one.path}, which cannot be read") for one in unreadable
         ]
         held += reserved_on(gpu.uuid, self.records)
-        return beside_claims(goal, gpu, tuple(held), self.records)
+        return goal_with_claims(goal, gpu, tuple(held), self.records)
 
     def refuse_unreadable(self, uid: str) -> None:
         """Raise NodeagentError where a record that cannot be read may be that claim's."""

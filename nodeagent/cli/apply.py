@@ -21,7 +21,13 @@ from nodeagent.cli.progress import ProgressLine, blocker_words, wait_for_blocker
 from nodeagent.cli.shared_node import changing_node
 from nodeagent.errors import DocumentError
 from nodeagent.pacing import Backoff
-from nodeagent.plan.desired import DesiredNode, KeepClaims, PlanDocument, keep_claims, unclaimed
+from nodeagent.plan.desired import (
+    DesiredNode,
+    PlanDocument,
+    WithClaims,
+    node_with_claims,
+    unclaimed,
+)
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import (
     GpuOutcome,
@@ -75,10 +81,10 @@ async def _apply(
     progress = ProgressLine()
     with _stopped_by_signals() as stop, writing(options, settings):
         async with changing_node(options, settings, document) as (node, host):
-            observed, beside = await node.observe(), kept_claims(options, settings)
+            observed, with_claims = await node.observe(), kept_claims(options, settings)
             named = as_accepted(options, settings, observed, document.digest)
-            desired = resolve(document, unclaimed(named, beside), host)
-            rounds = _Rounds(node, settings, desired, output, beside, progress, stop)
+            desired = resolve(document, unclaimed(named, with_claims), host)
+            rounds = _Rounds(node, settings, desired, output, with_claims, progress, stop)
             await rounds.do_round(observed)
             while rounds.blocked:
                 left = max(deadline - clock(), 0.0)
@@ -104,7 +110,7 @@ class _Rounds:
     settings: Settings
     desired: DesiredNode
     output: Output
-    beside: KeepClaims
+    with_claims: WithClaims
     progress: ProgressLine
     stop: asyncio.Event
     rest: NodePlan = _IN_SYNC
@@ -164,7 +170,7 @@ class _Rounds:
         self.outcome = replace(self.outcome, gpus=gpus)
 
     def _plan(self, observed: ObservedNode) -> NodePlan:
-        desired = keep_claims(self.desired, observed, self.beside)
+        desired = node_with_claims(self.desired, observed, self.with_claims)
         return plan(desired, observed, self.settings.policy)
 
     async def _carry_out(self, now: NodePlan) -> NodeOutcome:

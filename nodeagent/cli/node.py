@@ -19,7 +19,7 @@ from nodeagent.settings import Settings
 from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
-    from nodeagent.plan.desired import KeepClaims
+    from nodeagent.plan.desired import WithClaims
     from nodeagent.simulation import SimulatedNode
 
 _CLAIMS = "claims"  # the folder below state.dir in which claims have their records
@@ -158,7 +158,7 @@ def kept_file(options: Namespace, settings: Settings, name: str) -> Path:
     return settings.state.dir / name
 
 
-def kept_claims(options: Namespace, settings: Settings) -> KeepClaims:
+def kept_claims(options: Namespace, settings: Settings) -> WithClaims:
     """A function that adds to a GPU's goal what claims hold there, by the records that an agent
     left when it stopped. Raises NodeagentError. Blocks for a moment.
     """
@@ -167,7 +167,7 @@ def kept_claims(options: Namespace, settings: Settings) -> KeepClaims:
         return lambda goal, _: goal
     from nodeagent.claims.records import LeftRecords
 
-    return LeftRecords.read(folder).beside
+    return LeftRecords.read(folder).with_claims
 
 
 def as_accepted(

@@ -14,7 +14,7 @@ from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import reading_node
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError, UsageError
-from nodeagent.plan.desired import PlanDocument, keep_claims, unclaimed
+from nodeagent.plan.desired import PlanDocument, node_with_claims, unclaimed
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan
 from nodeagent.plan.resolve import resolve, verdict_of
@@ -59,13 +59,13 @@ async def planned(options: Namespace, settings: Settings, document: PlanDocument
     """The plan for the node as it is now; for a rejected document one without GPUs."""
     async with reading_node(options, settings, document) as (node, host):
         observed = as_judged(options, settings, await node.observe())
-    beside = kept_claims(options, settings)
+    with_claims = kept_claims(options, settings)
     try:
         named = as_accepted(options, settings, observed, document.digest)
-        desired = resolve(document, unclaimed(named, beside), host)
+        desired = resolve(document, unclaimed(named, with_claims), host)
     except DocumentError as error:
         return rejection(error, document)
-    found = plan(keep_claims(desired, observed, beside), observed, settings.policy)
+    found = plan(node_with_claims(desired, observed, with_claims), observed, settings.policy)
     return replace(found, gpus=tuple(map(with_unready, found.gpus)))
 
 

@@ -235,24 +235,27 @@ class DesiredNode(Struct, frozen=True):
 # is planned as if the rest were not there. So neither sees the other's instances, and neither can
 # take them away.
 
-KeepClaims = Callable[[DesiredGpu, Gpu], DesiredGpu]
+WithClaims = Callable[[DesiredGpu, Gpu], DesiredGpu]
 """Turns the goal of a GPU into one that leaves alone what claims have there."""
 
 
-def unclaimed(observed: ObservedNode, beside: KeepClaims) -> ObservedNode:
+def unclaimed(observed: ObservedNode, with_claims: WithClaims) -> ObservedNode:
     """The node without the instances of claims, of which a document says nothing: what it wants of
     all MIG devices there are, it wants of the others.
     """
     nothing = DesiredGpu(None, "")
-    gpus = tuple(without(gpu, beside(nothing, gpu).reserved) for gpu in observed.gpus)
+    gpus = tuple(without(gpu, with_claims(nothing, gpu).reserved) for gpu in observed.gpus)
     return replace(observed, gpus=gpus)
 
 
-def keep_claims(desired: DesiredNode, observed: ObservedNode, beside: KeepClaims) -> DesiredNode:
+def node_with_claims(
+    desired: DesiredNode, observed: ObservedNode, with_claims: WithClaims
+) -> DesiredNode:
     """What is desired, changed to leave alone what claims have now."""
     here = {gpu.key: gpu for gpu in observed.gpus}
     gpus = {
-        key: beside(goal, here[key]) if key in here else goal for key, goal in desired.gpus.items()
+        key: with_claims(goal, here[key]) if key in here else goal
+        for key, goal in desired.gpus.items()
     }
     return replace(desired, gpus=gpus)
 

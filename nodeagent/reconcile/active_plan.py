@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError, NodeagentError
 from nodeagent.files.state import StateFile
-from nodeagent.plan.desired import DesiredNode, KeepClaims, PlanDocument, keep_claims, unclaimed
+from nodeagent.plan.desired import (
+    DesiredNode,
+    PlanDocument,
+    WithClaims,
+    node_with_claims,
+    unclaimed,
+)
 from nodeagent.plan.numbers import Numbers, numbered, numbers_of
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
@@ -80,12 +86,12 @@ class ActivePlan:
         self,
         control: LoopControl,
         host_for: HostFor = lambda _: Host(),
-        beside: KeepClaims = lambda goal, _: goal,
+        with_claims: WithClaims = lambda goal, _: goal,
         file: StateFile[KeptPlan] | None = None,
     ) -> None:
         self._control = control
         self._host_for = host_for
-        self._beside = beside
+        self._with_claims = with_claims
         self._file = file or last_good_plan(None)
         self._saved: KeptPlan | None = None
         self._update: PlanUpdate | DeferredPlan | None = None  # the newest of the plan's source
@@ -238,7 +244,7 @@ class ActivePlan:
                 return PlanEvaluation(refusal=refusal, observed=observed)
             impossible = error.problems
         # What was possible once goes on to hold for the GPUs that are still there.
-        desired = keep_claims(self._desired, observed, self._beside)
+        desired = node_with_claims(self._desired, observed, self._with_claims)
         node_plan = _without_the_impossible(plan(desired, observed, policy), impossible)
         return PlanEvaluation(
             node_plan, self._good.document, desired, refusal=refusal, observed=observed
@@ -254,7 +260,7 @@ class ActivePlan:
     def _resolved(
         self, candidate: ReadPlan, observed: ObservedNode, numbers: Numbers
     ) -> DesiredNode:
-        own = unclaimed(numbered(observed, numbers), self._beside)
+        own = unclaimed(numbered(observed, numbers), self._with_claims)
         return resolve(candidate.document, own, candidate.host)
 
     def _make(
@@ -262,7 +268,7 @@ class ActivePlan:
     ) -> tuple[DesiredNode, NodePlan]:
         """Resolve and plan the candidate. Raises DocumentError where it can never be."""
         resolved = self._resolved(candidate, observed, numbers)
-        desired = keep_claims(resolved, observed, self._beside)
+        desired = node_with_claims(resolved, observed, self._with_claims)
         made = plan(desired, observed, policy)
         if made.verdict in _NEVER:
             of_gpus = (p for gpu in made.gpus if gpu.verdict in _NEVER for p in gpu.problems)
@@ -296,7 +302,7 @@ class ActivePlan:
         except DocumentError as error:
             digest = found.document.digest
             return True, NodePlan(verdict_of(error), problems=error.problems, digest=digest)
-        return True, plan(keep_claims(desired, observed, self._beside), observed, policy)
+        return True, plan(node_with_claims(desired, observed, self._with_claims), observed, policy)
 
 
 def _without_the_impossible(made: NodePlan, problems: Sequence[Problem]) -> NodePlan:

@@ -239,7 +239,7 @@ class Home:
         rig = Rig(
             self.folder,
             driver=driver,
-            beside=lambda *goal: claims.store.beside(*goal),  # noqa: PLW0108  # made below
+            with_claims=lambda *goal: claims.store.with_claims(*goal),  # noqa: PLW0108  # made below
         )
         rules = GpuRules(share=share, share_mig=share)
         claims = self.node_claims(rig.owners, observe, daemons, lambda _: rules)

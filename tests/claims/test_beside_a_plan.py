@@ -47,7 +47,7 @@ async def planned(
     rig = Rig(
         home.folder,
         driver=nullcontext(driver) if driver else None,
-        beside=lambda *goal: claims.store.beside(*goal),  # noqa: PLW0108  # made below
+        with_claims=lambda *goal: claims.store.with_claims(*goal),  # noqa: PLW0108  # made below
     )
     claims = home.node_claims(rig.owners, observe, daemons, rules)
     await claims.store.load()

@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.claims.capacity import Consumed
 from nodeagent.claims.model import ClaimRecord, ClaimReference, ClaimRefused, ClaimState, FileState
-from nodeagent.claims.offering.planned import beside_claims
+from nodeagent.claims.offering.planned import goal_with_claims
 from nodeagent.claims.outcomes import DaemonNotReady, require_lasting_unused, require_ready
 from nodeagent.claims.parts import daemon_of, reserved_on, to_prepare, to_release
 from nodeagent.claims.serving.cdi import ContainerDevice, claim_document
@@ -224,7 +224,7 @@ def test_gpus_of_one_daemon() -> None:
         "the whole GPU (claim team/trainer)"
     ]
     held = tuple(reserved_on(left.uuid, [claim]))
-    nothing = beside_claims(DesiredGpu(None, "gpus[0]"), left, held, [claim])
+    nothing = goal_with_claims(DesiredGpu(None, "gpus[0]"), left, held, [claim])
     assert plan_gpu(nothing, left).verdict is Verdict.IN_SYNC
     for there in (left, replace(left, uuid="GPU-2")):
         outcome = GpuOutcome(plan_gpu(to_prepare(claim, there, []), there), (), there)
@@ -238,8 +238,8 @@ def test_a_plan_beside_shares() -> None:
     there = serving(*records, card=without_mig(card("h100-80gb")))
     held = tuple(reserved_on(there.uuid, records))
     disabled = DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]")
-    assert plan_gpu(beside_claims(disabled, there, held, records), there).steps == ()
-    shared = beside_claims(replace(disabled, mps=A), there, held, records)
+    assert plan_gpu(goal_with_claims(disabled, there, held, records), there).steps == ()
+    shared = goal_with_claims(replace(disabled, mps=A), there, held, records)
     blocked = plan_gpu(shared, there)
     assert blocked.verdict is Verdict.BLOCKED
     assert "claim team/c1" in blocked.problems[0].message

@@ -9,7 +9,7 @@ from nodeagent.claims.offering.gpu_rules import FixedInstance, Planned
 from nodeagent.claims.offering.planned import (
     FILE_NAME,
     PlannedPlaces,
-    beside_claims,
+    goal_with_claims,
     planned,
     planned_places_file,
 )
@@ -141,7 +141,7 @@ def test_goals_without_a_layout() -> None:
 def test_an_instance_in_a_claim_is_not_moved() -> None:
     """Where its place is lost, by a reboot say, it comes back just there, whatever is best."""
     for start in range(7):
-        goal = beside_claims(
+        goal = goal_with_claims(
             wanted(H100, [("1g.10gb", 1)]), H100, (), [fixed_record(H100, ("1g.10gb", start))]
         )
         [made] = plan_gpu(goal, H100).after.instances
@@ -152,7 +152,7 @@ def test_an_instance_in_a_claim_outlives_its_plan() -> None:
     """A plan without it is made beside it, and is blocked where there is no room."""
     gpu = with_devices(H100, ["mig-3g-40gb-4"])
     using = [fixed_record(gpu, ("3g.40gb", 4))]
-    beside = plan_gpu(beside_claims(wanted(H100, [("1g.10gb", 2)]), gpu, (), using), gpu)
+    beside = plan_gpu(goal_with_claims(wanted(H100, [("1g.10gb", 2)]), gpu, (), using), gpu)
     assert beside.verdict is Verdict.APPLICABLE
     assert not any("Destroy" in type(step).__name__ for step in beside.steps)
     for goal in (
@@ -160,7 +160,7 @@ def test_an_instance_in_a_claim_outlives_its_plan() -> None:
         wanted(H100, [("4g.40gb", 1), ("2g.20gb", 1)]),
         DesiredGpu(MigDisabled(PATH), PATH),
     ):
-        blocked = plan_gpu(beside_claims(goal, gpu, (), using), gpu)
+        blocked = plan_gpu(goal_with_claims(goal, gpu, (), using), gpu)
         assert blocked.verdict is Verdict.BLOCKED
         assert "claim team/trainer" in blocked.problems[0].message
 
@@ -169,11 +169,11 @@ def test_a_place_that_the_plan_gives_to_another() -> None:
     """The plan has the profile still, but not at the claim's place."""
     gpu = with_devices(H100, ["mig-3g-40gb-0"])
     goal = wanted(H100, [("4g.40gb", 1), ("3g.40gb", 1)])
-    found = plan_gpu(beside_claims(goal, gpu, (), [fixed_record(gpu, ("3g.40gb", 0))]), gpu)
+    found = plan_gpu(goal_with_claims(goal, gpu, (), [fixed_record(gpu, ("3g.40gb", 0))]), gpu)
     assert found.verdict is Verdict.BLOCKED
     assert "claim team/trainer" in found.problems[0].message
     named = devices(H100, ("3g.40gb", 3, 4))
-    both = plan_gpu(beside_claims(named, gpu, (), [fixed_record(gpu, ("3g.40gb", 0))]), gpu)
+    both = plan_gpu(goal_with_claims(named, gpu, (), [fixed_record(gpu, ("3g.40gb", 0))]), gpu)
     assert [i.placement.start for i in both.after.instances] == [0, 4]
 
 
@@ -182,11 +182,11 @@ def test_a_whole_gpu_in_a_claim() -> None:
     gpu = mig_off(H100)
     whole = whole_device(gpu.uuid, fixed=True)
     using = [record(whole)]
-    on = plan_gpu(beside_claims(wanted(H100, ONE), gpu, (), using), gpu)
+    on = plan_gpu(goal_with_claims(wanted(H100, ONE), gpu, (), using), gpu)
     assert on.verdict is Verdict.BLOCKED
     assert "claim team/trainer" in on.problems[0].message
     off = DesiredGpu(MigDisabled(PATH), PATH)
-    assert beside_claims(off, gpu, (), using) == off
+    assert goal_with_claims(off, gpu, (), using) == off
 
 
 def test_a_plan_that_would_share_what_a_claim_uses() -> None:
@@ -196,19 +196,19 @@ def test_a_plan_that_would_share_what_a_claim_uses() -> None:
     layout = wanted(gpu, [("1g.10gb", 2)])
     one, other = layout.mig.instances if isinstance(layout.mig, Layout) else ()
     one_shared = Layout((replace(one, mps=A), other), PATH)
-    found = plan_gpu(beside_claims(replace(layout, mig=one_shared), gpu, (), using), gpu)
+    found = plan_gpu(goal_with_claims(replace(layout, mig=one_shared), gpu, (), using), gpu)
     [start] = [step for step in found.steps if isinstance(step, StartMps)]
     assert start.placement == Placement(0, 1)
     full = wanted(gpu, [("1g.10gb", 7)])
     assert isinstance(full.mig, Layout)
     all_shared = Layout(tuple(replace(one, mps=A) for one in full.mig.instances), PATH)
-    found = plan_gpu(beside_claims(replace(full, mig=all_shared), gpu, (), using), gpu)
+    found = plan_gpu(goal_with_claims(replace(full, mig=all_shared), gpu, (), using), gpu)
     assert found.verdict is Verdict.BLOCKED
     assert "claim team/trainer" in found.problems[0].message
     whole = whole_device(gpu.uuid, fixed=True)
     bare = without_mig(gpu)
     for mig in (None, MigDisabled(PATH)):
-        goal = beside_claims(DesiredGpu(mig, PATH, mps=A), bare, (), [record(whole)])
+        goal = goal_with_claims(DesiredGpu(mig, PATH, mps=A), bare, (), [record(whole)])
         assert plan_gpu(goal, bare).verdict is Verdict.BLOCKED
 
 
@@ -233,11 +233,11 @@ def test_what_does_not_bind_the_plan() -> None:
     goal = wanted(H100, ONE)
     looking = whole_device(H100.uuid, admin_access=True)
     for one in (record(looking), fixed_record(replace(H100, uuid="GPU-2"), ("1g.10gb", 3))):
-        assert beside_claims(goal, H100, (), [one]) == goal
+        assert goal_with_claims(goal, H100, (), [one]) == goal
     silent = replace(H100, access=Access.LOST, profiles=())
     held = (Reserved("", None, "a record"),)
     using = [fixed_record(H100, ("1g.10gb", 3))]
-    assert beside_claims(goal, silent, held, using) == replace(goal, reserved=held)
+    assert goal_with_claims(goal, silent, held, using) == replace(goal, reserved=held)
 
 
 # --- places kept for the next start ---------------------------------------------------------------

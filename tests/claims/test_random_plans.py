@@ -68,13 +68,13 @@ class Day:
         def rules(gpu: Gpu) -> GpuRules:
             return self.offers.rules(gpu, goals_of(rig.state.plan), claims.store.records)
 
-        def beside(goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
-            return noted.as_before(claims.store.beside(goal, gpu), gpu)
+        def with_claims(goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
+            return noted.as_before(claims.store.with_claims(goal, gpu), gpu)
 
         async def observe() -> ObservedNode:
             return rig.state.observed
 
-        rig = Rig(self.home.folder, beside=beside)
+        rig = Rig(self.home.folder, with_claims=with_claims)
         claims = self.home.node_claims(rig.owners, observe, rules=rules)
         await claims.store.load()
         async with running(rig):

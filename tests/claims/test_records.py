@@ -176,7 +176,7 @@ async def test_an_agent_that_serves_no_claims(node: SimulatedNode, home: Home) -
         Code.IN_USE,
         "claims are not served (dra.mode), and what these have is kept: claim team/trainer-0",
     )
-    rig = Rig(home.folder, beside=kept.beside)
+    rig = Rig(home.folder, with_claims=kept.with_claims)
     async with running(rig):
         rig.offer("{7g.80gb: 1}")
         await rig.settle(Phase.BLOCKED)
@@ -197,7 +197,7 @@ async def test_records_of_another_start_and_unreadable_ones(
         (home.records_dir / f"{UIDS[0]}.json").write_text(content)
     left = records.LeftRecords.read(home.records_dir)
     assert [problem.code for problem in left.problems] == [Code.STATE_FILE] * bool(content)
-    rig = Rig(home.folder, beside=left.beside)
+    rig = Rig(home.folder, with_claims=left.with_claims)
     async with running(rig):
         rig.offer("{7g.80gb: 1}")
         await rig.settle(Phase.BLOCKED if content else Phase.IN_SYNC)

@@ -183,7 +183,7 @@ def test_a_goal_is_beside_the_claims_of_its_gpu() -> None:
     gpu = card("h100-80gb")
     held = reserved(gpu, {("1g.10gb", 0)})
     goals = {uuid: wanted(gpu, [("1g.10gb", 1)]) for uuid in (gpu.key, "GPU-gone")}
-    found = desired.keep_claims(
+    found = desired.node_with_claims(
         desired.DesiredNode(goals),
         ObservedNode((gpu,)),
         lambda goal, _: replace(goal, reserved=held),

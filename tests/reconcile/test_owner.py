@@ -153,7 +153,7 @@ def beside_a_claim(hooks: Meanwhile, folder: Path) -> Rig:
     hooks.rig = Rig(
         folder,
         hooks=hooks,
-        beside=lambda goal, gpu: replace(goal, reserved=hooks.held.get(gpu.uuid, ())),
+        with_claims=lambda goal, gpu: replace(goal, reserved=hooks.held.get(gpu.uuid, ())),
     )
     return hooks.rig
 

@@ -91,7 +91,7 @@ def is_laid_out(wanted: Sequence[WantedInstance], own: Sequence[GpuInstance]) ->
 # --- what the plan has of claims ------------------------------------------------------------------
 
 
-def beside_claims(
+def goal_with_claims(
     goal: DesiredGpu, gpu: Gpu, held: tuple[Reserved, ...], records: Iterable[ClaimRecord]
 ) -> DesiredGpu:
     """The plan's goal with what claims hold left alone, and what they use of the plan's in place.
