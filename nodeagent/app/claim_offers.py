@@ -155,7 +155,7 @@ class ClaimOffers:
         self, publisher: SlicePublisher, kubelet: PodResourcesClient | None
     ) -> None:
         """Close the offers while another program hands out GPUs of this node."""
-        from nodeagent.cluster.drain.owners import other_allocator, other_holder
+        from nodeagent.cluster.drain.other_managers import other_allocator, other_holder
 
         before = self._offers.closed
         allocatable = self._cluster.publisher.allocatable

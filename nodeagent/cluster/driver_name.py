@@ -7,7 +7,7 @@ from pathlib import Path
 from nodeagent.claims.names import NVIDIA_DRIVER
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.drain.owners import other_allocator
+from nodeagent.cluster.drain.other_managers import other_allocator
 from nodeagent.cluster.kubelet.plugin.sockets import served
 from nodeagent.cluster.slice_publisher import read_slice
 from nodeagent.plan.problems import Code, Problem

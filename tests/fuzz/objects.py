@@ -13,7 +13,7 @@ from nodeagent.claims.serving.allocation import read_allocation, read_state
 from nodeagent.claims.serving.claim_object import read_claim
 from nodeagent.cluster.client.faults import ClusterFault, from_status
 from nodeagent.cluster.client.node_view import is_newer, read_node
-from nodeagent.cluster.drain.owners import claims, other_allocator
+from nodeagent.cluster.drain.other_managers import other_allocator, other_managers
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.plan_sources.node_source import offer
 from nodeagent.cluster.plan_sources.nos import grammar
@@ -162,7 +162,7 @@ _NODE_REFERENCE = resource_slices.NodeReference("gpu-0", UID)
 def _node(text: bytes, _: Path) -> None:
     """And all that is made of its annotations and labels."""
     view = read_node(text)
-    grammar.is_divided(view.labels), claims(view, ()), other_allocator((), view.allocatable)
+    grammar.is_divided(view.labels), other_managers(view, ()), other_allocator((), view.allocatable)
     _annotations(view.annotations)
     is_newer(view.resource_version, "4711")
 

@@ -16,7 +16,7 @@ from nodeagent.cluster.client.credentials import credentials_of
 from nodeagent.cluster.client.node_view import NodeView, read_node
 from nodeagent.cluster.client.requests import DRA_GROUP, Right
 from nodeagent.cluster.drain.hooks import check_settings
-from nodeagent.cluster.drain.owners import owned_by_others
+from nodeagent.cluster.drain.other_managers import owned_by_others
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.guard import is_guarded
 from nodeagent.errors import NodeagentError, UsageError
@@ -71,7 +71,7 @@ async def _findings(
             *await _rights(access, settings, claims=dra.mode != "off"),
             *(await _driver_name(access, name, kubelet_dir) if is_named_so else []),
             *await _runtime_class(access),
-            *await _owners(access, settings, view, source),
+            *await _other_managers(access, settings, view, source),
         ], view
 
 
@@ -210,7 +210,7 @@ async def _runtime_class(access: ClusterAccess) -> list[PreflightFinding]:
     return [warning(check, NodeagentError.of("noRuntimeClass", name=_RUNTIME_CLASS))]
 
 
-async def _owners(
+async def _other_managers(
     access: ClusterAccess, settings: KubernetesSettings, view: NodeView, source: str
 ) -> list[PreflightFinding]:
     check, pods, found = "other managers", None, []

@@ -136,10 +136,10 @@ Commands = Mapping[int, Sequence[str]]  # command lines by pid
 def owner_findings(commands: Commands, root: Path = Path("/")) -> list[PreflightFinding]:
     """Other programs that change this node's layouts; `root` is where /etc lies."""
     check = "other owners"
-    owners = section("owner")
-    running = {name: pid for pid, name in _programs(commands).items() if name in owners}
+    managers = section("managerProgram")
+    running = {name: pid for pid, name in _programs(commands).items() if name in managers}
     found = [
-        warning(check, NodeagentError.of("ownerRuns", name=name, pid=pid, mend=owners[name]))
+        warning(check, NodeagentError.of("ownerRuns", name=name, pid=pid, mend=managers[name]))
         for name, pid in sorted(running.items())
     ]
     enabled = (root / "etc/systemd/system" / target / _OTHER_UNIT for target in _WANTED_BY)

@@ -19,7 +19,7 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.changes import leaving_pods, preparations
 from nodeagent.cluster.drain.evictor import Evictor
 from nodeagent.cluster.drain.node import DrainedNode, DrainIntervals, api_problem
-from nodeagent.cluster.drain.owners import OtherManager
+from nodeagent.cluster.drain.other_managers import OtherManager
 from nodeagent.cluster.drain.pods import Pod, PodSelector
 from nodeagent.cluster.drain.restore import Restore
 from nodeagent.errors import UsageError

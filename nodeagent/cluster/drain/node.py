@@ -19,7 +19,7 @@ from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import CHANGING, NodeView, read_node, taints_with
 from nodeagent.cluster.drain.changes import NodeChange
-from nodeagent.cluster.drain.owners import OtherManager, claims, owned_by_others
+from nodeagent.cluster.drain.other_managers import OtherManager, other_managers, owned_by_others
 from nodeagent.cluster.drain.pods import Pod, PodSelector, read_pod
 from nodeagent.pacing import Backoff
 from nodeagent.plan.problems import Code, Problem
@@ -206,7 +206,7 @@ class DrainedNode:
 
     def _here(self) -> Collection[OtherManager]:
         """Tolerated ones, too."""
-        return claims(self.known, self.pods, source=self.source).keys()
+        return other_managers(self.known, self.pods, source=self.source).keys()
 
     async def _read_at_first(self) -> None:
         """Before the Node has been seen for the first time."""

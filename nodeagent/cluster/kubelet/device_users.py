@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _BUSY_PAUSE = 0.05  # seconds; the kubelet serves 100 calls a second, to all that ask it
 
-Owners = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod
+PodsByPid = Mapping[int, ProcessPod | None]  # by pid; None for a process outside any pod
 Recorded = Callable[[], Collection[tuple[str, str]]]
 """Gives the agent's own claims (namespace, name) whose devices are known from their records."""
 
@@ -89,10 +89,10 @@ class KubeletUsage(UsageSource):
         if not any(_answers(gpu) for gpu in gpus):
             return list(gpus)
         reading = await (asked or self.ask())
-        owners = await self._owners_of(gpus)
-        return [with_allocations(g, reading, owners) if _answers(g) else g for g in gpus]
+        pods = await self._pods_of(gpus)
+        return [with_allocations(g, reading, pods) if _answers(g) else g for g in gpus]
 
-    async def _owners_of(self, gpus: Sequence[Gpu]) -> Owners:
+    async def _pods_of(self, gpus: Sequence[Gpu]) -> PodsByPid:
         if self._processes is None:
             return {}
         devices = [device for gpu in gpus if _answers(gpu) for device in gpu.devices()]
@@ -233,47 +233,47 @@ def _is_gpu(held: allocations.DeviceId, gpu: GpuRef) -> bool:
 # --- joined with what the driver sees -------------------------------------------------------------
 
 
-def with_allocations(gpu: Gpu, reading: UsageReading, owners: Owners) -> Gpu:
+def with_allocations(gpu: Gpu, reading: UsageReading, pods: PodsByPid) -> Gpu:
     """Add the allocations of the GPU and its devices as users, and name the pods of processes."""
 
     def device_with(instance: GpuInstance, device: ComputeInstance) -> ComputeInstance:
         holders = reading.users(users.mig_device_of(gpu, instance, device))
-        return replace(device, usage=_joined(device.usage, holders, owners))
+        return replace(device, usage=_joined(device.usage, holders, pods))
 
-    usage = _joined(gpu.usage, reading.users_of_gpu(users.whole_gpu(gpu)), owners)
+    usage = _joined(gpu.usage, reading.users_of_gpu(users.whole_gpu(gpu)), pods)
     return replace(gpu, usage=usage).with_mig_devices(device_with)
 
 
-def _joined(usage: Usage, holders: Usage, owners: Owners) -> Usage:
-    processes = tuple(_named(user, holders.processes, owners) for user in usage.processes)
+def _joined(usage: Usage, holders: Usage, pods: PodsByPid) -> Usage:
+    processes = tuple(_named(user, holders.processes, pods) for user in usage.processes)
     # Only a process whose cgroup proves its pod stands for the pod's allocation. One that was
     # named because the pod alone holds the device may be another's, an MPS server say, and would
     # take the allocation along when it is left out.
-    shown = {(user.namespace, user.pod) for user in processes if _is_proven(user, owners)}
+    shown = {(user.namespace, user.pod) for user in processes if _is_proven(user, pods)}
     rest = tuple(user for user in holders.processes if (user.namespace, user.pod) not in shown)
     return replace(usage, processes=processes).together(replace(holders, processes=rest))
 
 
-def _is_proven(user: User, owners: Owners) -> bool:
-    owner = owners.get(user.pid) if user.pid else None
-    return owner is not None and owner.name is not None
+def _is_proven(user: User, pods: PodsByPid) -> bool:
+    found = pods.get(user.pid) if user.pid else None
+    return found is not None and found.name is not None
 
 
-def _named(user: User, holders: Sequence[User], owners: Owners) -> User:
+def _named(user: User, holders: Sequence[User], pods: PodsByPid) -> User:
     """The process with its pod: its cgroup's, else the only one that holds the device."""
     if user.pod or not user.pid:
         return user
-    if user.pid in owners:
-        owner = owners[user.pid]
-        if owner is None:
+    if user.pid in pods:
+        found = pods[user.pid]
+        if found is None:
             return user  # a process of the machine's own
-        if owner.name is not None:
-            pod = (owner.name.namespace, owner.name.name)
-            return _of_pod(user, pod, owner.container or _container(pod, holders))
-    pods = {(holder.namespace, holder.pod) for holder in holders}
-    if len(pods) != 1:
+        if found.name is not None:
+            pod = (found.name.namespace, found.name.name)
+            return _of_pod(user, pod, found.container or _container(pod, holders))
+    holding = {(holder.namespace, holder.pod) for holder in holders}
+    if len(holding) != 1:
         return user
-    pod = pods.pop()
+    pod = holding.pop()
     return _of_pod(user, pod, _container(pod, holders))
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from nodeagent.cluster.kubelet import allocations
-from nodeagent.cluster.kubelet.device_users import Allocations, Owners, with_allocations
+from nodeagent.cluster.kubelet.device_users import Allocations, PodsByPid, with_allocations
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import GpuRef, MigDeviceRef
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
@@ -128,14 +128,14 @@ def test_a_gpu_whose_file_is_not_known_may_be_the_claimed_one() -> None:
 # --- joined with processes ------------------------------------------------------------------------
 
 
-def joined(reading: Allocations, owners: Owners, *pids: int) -> tuple[User, ...]:
+def joined(reading: Allocations, pods: PodsByPid, *pids: int) -> tuple[User, ...]:
     """Users of the device, on which the driver sees these processes."""
     usage = Usage(tuple(User(pid, "python") for pid in pids))
     device = ComputeInstance(0, "2g.20gb", 2, MIG, usage=usage)
     gpu = Gpu(
         3, GPU, minor=3, instances=(GpuInstance(5, 14, "2g.20gb", Placement(4, 2), (device,)),)
     )
-    return with_allocations(gpu, reading, owners).instances[0].compute[0].usage.processes
+    return with_allocations(gpu, reading, pods).instances[0].compute[0].usage.processes
 
 
 def of_trainer(container: str = "main") -> User:
@@ -143,15 +143,15 @@ def of_trainer(container: str = "main") -> User:
 
 
 def test_a_process_stands_for_its_pods_allocation() -> None:
-    owners = {7: ProcessPod("uid", "", POD, "main")}
-    assert joined(held(MIG), owners, 7) == (of_trainer(),)
+    pods = {7: ProcessPod("uid", "", POD, "main")}
+    assert joined(held(MIG), pods, 7) == (of_trainer(),)
     assert joined(held(MIG), {7: ProcessPod("uid", "", POD)}, 7) == (of_trainer(),)
     assert joined(held(MIG), {7: ProcessPod("uid", "", POD, "debug")}, 7) == (of_trainer("debug"),)
 
 
 def test_a_process_of_another_pod_stands_for_no_other_pod() -> None:
-    owners = {7: ProcessPod("uid", "", allocations.PodName("team", "intruder"), "main")}
-    intruder, allocated = joined(held(MIG), owners, 7)
+    pods = {7: ProcessPod("uid", "", allocations.PodName("team", "intruder"), "main")}
+    intruder, allocated = joined(held(MIG), pods, 7)
     assert (intruder.pod, allocated) == ("intruder", ALLOCATED)
 
 
@@ -177,8 +177,8 @@ def test_of_two_holders_it_is_unknown_which() -> None:
 
 def test_who_holds_the_gpu_is_its_user() -> None:
     gpu = Gpu(3, GPU, minor=3, usage=Usage((User(7, "python"),)))
-    owners = {7: ProcessPod("uid", "", POD, "main")}
-    assert with_allocations(gpu, held(GPU), owners).usage == Usage((of_trainer(),))
+    pods = {7: ProcessPod("uid", "", POD, "main")}
+    assert with_allocations(gpu, held(GPU), pods).usage == Usage((of_trainer(),))
     assert with_allocations(gpu, held(GPU), {7: None}).usage.processes[1] == ALLOCATED
 
 

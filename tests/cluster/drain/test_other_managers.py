@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from nodeagent.cluster.client.node_view import NodeView
-from nodeagent.cluster.drain.owners import (
+from nodeagent.cluster.drain.other_managers import (
     HAMI_REGISTER,
     MIG_MANAGER_LABEL,
     NOS_LABEL,
     OtherManager,
-    claims,
+    other_managers,
     owned_by_others,
 )
 from nodeagent.cluster.drain.pods import Pod, PodSelector, read_pod
@@ -203,7 +203,7 @@ def test_each_is_recognised_and_named() -> None:
         (unlisted(allocatable={"mig.das.com/1g.5gb": "7"}), OtherManager.INSTASLICE),
     ]
     for (node, pods), owner in cases:
-        [(found, evidence)] = claims(node, pods).items()
+        [(found, evidence)] = other_managers(node, pods).items()
         assert found is owner
         [problem] = owned_by_others(node, pods)
         assert evidence in problem.message
@@ -235,13 +235,13 @@ def test_what_only_looks_like_one() -> None:
 
 def test_the_label_of_our_own_protocol_is_no_evidence() -> None:
     node = NodeView(labels={NOS_LABEL: "mig"})
-    assert claims(node, None, source="nos") == {}
-    assert claims(node, (MIG_AGENT,), source="nos")
+    assert other_managers(node, None, source="nos") == {}
+    assert other_managers(node, (MIG_AGENT,), source="nos")
 
 
 def test_several_are_all_named() -> None:
     node, pods = here(MIG_AGENT, MIG_MANAGER)
-    assert claims(node, pods).keys() == {OtherManager.MIG_MANAGER, OtherManager.NOS}
+    assert other_managers(node, pods).keys() == {OtherManager.MIG_MANAGER, OtherManager.NOS}
     assert len(owned_by_others(node, pods, tolerated={OtherManager.NOS})) == 1
 
 

@@ -49,14 +49,14 @@ _INSTASLICE_PODS = ("instaslice-daemonset", "das-daemonset")
 _INSTASLICE_RESOURCES = ("mig.das.com/", "instaslice.redhat.com/mig-")
 
 
-def claims(node: NodeView, pods: Pods, *, source: str = "") -> dict[OtherManager, str]:
+def other_managers(node: NodeView, pods: Pods, *, source: str = "") -> dict[OtherManager, str]:
     """The other managers of this node's GPUs, each with the first evidence of it.
 
     `pods` None: it is not known which pods are on the node. `source` is the agent's own plan
     source, as in its setting.
     """
-    found = {owner: _evidence(known, node, pods, source) for owner, known in _KNOWN.items()}
-    return {owner: evidence for owner, evidence in found.items() if evidence}
+    found = {manager: _evidence(known, node, pods, source) for manager, known in _KNOWN.items()}
+    return {manager: evidence for manager, evidence in found.items() if evidence}
 
 
 def owned_by_others(
@@ -68,12 +68,12 @@ def owned_by_others(
         Problem.of(
             Code.OWNED,
             "manager",
-            manager=words[owner]["name"],
+            manager=words[manager]["name"],
             evidence=evidence,
-            remedy=filled(words[owner]["remedy"], {"node": node_name}),
+            remedy=filled(words[manager]["remedy"], {"node": node_name}),
         )
-        for owner, evidence in claims(node, pods, source=source).items()
-        if owner not in tolerated
+        for manager, evidence in other_managers(node, pods, source=source).items()
+        if manager not in tolerated
     )
 
 
