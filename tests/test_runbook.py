@@ -31,6 +31,7 @@ SOURCES = Path(__file__).parents[1] / "nodeagent"
 RAISING = ("of", "problem", "refuse")
 OF_ITSELF = {"title", "index"}  # what `Gpu.problem` knows
 NOT_FACTS = {"gpu", "path"}
+SENTENCES = ("offence", "unplanned")  # sections without remedies
 OF_A_PLACE = {"code", "below", "of_key"}
 
 Key = tuple[str, str]  # code and case; of an error "" and its own
@@ -42,12 +43,12 @@ def _keys() -> Iterator[Key]:
             yield Code(code), ""
         yield from ((Code(code), case) for case in entry.get("cases", ()))
     yield from (("", case) for case in section("error"))
-    yield from (("offence", kind) for kind in section("offence"))
+    yield from ((kind, case) for kind in SENTENCES for case in section(kind))
 
 
 def _words(code: str, case: str) -> Words:
-    if code == "offence":
-        return Words(section("offence")[case])
+    if code in SENTENCES:
+        return Words(section(code)[case])
     return problem_words(code, case) if code else Words(**section("error")[case])
 
 
@@ -82,6 +83,11 @@ def _raised_in(function: ast.AST) -> Iterator[tuple[int, Key, set[str], bool]]:
             ):
                 given = {str(fact.arg) for fact in facts}
                 yield node.lineno, ("offence", OffenceKind[kind]), given, False
+            case ast.Call(
+                func=ast.Name(id="other_than_planned"), args=[ast.Constant(value=str(case))]
+            ):
+                given = {str(fact.arg) for fact in node.keywords}
+                yield node.lineno, ("unplanned", case), given, False
             case ast.Call(
                 func=ast.Attribute(attr="refused"), args=[ast.Constant(value=str(case)), *_]
             ):

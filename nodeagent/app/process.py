@@ -50,7 +50,7 @@ def run(
 
     _raise_open_files()
     # Words are read before no file can be opened, and not in the event loop.
-    for kind in ("directory", "error", "manager", "offence", "problem", "state"):
+    for kind in ("directory", "error", "manager", "offence", "problem", "state", "systemd"):
         section(kind)
     # Each connection has one, from before its handshake. asyncio's 256 KiB are 56 MiB for a peer.
     sslproto.SSLProtocol.max_size = _TLS_BUFFER

@@ -126,7 +126,7 @@ class Driver(Observer):
             case ResetGpu():
                 await uncancelled(self._reset(step))
             case StartMps() | StopMps():
-                raise other_than_planned("the driver was asked to start or stop an MPS daemon")
+                raise other_than_planned("notForDriver")
             case _:
                 assert_never(step)
 
@@ -217,10 +217,7 @@ class Driver(Observer):
             _require_same(gpu, before.uuid, step)
             _require_idle(before)
             if not await self.pool.shut_down():
-                raise other_than_planned(
-                    f"{name} is not reset: another GPU hangs in the driver, and NVML cannot be "
-                    "closed before its call returns"
-                )
+                raise other_than_planned("hangs", name=name)
             try:
                 await reset_gpu(self.nvidia_smi, before.pci_bus_id, deadline=self.step_deadline)
             except GpuInUse as error:
@@ -235,10 +232,10 @@ class Driver(Observer):
             after = await self._read_without_users(gpu)
             _require_same(gpu, after.uuid, step)
         if not answers(after):
-            raise other_than_planned(f"{name} was reset, but then {after.access_reason}")
+            raise other_than_planned("silent", name=name, why=after.access_reason)
         if after.mig and after.mig.current != after.mig.pending:
             gpu.no_reset = "nvidia-smi reported a reset, but the MIG mode is still pending"
-            raise other_than_planned(f"{name}: {gpu.no_reset}")
+            raise other_than_planned("stillPending", name=name, why=gpu.no_reset)
 
     async def _held(self, error: GpuInUse, minor: int | None) -> GpuInUse:
         """Name the processes that have the GPU open in the refusal of a reset."""
@@ -260,7 +257,7 @@ class Driver(Observer):
     def _gpu(self, step: GpuStep) -> GpuDevice:
         gpu = self.pool.find(step.gpu)
         if gpu is None:
-            raise other_than_planned(f"the driver does not list GPU {step.gpu} any more")
+            raise other_than_planned("gpuGone", wanted=step.gpu)
         return gpu
 
 
@@ -275,7 +272,7 @@ def _creating(step: CreateGpuInstance | CreateComputeInstance) -> str:
 def _require_same(gpu: GpuDevice, found: str, step: GpuStep) -> None:
     """Indices may have moved since the step was planned, as when a GPU fell off the bus."""
     if found != step.gpu:
-        raise other_than_planned(f"GPU {gpu.index} is not {step.gpu} any more but {found}")
+        raise other_than_planned("otherGpu", index=gpu.index, wanted=step.gpu, found=found)
 
 
 def _require_idle(gpu: Gpu) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from nodeagent import errors
+from nodeagent.catalogue import filled, section
 from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml import Device, GpuInstanceHandle, InstanceInfo
@@ -85,21 +86,18 @@ def find_instance(
     `device` is the name of it, or of a MIG device in it.
     """
     name = str(ProfileName.parse(device).gpu_instance)
+    wanted = f"{name} at {placement}"
     try:
         handle, info = _instance(gpu, instance)
     except errors.DriverError as error:
         if error.code != NOT_FOUND:
             raise
-        raise other_than_planned(
-            f"GPU instance {instance} ({name} at {placement}) does not exist any more"
-        ) from error
+        raise other_than_planned("instanceGone", instance=instance, wanted=wanted) from error
     profile = gpu.profile(info.profile_id)
     if profile is None or profile.name != name or info.placement != placement:
         now = profile.name if profile else f"profile {info.profile_id}"
-        raise other_than_planned(
-            f"GPU instance {instance} is not {name} at {placement} any more but "
-            f"{now} at {info.placement}"
-        )
+        found = f"{now} at {info.placement}"
+        raise other_than_planned("otherInstance", instance=instance, wanted=wanted, found=found)
     return handle, profile
 
 
@@ -117,12 +115,13 @@ def mig_device(uuid: str) -> Device:
         return nvml.device_by_uuid(uuid)
     except errors.DriverError as error:
         if error.code in NOT_KNOWN:
-            raise other_than_planned(f"there is no MIG device {uuid} any more") from error
+            raise other_than_planned("deviceGone", device=uuid) from error
         raise
 
 
-def other_than_planned(found: str) -> errors.DriverError:
+def other_than_planned(case: str, **facts: object) -> errors.DriverError:
     """The error of a device that is not what was planned for, or has not become it."""
+    found = filled(section("unplanned")[case], facts)
     return errors.DriverError.of("otherThanPlanned", also={"name": "NotAsPlanned"}, found=found)
 
 

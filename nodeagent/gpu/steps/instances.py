@@ -54,7 +54,7 @@ def create_gpu_instance(change: Change, step: CreateGpuInstance) -> None:
     gpu = change.gpu
     profile = gpu.profile(step.profile_id)
     if profile is None or profile.name != step.profile:
-        raise other_than_planned(f"the GPU has no profile {step.profile} with id {step.profile_id}")
+        raise other_than_planned("noProfile", profile=step.profile, id=step.profile_id)
     change.require_time(f"creating {step.profile} at {step.placement}")
     instance = nvml.create_gpu_instance(gpu.handle, step.profile_id, step.placement)
     try:
@@ -88,8 +88,7 @@ def _create_compute(
     if info.profile_id != wanted.id:
         nvml.destroy_compute_instance(compute)
         raise other_than_planned(
-            f"a compute instance of profile {wanted.id} was asked for in {profile.name}, but the "
-            f"driver made one of profile {info.profile_id}"
+            "otherCompute", profile=profile.name, wanted=wanted.id, found=info.profile_id
         )
 
 
@@ -105,10 +104,7 @@ def compute_profile_for(
     fitting = [compute for compute in offered if compute.slices == slices]
     if not fitting:
         sizes = ", ".join(str(size) for size in sorted({c.slices for c in offered})) or "none"
-        raise other_than_planned(
-            f"a compute instance of {slices} slices was asked for in {profile.name}, which offers "
-            f"{sizes}"
-        )
+        raise other_than_planned("noSlices", slices=slices, profile=profile.name, sizes=sizes)
     if slices == profile.slices:
         return max(fitting, key=lambda compute: (compute.multiprocessors, -compute.id))
     return max(fitting, key=lambda compute: (compute.max_count, -compute.id))
@@ -173,7 +169,7 @@ def destroy_compute_instance(change: Change, step: DestroyComputeInstance) -> No
     doomed = _find(change, instance, step.instance, step.device)
     if doomed.id != step.compute:
         raise other_than_planned(
-            f"{step.device} is not compute instance {step.compute} any more but {doomed.id}"
+            "renumbered", device=step.device, wanted=step.compute, found=doomed.id
         )
     if not (change.looked or gpu.recent.is_proved_idle(step.device)):
         _look_for_users(change, [step.device])
@@ -203,12 +199,10 @@ def _devices(step: Destruction) -> tuple[str, ...]:
 
 def _find(change: Change, instance: GpuInstanceHandle, instance_id: int, uuid: str) -> _Doomed:
     if not uuid:
-        raise other_than_planned(
-            "it has a compute instance without MIG device, so its users are unknown"
-        )
+        raise other_than_planned("noMigDevice")
     known = _known(change, uuid)
     if known.gpu_instance != instance_id:
-        raise other_than_planned(f"{uuid} is not in GPU instance {instance_id} any more")
+        raise other_than_planned("elsewhere", device=uuid, instance=instance_id)
     handle = nvml.compute_instance_by_id(instance, known.compute_instance)
     return _Doomed(known.compute_instance, uuid, handle)
 
@@ -291,7 +285,7 @@ def _require_no_other_instance(
         for handle in nvml.compute_instances(instance, compute.id, room_for(profile)):
             found = nvml.compute_instance_info(handle).id
             if found not in known:
-                raise other_than_planned(f"{profile.name} now also has compute instance {found}")
+                raise other_than_planned("another", profile=profile.name, found=found)
 
 
 def _require_no_other_user(

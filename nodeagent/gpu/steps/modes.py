@@ -54,10 +54,7 @@ def set_mig_mode(change: Change, step: SetMigMode) -> None:
             return
     if status:
         raise driver_error(status, "nvmlDeviceSetMigMode")
-    raise other_than_planned(
-        f"MIG mode should be {_word(step.enabled)}, and the driver reported success, but it is "
-        f"{_found(after)}"
-    )
+    raise other_than_planned("migMode", wanted=_word(step.enabled), found=_found(after))
 
 
 def _require_idle_instances(change: Change) -> None:
@@ -139,9 +136,7 @@ def set_compute_mode(change: Change, step: SetComputeMode, *, original: Original
         if found is not None:
             gpu.recent.set_mode(step.device, found)
         if found is not step.mode:
-            raise other_than_planned(
-                f"the compute mode of {name} was to become {step.mode} and the driver reported "
-                f"success, but it is {found or 'one that is not known'}"
-            )
+            now = found or "one that is not known"
+            raise other_than_planned("computeMode", name=name, wanted=step.mode, found=now)
     if step.mode is original.mode(step.device):
         original.forget(step.device, ComputeMode)
