@@ -19,13 +19,13 @@ def test_each_holder_has_a_row_and_a_reason() -> None:
         Holder("workload", "web", "team-a", "x"),
         *("3g.40gb", H100.name, 40 * GIB, None),
         held=200_000.0,
-        memory=Spread(3 * GIB, 5 * GIB, 7 * GIB),
-        sm=Spread(5.0, 12.0, 30.0),
+        memory=Spread(3 * GIB, 5 * GIB, 7 * GIB, 200_000.0),
+        sm=Spread(5.0, 12.0, 30.0, 200_000.0),
     )
     whole = replace(web, holder=Holder("user", "1000"), device="gpu", model=T4.name, sm=None)
     late = replace(whole, holder=Holder("unit", "x.service"), held=60.0, memory=None)
     job = Holder("workload", "y", "b")
-    peak = Spread(GIB, 9 * GIB, 9.7 * GIB)
+    peak = Spread(GIB, 9 * GIB, 9.7 * GIB, 200_000.0)
     full = replace(web, holder=job, device="1g.10gb", granted_memory=9984 << 20, memory=peak)
     full = replace(full, at_limit=9.0)
     everyone = (web, replace(whole, granted_memory=T4.memory), late, full)
