@@ -3,6 +3,7 @@ is run that another user could replace.
 """
 
 import asyncio
+import atexit
 import errno
 import os
 import shutil
@@ -19,6 +20,7 @@ from nodeagent.waiting import ends_within
 
 _BLOCK = 1 << 16  # bytes of the end of what it says that are kept; what a pipe holds, too
 _ENDING = 2.0  # seconds for a killed program to be gone; in the driver it may stay for ever
+_running: set[Process] = set()
 
 
 class ProgramOutput(NamedTuple):
@@ -48,7 +50,7 @@ async def run_program(
     have; without it the end of each is kept. Without `own` it may be anybody's.
 
     Raises OSError when it cannot be run, TooMuchOutput, and TimeoutError when it is late. It and
-    what it started is ended then, and when this is cancelled.
+    what it started is ended then, and when this is cancelled, or this process ends.
     """
     if own:
         require_own(command[0], environment.get("PATH"))
@@ -67,6 +69,7 @@ async def run_program(
         finally:
             for stream in streams:
                 os.close(stream.its_end)
+        _running.add(process)
         try:
             for stream in streams:
                 stream.follow(process.kill if most else lambda: None)
@@ -149,8 +152,19 @@ def _way_to(path: Path) -> Iterator[Path]:
 
 async def _end(process: Process) -> None:
     """Leave no process behind, and wait for none that cannot be killed."""
-    if process.returncode is not None:
-        return
+    _running.discard(process)
+    if process.returncode is None:
+        _kill(process)
+        await ends_within(_ENDING, process.wait())
+
+
+@atexit.register
+def _kill_running() -> None:
+    """They may be run by threads that nothing waits for, such as those that read credentials."""
+    for process in tuple(_running):
+        _kill(process)
+
+
+def _kill(process: Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    await ends_within(_ENDING, process.wait())

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import os
+import select
 import socket
 import ssl
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.reflector import WatchIntervals
 from tests.cluster.client.rig import Follower, kubeconfig, running
 from tests.cluster.client.test_credentials import kubeconfig as kubeconfig_of_user
-from tests.machine_load import until
+from tests.machine_load import stretched, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Dribble, Fault, Html
 
@@ -204,8 +206,10 @@ async def test_a_long_list_does_not_stop_the_loop(tmp_path: Path) -> None:
 
 
 def test_the_end_waits_for_no_program_for_credentials(tmp_path: Path) -> None:
-    """One that never ends would hold up the agent's until systemd kills it."""
-    script = "echo > $0; exec sleep 120"
+    """One that never ends would hold up the agent's until systemd kills it. It ends as well, with
+    what it started.
+    """
+    script = "sleep 120 & echo $$ $! > $0.new; mv $0.new $0; wait"
     program = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "command": "sh",
@@ -232,6 +236,11 @@ asyncio.run(ask())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stderr == b""
+    for pid in (tmp_path / "started").read_text().split():
+        with suppress(ProcessLookupError):
+            end = os.pidfd_open(int(pid))
+            assert select.select([end], [], [], stretched(20))[0]
+            os.close(end)
 
 
 # --- connections that die silently ----------------------------------------------------------------
