@@ -2,11 +2,13 @@
 
 import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.real_cluster.rig import LABELS, PODS, RESOURCE, Node
+from tests.real_cluster.conftest import serving
+from tests.real_cluster.rig import LABELS, PODS, RESOURCE, Cluster, Node
 from tests.simulated_cluster.fixtures import grpc_ends
 from tests.simulated_cluster.listing import listed
 
@@ -139,19 +141,20 @@ def test_one_of_them_is_started_again(node: Node, who: str) -> None:
     assert who == "kubelet" or versions(node) == offer
 
 
-def test_who_has_used_it(node: Node) -> None:
+def test_who_has_used_it(cluster: Cluster, folder: Path) -> None:
     """By the records: the pod's container from its first second on, and on after a restart."""
-    node.pod("train")
+    with serving(cluster, folder, NODEAGENT_SAMPLE_INTERVAL="1") as node:
+        node.pod("train")
 
-    def held() -> dict[tuple[str, str | None], float]:
-        found = node.get("/v1/advice")["advice"]
-        return {(one["workload"], one.get("container")): one["held"] for one in found}
+        def held() -> dict[tuple[str, str | None], float]:
+            found = node.get("/v1/advice")["advice"]
+            return {(one["workload"], one.get("container")): one["held"] for one in found}
 
-    before = node.until(held)["train", "main"]
-    node.stop(signal.SIGTERM)
-    node.serve()
-    node.until(lambda: held()["train", "main"] > before)
-    assert len(held()) == 1
+        before = node.until(lambda: held().get(("train", "main"), 0.0))
+        node.stop(signal.SIGTERM)
+        node.serve()
+        node.until(lambda: held()["train", "main"] > before)
+        assert len(held()) == 1
 
 
 def test_a_reboot(node: Node) -> None:
