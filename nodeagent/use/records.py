@@ -1,15 +1,17 @@
 """Records of use by holder and kind of device: digests of a fixed size, and not too many of them.
 
 Two generations are kept, so that seven days count at least and fourteen at most. Where a generation
-is full, the digest that was added to least recently is forgotten.
+is full, of that half of it that was added to least recently the digest is forgotten that has least:
+pods that come and go displace each other, and not a workload that is there now or was for long.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from itertools import accumulate, islice
 from operator import add
 from typing import Annotated, Final
 
@@ -141,7 +143,8 @@ class Records:
         """
         digest = self._newer.pop(key, None) or Digest()
         if len(self._newer) >= MOST:
-            del self._newer[next(iter(self._newer))]
+            old = islice(self._newer, MOST // 2)
+            del self._newer[min(old, key=lambda key: self._newer[key].held)]
         self._newer[key] = digest  # as the newest
         held = passed / sharing
         digest.held += held
@@ -164,12 +167,13 @@ class Records:
                 named = holder.named(workloads[holder.pod])
                 _put(kept, (named, grant), kept.pop((holder, grant)))
 
-    def uses(self) -> tuple[Use, ...]:
-        """What both generations have, the latest last."""
-        found: dict[Key, Digest] = {}
+    def uses(self) -> Iterator[Use]:
+        """What both generations have."""
+        found: dict[Key, list[Digest]] = {}
         for (holder, grant), digest in (*self._older.items(), *self._newer.items()):
-            _put(found, (holder.named(""), grant), digest)
-        return tuple(_use(*key, digest) for key, digest in found.items())
+            found.setdefault((holder.named(""), grant), []).append(digest)
+        for key, digests in found.items():
+            yield _use(*key, reduce(Digest.merged, digests))
 
 
 def _put(digests: dict[Key, Digest], key: Key, digest: Digest) -> None:
