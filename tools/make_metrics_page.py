@@ -77,6 +77,11 @@ knows the owners of processes only with `hostPID: true`.
 Time is counted in the same way, from the first look that found the process (at most 5 s late):
 `nodeagent_gpu_seconds_held_total` and its like, and `nodeagent_held_idle_seconds`, have `namespace`
 and `pod` for a pod, else one of `container`, `unit` and `user`.
+A second of a 3g.40gb, which has four of a GPU's eight memory slices, is half a GPU-second and four
+slice-seconds; of a whole GPU it is one GPU-second and no slice-seconds. A device that several hold
+is divided among them evenly. Used is what was held times the device's activity: where that was not
+measured for a part of the time it is too low, and where it never was, as of MIG devices before
+Hopper, the series is absent.
 `nodeagent_advice_info` is about workloads, at most 50 of a node, those that free most
 ([which slice would do](operations.md#which-slice-would-do)).
 

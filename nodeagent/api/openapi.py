@@ -15,7 +15,7 @@ _ANSWERS = (Status, Plan, Mps, MpsDone, Event, History, Advised, Alive, Error)
 
 def _as_written(schema: Any) -> Any:
     """The schema without defaults and null: what would be one of them is left out of an answer, but
-    for an item of a list.
+    for an item of a list, and what has to be there.
     """
     if isinstance(schema, list):
         return [_as_written(part) for part in schema if part != {"type": "null"}]
@@ -26,6 +26,8 @@ def _as_written(schema: Any) -> Any:
         for key, part in schema.items()
         if key != "default"
     }
+    for name in schema.get("required", ()):
+        kept["properties"][name] = schema["properties"][name]
     if len(kept.get("anyOf", ())) == 1:
         kept |= kept.pop("anyOf")[0]
     return kept

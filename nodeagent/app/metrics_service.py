@@ -24,7 +24,6 @@ from nodeagent.files.watch import changes
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.catalogue import catalogue
 from nodeagent.metrics.selection import default_selection, read_selection
-from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
@@ -37,7 +36,6 @@ from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.use.advice import Advice, advise
-from nodeagent.use.records import KeptRecords, Records
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.status_report import utilization
 
@@ -88,7 +86,7 @@ class MetricsService:
             clock=asyncio.get_running_loop().time,
             current=current,
         )
-        self.use = UseService(use_file, self.exporter.accounts, workloads)
+        self.use = UseService(use_file, self.exporter.accounts, settings.state.use_days, workloads)
         self.history = GpuHistories(settings.sample.interval)
         self._event_values = EventValues()
         self._sampling = sampling
@@ -166,7 +164,7 @@ class MetricsService:
         async with self._advising:
             if clock() >= self._advice_until:
                 kept, gpus = self.exporter.accounts.records.kept(0.0), self._current().observed.gpus
-                self.exporter.put_advice(await asyncio.to_thread(_advice, kept, gpus))
+                self.exporter.put_advice(await asyncio.to_thread(lambda: advise(kept.uses(), gpus)))
                 self._advice_until = clock() + _ADVICE_AGE
         return self.exporter.advice
 
@@ -243,12 +241,6 @@ class MetricsService:
             log.exception("the owners of processes cannot be read")
         finally:
             self._looking_up = None
-
-
-def _advice(kept: KeptRecords, gpus: tuple[Gpu, ...]) -> tuple[Advice, ...]:
-    records = Records()
-    records.restore(kept, kept.saved)
-    return advise(records.uses(), gpus)
 
 
 def owners_of(simulation: Simulation | None) -> OwnersOf:

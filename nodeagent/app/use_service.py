@@ -5,14 +5,15 @@ names of workloads in them, which the API server is asked for.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
 from pathlib import Path
 
 import structlog
 
 from nodeagent.errors import NodeagentError
-from nodeagent.pacing import Backoff
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.use.digest import PodKey
+from nodeagent.use.records import Records
 from nodeagent.use.state_file import use_file
 from nodeagent.waiting import uncancelled
 
@@ -20,10 +21,8 @@ log = structlog.get_logger(__name__)
 
 ListWorkloads = Callable[[], Awaitable[Mapping[PodKey, str]]]
 
-_INTERVAL = 300.0  # seconds between two writes, which is as much as a kill loses
-_LOOK = 2.0  # seconds between looks for pods whose workloads are not known
-_LIST, _LONGEST = 10.0, 300.0  # seconds between two lists of pods at least, and after failures
-_PATIENCE = 600.0  # seconds after which a pod's name has to do
+_LIST = 30.0  # seconds between two lists of pods, where there are new ones
+_WRITE = 10  # times as much between two writes, which a kill loses
 
 
 class UseService:
@@ -33,12 +32,12 @@ class UseService:
     """
 
     def __init__(
-        self, path: Path | None, accounts: Accounts, workloads: ListWorkloads | None = None
+        self, path: Path | None, accounts: Accounts, days: int, workloads: ListWorkloads | None
     ) -> None:
         self.file = use_file(path)
         self._accounts = accounts
         self._workloads = workloads
-        accounts.workloads = {} if workloads else None
+        accounts.records = Records(days)
 
     async def load(self) -> None:
         kept = await asyncio.to_thread(self.file.load)
@@ -49,38 +48,23 @@ class UseService:
 
     async def run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as parts:
-                parts.create_task(self._keep_on(), name="write")
-                if self._workloads:
-                    parts.create_task(self._settle(self._workloads), name="workloads of pods")
+            for turn in count(1):
+                await asyncio.sleep(_LIST)
+                await self._settle()
+                if turn % _WRITE == 0:
+                    await self._keep()
         finally:
             await self._keep()
 
-    async def _settle(self, list_workloads: ListWorkloads) -> None:
-        """Have pods count for their workloads soon after they began to count."""
-        since: dict[PodKey, float] = {}
-        pause, backoff, clock = _LOOK, Backoff(_LIST, _LONGEST), asyncio.get_running_loop().time
-        while True:
-            await asyncio.sleep(pause)
-            now, pause = clock(), _LOOK
-            since = {pod: since.get(pod, now) for pod in self._accounts.records.pods}
-            if not since:
-                continue
-            found = {pod: "" for pod, began in since.items() if now - began >= _PATIENCE}
+    async def _settle(self) -> None:
+        """Have pods count for their workloads, those that have gone by their names."""
+        if pods := self._accounts.records.pods:
             try:
-                listed = await list_workloads()
-                found |= {pod: listed[pod] for pod in since if pod in listed}
-                backoff.reset()
-                pause = _LIST
+                listed = await self._workloads() if self._workloads else {}
             except NodeagentError as error:
                 log.debug("the workloads of pods are not known", error=error.message)
-                pause = backoff.next()
-            self._accounts.settle(found)
-
-    async def _keep_on(self) -> None:
-        while True:
-            await asyncio.sleep(_INTERVAL)
-            await self._keep()
+            else:
+                self._accounts.settle({pod: listed.get(pod, "") for pod in pods})
 
     async def _keep(self) -> None:
         """A write that was begun is waited for: its thread would go on beside the next one."""

@@ -45,6 +45,9 @@ class StateSettings(Group):
     dir: Annotated[FilePath, "Directory for state that must survive a restart."] = Path(
         "/var/lib/nodeagent"
     )
+    use_days: Annotated[
+        WholeNumber, "Days of use that advice is made of: so many at most, half of them at least."
+    ] = 14
 
 
 class LogSettings(Group):

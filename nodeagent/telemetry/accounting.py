@@ -6,7 +6,7 @@ counts for a pod's account counts for the records of its workload, too.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import add
 from types import MappingProxyType
 from typing import Any, Final
@@ -77,14 +77,16 @@ _TOTALS: Final = (
     "nodeagent_slice_seconds_held_total",
     "nodeagent_slice_seconds_used_total",
 )
+_USED: Final = _TOTALS[1::2]
 
 
 class _Account(Struct):
-    """Seconds as in `_TOTALS`; those used are a floor where activity is unknown. `last` is when the
-    holder last held something.
+    """Seconds as in `_TOTALS`; those used are a floor where activity was not always `measured`.
+    `last` is when the holder last held something.
     """
 
     totals: tuple[float, ...] = (0.0,) * len(_TOTALS)
+    measured: bool = False
     last: float = 0.0
 
 
@@ -92,19 +94,17 @@ class Accounts:
     """Adds up, observation by observation. Times are seconds of a clock that does not jump.
 
     A holder is forgotten `keep` seconds after it let go, so that its last values are still scraped;
-    a gap above `longest_gap` does not count. `records` are of the holders' workloads: by the names
-    of their pods, or where `workloads` is not None, of those that `settle` named.
+    a gap above `longest_gap` does not count. `records` are of workloads, which `settle` names.
     """
 
     def __init__(self, *, longest_gap: float, keep: float = 600.0) -> None:
         self.records = Records()
-        self.workloads: dict[PodKey, str] | None = None
+        self.workloads: dict[PodKey, str] = {}
         self._longest_gap = longest_gap
         self._keep = keep
         self._accounts: dict[Owner, _Account] = {}
         self._holds: Mapping[tuple[Device, Owner], DeviceHold] = {}
         self._active: Mapping[Device, float] = {}
-        self._idle_since: dict[tuple[Device, Owner], float] = {}
         self._since: float | None = None
 
     def observe(
@@ -124,43 +124,37 @@ class Accounts:
         holds = holds_of(observed, uses, claims)
         passed = now - self._since if self._since is not None else 0.0
         self.records.grow_older(max(passed, 0.0))
-        if 0.0 < passed <= self._longest_gap:
-            for key, before in self._holds.items():
-                device, holder = key
-                goes_on = key in holds
-                # A container is known soon after its pod.
-                owners = (before if before.owners[0].container else holds.get(key, before)).owners
-                hold = replace(before, owners=owners)
-                worked = min(max(active.get(device, 0.0) if goes_on else 0.0, 0.0), 1.0)
-                self._add(holder, hold, passed, passed * worked)
-                is_idle = active.get(device, 1.0) < _IDLE_BELOW
-                idle = now - self._idle_since.get(key, now) if is_idle else 0.0
-                use, reading = uses.get(device, UNUSED), read.get(device, _UNREAD)
-                self.records.add(
-                    (hold.holder(self.workloads), hold.grant),
-                    _measured(hold, use, reading, idle) if goes_on else Measured(),
-                    passed=passed,
-                    active=worked,
-                    sharing=hold.sharing,
-                )
-        self._holds, self._active, self._since = holds, active, now
-        for _, holder in holds:
-            self._accounts.setdefault(holder, _Account()).last = now
-        self._accounts = {o: a for o, a in self._accounts.items() if now - a.last <= self._keep}
         # What was just active can be idle from the next sample on.
-        self._idle_since = {
-            key: self._idle_since.get(key, now)
+        idle = {
+            (name := str(key)): self.records.idle.get(name, -passed) + passed
             for key in holds
             if active.get(key[0], 1.0) < _IDLE_BELOW
         }
+        if 0.0 < passed <= self._longest_gap:
+            for key, before in self._holds.items():
+                device, holder = key
+                goes_on, part = key in holds, active.get(device)
+                # A container is known soon after its pod.
+                owners = (before if before.owners[0].container else holds.get(key, before)).owners
+                hold = replace(before, owners=owners)
+                worked = None if part is None else min(max(part, 0.0), 1.0) * goes_on
+                self._add(holder, hold, passed, passed * (worked or 0.0))
+                use, reading = uses.get(device, UNUSED), read.get(device, _UNREAD)
+                did = _measured(hold, use, reading, idle.get(str(key), 0.0))
+                whose, did = (hold.holder(self.workloads), hold.grant), did if goes_on else _NOTHING
+                self.records.add(whose, did, passed=passed, active=worked, sharing=hold.sharing)
+        self._holds, self._active, self._since = holds, active, now
+        for device, holder in holds:
+            account = self._accounts.setdefault(holder, _Account())
+            account.last, account.measured = now, account.measured or device in active
+        self._accounts = {o: a for o, a in self._accounts.items() if now - a.last <= self._keep}
+        self.records.idle = idle
 
     def settle(self, workloads: Mapping[PodKey, str]) -> None:
-        """Let these pods count for the workloads of these names, also what they did until now; "":
-        of the one by the pod's name.
-        """
+        """Let pods count for these, also what they did until now; "": for those by their names."""
         there = {(holder.namespace, holder.pod) for holder in self._accounts}
-        known = {**(self.workloads or {}), **workloads}
-        self.workloads = {pod: name for pod, name in known.items() if pod in there}
+        known = {**self.workloads, **workloads}
+        self.workloads = {pod: known[pod] for pod in there & known.keys()}
         self.records.settle(workloads)
 
     def _add(self, holder: Owner, hold: DeviceHold, passed: float, used: float) -> None:
@@ -168,23 +162,15 @@ class Accounts:
         more = [seconds * part for part in (hold.gpus, hold.slices) for seconds in (passed, used)]
         account.totals = tuple(map(add, account.totals, more))
 
-    def held(self) -> Collection[list[tuple[str, ...]]]:
-        """Who has each device now: container, namespace, workload, and the kind of device."""
-        found: dict[Device, list[tuple[str, ...]]] = defaultdict(list)
-        for (device, _), hold in self._holds.items():
-            of = hold.holder(self.workloads).named("")
-            found[device].append((of.container, of.namespace, of.name, hold.grant.device))
-        return found.values()
-
     def samples(self) -> Iterator[AgentSample]:
         """Time held and used, and for how long devices that are held have done nothing."""
         for holder, account in self._accounts.items():
             for name, seconds in zip(_TOTALS, account.totals, strict=True):
-                yield AgentSample(name, seconds, _labels(holder))
-        now = self._since or 0.0
+                if account.measured or name not in _USED:
+                    yield AgentSample(name, seconds, _labels(holder))
         for key, hold in self._holds.items():
             if key[0] in self._active:
-                idle = now - self._idle_since.get(key, now)
+                idle = self.records.idle.get(str(key), 0.0)
                 for owner in hold.owners:
                     labels = (*hold.labels, *_labels(owner))
                     yield AgentSample("nodeagent_held_idle_seconds", idle, labels)
@@ -195,6 +181,7 @@ def _labels(owner: Owner) -> tuple[str, ...]:
 
 
 _UNREAD: Final = Reading()
+_NOTHING: Final = Measured()
 
 
 def _measured(hold: DeviceHold, use: DeviceUse, read: Reading, idle: float) -> Measured:

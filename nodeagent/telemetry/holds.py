@@ -26,14 +26,13 @@ class DeviceHold(Struct, frozen=True):
     owners: tuple[Owner, ...]
     grant: Grant
 
-    def holder(self, workloads: Mapping[PodKey, str] | None) -> Holder:
-        """`workloads` are those of pods that are known, "" by the pod's name; None: all by that."""
+    def holder(self, workloads: Mapping[PodKey, str]) -> Holder:
+        """A workload, if the pod is among those of known `workloads` ("": that by its name)."""
         one = self.owners[0]
         if one.pod:
             containers = ",".join(dict.fromkeys(o.container for o in self.owners if o.container))
             pod = Holder("pod", one.pod, one.namespace, containers)
-            known = workloads is None or pod.pod in workloads
-            return pod.named((workloads or {}).get(pod.pod, "")) if known else pod
+            return pod.named(workloads[pod.pod]) if pod.pod in workloads else pod
         kind = "unit" if one.unit else "user" if one.user else "container"
         return Holder(kind, getattr(one, kind))
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from enum import StrEnum
 from operator import ge
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.names import ProfileName
@@ -31,15 +30,6 @@ _STEP = 5  # percent, to which threads are rounded up
 WHOLE, SHARE = "gpu", "share"  # devices that are no profiles
 
 
-class AdviceVerdict(StrEnum):
-    """`notEnough`: what was seen does not tell."""
-
-    KEEP = "keep"
-    SMALLER = "smaller"
-    LARGER = "larger"
-    NOT_ENOUGH = "notEnough"
-
-
 class Advice(Shape, frozen=True, kw_only=True):
     """What would do for a holder in place of `device`, on a card of this `model`.
 
@@ -52,7 +42,7 @@ class Advice(Shape, frozen=True, kw_only=True):
     container: str = ""
     model: str
     device: Annotated[str, Meta(description="what it has: a profile, gpu or share")]
-    verdict: AdviceVerdict
+    verdict: Literal["keep", "smaller", "larger", "notEnough"]
     advised: str = ""
     memory: int | None = None
     threads: float | None = None
@@ -60,7 +50,9 @@ class Advice(Shape, frozen=True, kw_only=True):
     frees_slices: Annotated[int, Meta(description="memory slices")] = 0
     frees_part: Annotated[float, Meta(description="of the GPU, 0 to 1")] = 0.0
     held: Annotated[float, Meta(description="seconds")]
-    used: Annotated[float, Meta(description="seconds")]
+    used: Annotated[float | None, Meta(description="seconds, at least; null: not measured")]
+    idle_stretches: Annotated[int, Meta(description="of a minute and more")] = 0
+    longest_idle: Annotated[float, Meta(description="seconds")] = 0.0
     granted: Annotated[int, Meta(description="bytes")]
     peak: Annotated[int | None, Meta(description="bytes")] = None
     activity: Annotated[float | None, Meta(description="percent of what it has, at p95")] = None
@@ -93,10 +85,12 @@ def _advice(use: Use, gpu: Gpu | None) -> Advice:
         container=use.holder.container,
         model=use.model,
         device=use.device,
-        verdict=AdviceVerdict.NOT_ENOUGH,
+        verdict="notEnough",
         why=(f"this node has no {use.model} with {use.device} now",),
         held=round(use.held, 1),
-        used=round(use.used, 1),
+        used=None if use.used is None else round(use.used, 1),
+        idle_stretches=use.idle_stretches,
+        longest_idle=round(use.longest_idle, 1),
         granted=use.granted_memory,
         peak=int(memory.peak) if memory else None,
         activity=round(activity.p95, 1) if activity else None,
@@ -147,10 +141,9 @@ def _seen(use: Use, memory: Spread) -> tuple[str, ...]:
     what = "multiprocessors'" if activity is use.sm else "GPU's"
     found = f"its {what} activity at p95 is {activity.p95:.0f} %"
     part = "" if _covers(activity, memory) else ", of the time in which it was measured"
-    return _peak(memory), f"{found}{part}"
-
-
-# --- profiles -------------------------------------------------------------------------------------
+    times, hours = use.idle_stretches, use.longest_idle / 3600
+    idle = (f"it was idle for up to {hours:.1f} hours, {times} times for a minute or more",)
+    return _peak(memory), f"{found}{part}", *(idle if times else ())
 
 
 def _sizes(gpu: Gpu) -> dict[str, _Size]:
@@ -188,18 +181,18 @@ def _profile(seen: Advice, use: Use, memory: Spread, gpu: Gpu, sizes: dict[str, 
         if has[:2] != size[:2] and all(map(ge, has[:2], size[:2])) and size.holds(need):
             return replace(
                 seen,
-                verdict=AdviceVerdict.SMALLER,
+                verdict="smaller",
                 advised=name,
                 why=(*_seen(use, memory), *_lost_engines(gpu, use.device, name)),
                 frees_slices=int(has.slots - size.slots),
                 frees_part=round((has.slots - size.slots) / (Card.of(gpu).slots or 1), 3),
             )
-    return replace(seen, verdict=AdviceVerdict.KEEP, why=_seen(use, memory))
+    return replace(seen, verdict="keep", why=_seen(use, memory))
 
 
 def _larger(seen: Advice, full: str, gpu: Gpu, advised: str) -> Advice:
     nothing = () if advised else (f"a {gpu.name} has nothing larger",)
-    return replace(seen, verdict=AdviceVerdict.LARGER, advised=advised, why=(full, *nothing))
+    return replace(seen, verdict="larger", advised=advised, why=(full, *nothing))
 
 
 def _lost_engines(gpu: Gpu, has: str, advised: str) -> tuple[str, ...]:
@@ -208,9 +201,6 @@ def _lost_engines(gpu: Gpu, has: str, advised: str) -> tuple[str, ...]:
     before = set().union(*kinds.values()) if has == WHOLE else kinds[has]
     lost = ", ".join(sorted(before - kinds[advised]))
     return (f"{advised} has no {lost}, whose use was not measured",) if lost else ()
-
-
-# --- shares ---------------------------------------------------------------------------------------
 
 
 def _share(seen: Advice, use: Use, memory: Spread, gpu: Gpu, most: int) -> Advice:
@@ -229,7 +219,7 @@ def _share(seen: Advice, use: Use, memory: Spread, gpu: Gpu, most: int) -> Advic
             threads = min(100.0, _up(GROWTH * threads, _STEP))
         seen = replace(seen, memory=min(more, most), threads=threads)
         return _larger(seen, full, gpu, SHARE)
-    seen = replace(seen, verdict=AdviceVerdict.KEEP, why=_seen(use, memory))
+    seen = replace(seen, verdict="keep", why=_seen(use, memory))
     needs = threads
     # Of processes on a whole GPU, those that do nothing are not measured.
     if activity and (use.device in {WHOLE, SHARE} or _covers(activity, memory)):
@@ -239,7 +229,7 @@ def _share(seen: Advice, use: Use, memory: Spread, gpu: Gpu, most: int) -> Advic
         return seen
     part = round((granted - would) / (gpu.memory or 1), 3)
     seen = replace(seen, advised=SHARE, memory=would, threads=needs, frees_part=part)
-    return replace(seen, verdict=AdviceVerdict.SMALLER)
+    return replace(seen, verdict="smaller")
 
 
 def _up(amount: float, step: int) -> int:

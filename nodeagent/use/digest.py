@@ -49,7 +49,7 @@ class Use(Struct, frozen=True):
 
     Granted are bytes, and percent of the multiprocessors (None: not limited). `model`: the card's.
     `held` and `used` are seconds of the device. Idle stretches are of a minute and more.
-    `at_limit`: seconds with its memory full. Spreads are None where it was not measured.
+    `at_limit`: seconds with its memory full. None: it was never measured.
     """
 
     holder: Holder
@@ -58,11 +58,11 @@ class Use(Struct, frozen=True):
     granted_memory: int
     granted_threads: float | None
     held: float = 0.0
-    used: float = 0.0
+    used: float | None = None
+    at_limit: float = 0.0
     idle_stretches: int = 0
     longest_idle: float = 0.0
     memory: Spread | None = None
     engine: Spread | None = None
     sm: Spread | None = None
     dram: Spread | None = None
-    at_limit: float = 0.0

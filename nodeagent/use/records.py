@@ -1,27 +1,25 @@
 """Records of use by holder and kind of device: digests of a fixed size, and not too many of them.
 
-Two generations are kept, so that seven days count at least and fourteen at most. Where a generation
-is full, of that half of it that was added to least recently the digest is forgotten that has least:
-pods that come and go displace each other, and not a workload that is there now or was for long.
+Two generations are kept, so that of 14 days seven count at least. Where a generation is full, the
+digest that was added to least recently is forgotten.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from functools import reduce
-from itertools import accumulate, islice
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from operator import add
 from typing import Annotated, Final
 
 from nodeagent.structs import Meta, Struct, field, replace
 from nodeagent.use.digest import Holder, PodKey, Spread, Use
 
-LENGTH: Final = 7 * 86400.0  # seconds of a generation
 MOST: Final = 512  # digests in a generation
 _BINS: Final = 40
 _QUANTITIES: Final = ("memory", "engine", "sm", "dram")
+_SUMS: Final = ("held", "used", "measured", "at_limit", "idle_stretches")
 _BYTES: Final = 4 * _BINS * len(_QUANTITIES)
 _FULL: Final = 0.97  # of the granted memory
 _STRETCH: Final = 60.0  # seconds
@@ -49,13 +47,16 @@ class Measured(Struct, frozen=True):
 
 
 class Digest(Struct):
-    """The times as `Use` has them; of each quantity its peak, and seconds by bins of its range."""
+    """The times as `Use` has them, and those of which activity was measured; of each quantity its
+    peak, and seconds by bins of its range.
+    """
 
     held: float = 0.0
     used: float = 0.0
+    measured: float = 0.0
+    at_limit: float = 0.0
     idle_stretches: int = 0
     longest_idle: float = 0.0
-    at_limit: float = 0.0
     peaks: list[float] = field(default_factory=lambda: [0.0] * len(_QUANTITIES))
     bins: bytearray = field(default_factory=lambda: bytearray(_BYTES))
 
@@ -63,27 +64,12 @@ class Digest(Struct):
         if len(self.bins) != _BYTES or len(self.peaks) != len(_QUANTITIES):
             raise ValueError("a digest has bins of another number")
 
-    def count(self, passed: float, measured: Measured, grant: Grant) -> None:
-        """Count what was measured for `passed` seconds."""
-        bins = memoryview(self.bins).cast("f")
-        for row, name in enumerate(_QUANTITIES):
-            value = getattr(measured, name)
-            if value is not None:
-                self.peaks[row] = max(self.peaks[row], value)
-                part = value / _top(name, grant)
-                bins[row * _BINS + min(int(part * _BINS), _BINS - 1)] += passed
-        if measured.memory is not None and measured.memory >= _FULL * grant.memory:
-            self.at_limit += passed
-
     def merged(self, other: Digest) -> Digest:
         """Both as one."""
         bins = array("f", map(add, *(memoryview(d.bins).cast("f") for d in (self, other))))
         return Digest(
-            held=self.held + other.held,
-            used=self.used + other.used,
-            idle_stretches=self.idle_stretches + other.idle_stretches,
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
             longest_idle=max(self.longest_idle, other.longest_idle),
-            at_limit=self.at_limit + other.at_limit,
             peaks=list(map(max, self.peaks, other.peaks)),
             bins=bytearray(bins.tobytes()),
         )
@@ -94,64 +80,80 @@ Key = tuple[Holder, Grant]
 
 class KeptRecords(Struct, frozen=True):
     """Records to be kept: `saved` by the wall clock, when the newer generation was `age` seconds
-    old. Those that were added to least recently come first.
+    old. Those that were added to least recently come first. `idle` is as `Records` has it.
     """
 
     saved: float = 0.0
-    age: Annotated[float, Meta(ge=0, le=LENGTH)] = 0.0
+    age: Annotated[float, Meta(ge=0)] = 0.0
     newer: tuple[tuple[Key, Digest], ...] = ()
     older: tuple[tuple[Key, Digest], ...] = ()
+    idle: Mapping[str, float] = field(default_factory=dict)
+
+    def uses(self) -> tuple[Use, ...]:
+        """What both generations have, the latest last."""
+        found: dict[Key, Digest] = {}
+        for (holder, grant), digest in (*self.older, *self.newer):
+            _put(found, (holder.named(""), grant), digest)
+        return tuple(_use(*key, digest) for key, digest in found.items())
 
 
 class Records:
-    """Adds up what holders did."""
+    """Adds up what holders did in the last `days`. `idle`: for how long who does nothing has."""
 
-    def __init__(self) -> None:
+    def __init__(self, days: int = 14) -> None:
+        self._length = days * 86400 / 2  # seconds of a generation
+        self.idle: Mapping[str, float] = {}
         self._age = 0.0
         self._newer: dict[Key, Digest] = {}
         self._older: dict[Key, Digest] = {}
 
     def restore(self, kept: KeptRecords, wall: float) -> None:
-        """Go on with what an earlier agent kept. A clock that is behind it says no age."""
+        """Go on with what an earlier agent kept, be it of other days. A clock that is behind it
+        says no age.
+        """
         self._newer = dict(kept.newer)
         self._older = dict(kept.older)
-        self.grow_older(kept.age + min(max(wall - kept.saved, 0.0), 2 * LENGTH))
+        self.idle = kept.idle
+        away = min(max(wall - kept.saved, 0.0), 2 * self._length)
+        self.grow_older(min(kept.age, self._length) + away)
 
     def kept(self, wall: float) -> KeptRecords:
         """A copy to be written; nothing is added to the older ones any more."""
         newer = [(k, replace(d, peaks=d.peaks[:], bins=d.bins[:])) for k, d in self._newer.items()]
-        return KeptRecords(wall, self._age, tuple(newer), tuple(self._older.items()))
+        return KeptRecords(wall, self._age, tuple(newer), tuple(self._older.items()), self.idle)
 
     def grow_older(self, passed: float) -> None:
         """Let seconds pass, whether or not anything was held."""
         self._age += passed
-        while self._age >= LENGTH:
-            self._age -= LENGTH
+        while self._age >= self._length:
+            self._age -= self._length
             self._newer, self._older = {}, self._newer
 
     def add(
-        self,
-        key: Key,
-        measured: Measured,
-        *,
-        passed: float,
-        active: float,
-        sharing: int,
+        self, key: Key, measured: Measured, *, passed: float, active: float | None, sharing: int
     ) -> None:
         """Count `passed` seconds of a device of which the holder was one of `sharing`; it was
-        `active` for a part of them.
+        `active` for a part of them (None: not measured).
         """
-        digest = self._newer.pop(key, None) or Digest()
+        digest, grant = self._newer.pop(key, None) or Digest(), key[1]
         if len(self._newer) >= MOST:
-            old = islice(self._newer, MOST // 2)
-            del self._newer[min(old, key=lambda key: self._newer[key].held)]
+            del self._newer[next(iter(self._newer))]
         self._newer[key] = digest  # as the newest
         held = passed / sharing
         digest.held += held
-        digest.used += held * active
+        if active is not None:
+            digest.used += held * active
+            digest.measured += held
         digest.longest_idle = max(digest.longest_idle, measured.idle)
         digest.idle_stretches += measured.idle - passed < _STRETCH <= measured.idle
-        digest.count(passed, measured, key[1])
+        bins = memoryview(digest.bins).cast("f")
+        for row, name in enumerate(_QUANTITIES):
+            if (value := getattr(measured, name)) is not None:
+                digest.peaks[row] = max(digest.peaks[row], value)
+                part = value / _top(name, grant)
+                bins[row * _BINS + min(int(part * _BINS), _BINS - 1)] += passed
+        if measured.memory is not None and measured.memory >= _FULL * grant.memory:
+            digest.at_limit += passed
 
     @property
     def pods(self) -> set[PodKey]:
@@ -166,14 +168,6 @@ class Records:
             for holder, grant in [key for key in kept if key[0].pod in workloads]:
                 named = holder.named(workloads[holder.pod])
                 _put(kept, (named, grant), kept.pop((holder, grant)))
-
-    def uses(self) -> Iterator[Use]:
-        """What both generations have."""
-        found: dict[Key, list[Digest]] = {}
-        for (holder, grant), digest in (*self._older.items(), *self._newer.items()):
-            found.setdefault((holder.named(""), grant), []).append(digest)
-        for key, digests in found.items():
-            yield _use(*key, reduce(Digest.merged, digests))
 
 
 def _put(digests: dict[Key, Digest], key: Key, digest: Digest) -> None:
@@ -191,23 +185,14 @@ def _top(quantity: str, grant: Grant) -> float:
 
 def _use(holder: Holder, grant: Grant, digest: Digest) -> Use:
     bins = memoryview(digest.bins).cast("f")
-    spreads = {
-        name: _spread(bins[row * _BINS :][:_BINS], _top(name, grant), digest.peaks[row])
+    spreads = (
+        _spread(bins[row * _BINS :][:_BINS], _top(name, grant), digest.peaks[row])
         for row, name in enumerate(_QUANTITIES)
-    }
-    return Use(
-        holder,
-        grant.device,
-        grant.model,
-        grant.memory,
-        grant.threads,
-        held=digest.held,
-        used=digest.used,
-        idle_stretches=digest.idle_stretches,
-        longest_idle=digest.longest_idle,
-        at_limit=digest.at_limit,
-        **spreads,
     )
+    used = digest.used if digest.measured else None
+    granted = grant.device, grant.model, grant.memory, grant.threads
+    idle = digest.idle_stretches, digest.longest_idle
+    return Use(holder, *granted, digest.held, used, digest.at_limit, *idle, *spreads)
 
 
 def _spread(bins: Iterable[float], top: float, peak: float) -> Spread | None:

@@ -47,8 +47,8 @@ USE = Use(
     *("3g.40gb", card("h100-80gb").name, 40 << 30, None),
     held=200_000.0,
     used=20_000.0,
-    memory=Spread(3 << 30, 5 << 30, 7 << 30),
-    sm=Spread(5.0, 12.0, 30.0),
+    memory=Spread(3 << 30, 5 << 30, 7 << 30, 2e5),
+    sm=Spread(5.0, 12.0, 30.0, 2e5),
 )
 
 

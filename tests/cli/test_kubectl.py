@@ -11,7 +11,7 @@ import pytest
 from msgspec import to_builtins
 
 from nodeagent import kubectl as plugin
-from nodeagent.use.advice import Advice, AdviceVerdict
+from nodeagent.use.advice import Advice
 from tests.machine_load import stretched
 from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.real_api_server import RealApiServer, why_not
@@ -211,7 +211,7 @@ def advised(verdict: str, **more: Any) -> Any:
     """As the agent writes it, which leaves out what is as usual."""
     whose: dict[str, Any] = {"namespace": "team-a", "workload": "web", "container": "main"}
     has = {"model": "H100", "device": "3g.40gb", "held": 72000.0, "used": 0.0, "granted": 40 << 30}
-    known = {"verdict": AdviceVerdict(verdict), "why": ("a sentence",)}
+    known = {"verdict": verdict, "why": ("a sentence",)}
     return to_builtins(Advice(**whose | has | known | more))
 
 

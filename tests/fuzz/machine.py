@@ -82,7 +82,7 @@ def _health(folder: Path) -> None:
 def _use(folder: Path) -> None:
     records = Records()
     records.restore(_from(use_file, "use.json")(folder), 0.0)  # type: ignore[arg-type]  # as it says
-    list(records.uses())
+    records.kept(0.0).uses()
 
 
 def _mps_records(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What accounts put into the records of use, over time that is made up here."""
 
+import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
 from nodeagent.use.digest import Holder, Spread
-from nodeagent.use.records import LENGTH
+from nodeagent.use.records import MOST, Grant, Measured, Records
+from nodeagent.use.state_file import use_file
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.node_state import Reading
 from nodeagent.views.shapes import Pod
@@ -68,7 +70,7 @@ def test_totals_are_what_pods_held_and_used(
     """Whatever is cut anew, restarted or set, and whenever workloads are named: nothing counts
     twice, and nothing is lost but what passed between two agents or in a gap.
     """
-    agent = Agent(tmp_path_factory.mktemp("use") / "use.json", asks=asks)
+    agent = Agent(tmp_path_factory.mktemp("use") / "use.json")
     held: dict[str, float] = defaultdict(float)
     used: dict[str, float] = defaultdict(float)
     before: Step | None = None
@@ -78,8 +80,9 @@ def test_totals_are_what_pods_held_and_used(
                 for pod in pods:
                     time = step.passed / len(pods)
                     held[PODS[pod][asks]] += time
-                    if pod in step.pods.get(number, ()):
-                        used[PODS[pod][asks]] += time * step.active.get(number, 0.0)
+                    if number in step.active:
+                        goes_on = pod in step.pods.get(number, ())
+                        used[PODS[pod][asks]] += time * step.active[number] * goes_on
         node = divided({n: [user(0, pod) for pod in pods] for n, pods in step.pods.items()})
         agent.see(node, step.passed, {(GPU.uuid, n): part for n, part in step.active.items()})
         before = step
@@ -92,11 +95,11 @@ def test_totals_are_what_pods_held_and_used(
             agent.accounts.settle({pod: ANSWER[pod] for pod in agent.records.pods})
     if asks:
         agent.accounts.settle(ANSWER)
-    found = {use.holder.name: use for use in agent.records.uses()}
+    found = {use.holder.name: use for use in agent.records.kept(0.0).uses()}
     assert {name: use.held for name, use in found.items()} == pytest.approx(held)
-    assert {name: use.used for name, use in found.items()} == pytest.approx(
-        {name: used[name] for name in held}, abs=1e-9
-    )
+    assert {name: use.used for name, use in found.items()} == {
+        name: pytest.approx(used[name], abs=1e-9) if name in used else None for name in held
+    }
 
 
 @pytest.mark.parametrize(
@@ -115,14 +118,32 @@ def test_seven_to_fourteen_days_count(tmp_path: Path, away: float, left: dict[st
         agent.see(whole(user(0, pod)))
         agent.see(whole())
         if pod == "old":
-            agent.see(whole(), LENGTH)
+            agent.see(whole(), 7 * DAY)
     agent.restart(away)
     assert {name: use.held for (name, _), use in agent.uses.items()} == left
 
 
+@pytest.mark.parametrize(
+    ("days", "left", "later"),
+    [(1, {"day"}, set()), (4, {"day", "week"}, {"day"}), (1024, {"day", "week"}, {"day"})],
+)
+def test_other_days_may_be_set(tmp_path: Path, days: int, left: set[str], later: set[str]) -> None:
+    """What is too old for them is forgotten half of them later at most."""
+    agent = Agent(tmp_path / "use.json")
+    for pod, passed in (("week", 7 * DAY), ("day", DAY)):
+        for node, seconds in ((whole(user(0, pod)), 1.0), (whole(), 10.0), (whole(), passed)):
+            agent.see(node, seconds)
+    agent.days = days
+    agent.restart()
+    assert {name for name, _ in agent.uses} == left
+    for seconds in (1.0, days / 2 * DAY):
+        agent.see(whole(), seconds)
+    assert {name for name, _ in agent.uses} == later
+
+
 def test_both_generations_are_one_record(tmp_path: Path) -> None:
     agent = Agent(tmp_path / "use.json")
-    for memory, passed in ((4, 10.0), (2, LENGTH)):
+    for memory, passed in ((4, 10.0), (2, 7 * DAY)):
         for seconds in (passed, 10.0, 10.0):
             read = {WHOLE: Reading(memory=memory * MIB)}
             agent.see(whole(user(0, "a")), seconds, read=read)
@@ -167,6 +188,42 @@ def test_memory_at_its_limit_and_idle_stretches() -> None:
     assert (use.idle_stretches, use.longest_idle) == (1, 60.0)
 
 
+@pytest.mark.parametrize("restarts", [(), (1,), (4,), (2, 6)])
+def test_an_idle_stretch_is_one_over_restarts(tmp_path: Path, restarts: tuple[int, ...]) -> None:
+    """Of two holders, of which one works at last; the time away is not known."""
+    agent, node = Agent(tmp_path / "use.json"), divided({n: [user(0, f"p{n}")] for n in (3, 4)})
+    for sample in range(9):
+        agent.see(node, 30.0, {(GPU.uuid, 3): 0.0, (GPU.uuid, 4): float(sample == 8)})
+        if sample in restarts:
+            agent.restart(away=50.0)
+    found = {name: (use.idle_stretches, use.longest_idle) for (name, _), use in agent.uses.items()}
+    lost = 30.0 * len(restarts)  # between the last sample of one agent and the first of the next
+    assert found == {"p3": (1, 240.0 - lost), "p4": (1, 210.0 - lost)}
+    for series in agent.accounts.samples():
+        if series.metric == "nodeagent_held_idle_seconds":
+            assert series.value == (240.0 - lost if "p3" in series.labels else 0.0)
+
+
+def test_what_was_never_measured_is_not_used(tmp_path: Path) -> None:
+    """And where it was for a while, that much at least."""
+    agent, node = Agent(tmp_path / "use.json"), whole(user(0, "a"))
+
+    def used() -> tuple[float | None, set[float]]:
+        of_metric = (s for s in agent.accounts.samples() if s.metric.endswith("_used_total"))
+        [use] = agent.uses.values()
+        return use.used, {sample.value for sample in of_metric}
+
+    for _ in range(3):
+        agent.see(node)
+    assert used() == (None, set())
+    agent.see(node, active={WHOLE: 0.5})
+    assert used() == (5.0, {0.0, 5.0})  # of GPUs, and of slices
+    agent.see(node)
+    agent.restart()
+    agent.see(node)
+    assert used() == (5.0, set())
+
+
 def test_who_shares_a_device_has_what_its_processes_do() -> None:
     limits = Sharing((Share("s", 2, memory=20 << 10, threads=50.0),), "report")
     daemon = DeviceDaemon(WantedMps(limits, Account(0, 0)), "Ready")
@@ -201,7 +258,7 @@ def test_two_containers_of_a_pod_are_one_holder() -> None:
     agent.see(whole(user(0, "a-0", container="")))
     for _ in range(2):
         agent.see(whole(user(0, "a-0"), user(0, "a-0", container="side")))
-    (use,) = agent.records.uses()
+    (use,) = agent.records.kept(0.0).uses()
     assert use.holder == Holder("workload", "a", "team", "main,side")
     assert use.held == 20.0
 
@@ -221,3 +278,46 @@ def test_two_containers_of_a_pod_are_one_holder() -> None:
 )
 def test_a_workload_is_told_by_its_pods_name(pod: str, workload: str) -> None:
     assert Holder("pod", pod).named("") == Holder("workload", workload)
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def _add(records: Records, number: int) -> None:
+    holder = Holder("workload", f"workload-of-a-team-{number}", f"namespace-{number}", "main")
+    grant = Grant("1g.10gb", "NVIDIA H100 80GB HBM3", 10 << 30)
+    measured = Measured(number << 20, 10.0, 5.0, 3.0)
+    records.add((holder, grant), measured, passed=1.0, active=0.1, sharing=1)
+
+
+def test_five_hundred_workloads_take_less_than_two_mebibytes(tmp_path: Path) -> None:
+    file = use_file(tmp_path / "use.json")
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        records = Records()
+        for generation in range(2):
+            for number in range(500):
+                _add(records, number)
+            records.grow_older(7 * DAY * (1 - generation))
+        file.save(records.kept(1.8e9))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < 2 << 20, taken
+    kept = use_file(tmp_path / "use.json").load()
+    assert kept is not None
+    again = Records()
+    again.restore(kept, 1.8e9)
+    assert again.kept(0.0).uses() == records.kept(0.0).uses()
+    assert len(records.kept(0.0).uses()) == 500
+
+
+def test_of_too_many_those_are_left_that_were_added_to_last() -> None:
+    records = Records()
+    for number in (*range(MOST), 0, MOST, MOST + 1, 0):
+        _add(records, number)
+    found = {use.holder.namespace: use.held for use in records.kept(0.0).uses()}
+    assert len(found) == MOST
+    assert not {"namespace-1", "namespace-2"} & found.keys()
+    assert found["namespace-0"] == 3.0

@@ -8,6 +8,7 @@ from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.telemetry.ownership import Device, uses
 from nodeagent.use.digest import Use
+from nodeagent.use.records import Records
 from nodeagent.use.state_file import use_file
 
 GAP = 120.0
@@ -21,22 +22,19 @@ def names(use: Use) -> tuple[str, str]:
 class Agent:
     """Accounts of one agent after the other, which have a clock and a state file.
 
-    `asks`: there is an API server that names workloads.
+    An agent that is started anew keeps records of the last `days`.
     """
 
-    def __init__(
-        self, path: Path | None = None, *, asks: bool = False, longest_gap: float = GAP
-    ) -> None:
+    def __init__(self, path: Path | None = None, *, longest_gap: float = GAP) -> None:
         self.file = use_file(path)
-        self.asks = asks
+        self.days = 14
         self._longest_gap = longest_gap
         self.now, self.wall = 1000.0, 1.8e9
         self.start()
 
     def start(self) -> None:
         self.accounts = Accounts(longest_gap=self._longest_gap)
-        self.accounts.workloads = {} if self.asks else None
-        self.records = self.accounts.records
+        self.records = self.accounts.records = Records(self.days)
         kept = self.file.load()
         if kept is not None:
             self.records.restore(kept, self.wall)
@@ -61,4 +59,4 @@ class Agent:
 
     @property
     def uses(self) -> dict[tuple[str, str], Use]:
-        return {names(use): use for use in self.records.uses()}
+        return {names(use): use for use in self.records.kept(0.0).uses()}

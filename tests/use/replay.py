@@ -171,7 +171,10 @@ class Replay:
                     who = uses(observed, processes, owners.get)
                     agent.see(observed, STEP, active, read=readings(sample, active), who=who)
         agent.restart()
-        found = {advice.workload: advice for advice in advise(agent.records.uses(), observed.gpus)}
+        found = {
+            advice.workload: advice
+            for advice in advise(agent.records.kept(0.0).uses(), observed.gpus)
+        }
         for load in loads:
             load.advice = found[load.name]
 
