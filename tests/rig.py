@@ -2,11 +2,14 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from nodeagent.gpu.driver import Driver
+from nodeagent.gpu.users import UsageSource
 from nodeagent.pacing import Backoff
 from nodeagent.plan.desired import WithClaims
 from nodeagent.plan.observed import Gpu
@@ -41,6 +44,26 @@ SMI = (sys.executable, "-m", "nodeagent.simulation.nvidia_smi")
 def open_driver(observe_deadline: float = 5.0, step_deadline: float = 5.0) -> Driver:
     """The real driver part; deadlines in seconds."""
     return Driver(observe_deadline=observe_deadline, step_deadline=step_deadline, nvidia_smi=SMI)
+
+
+@asynccontextmanager
+async def driving(
+    boards: str,
+    *,
+    sources: Sequence[UsageSource] = (),
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
+) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
+    """A simulated node, and the driver on top of it."""
+    with simulated(boards, **options) as node:
+        async with Driver(
+            observe_deadline=30,
+            step_deadline=30,
+            nvidia_smi=SMI,
+            sources=sources,
+            clock=clock,
+        ) as driver:
+            yield driver, node
 
 
 class CountedRounds(LoopControl):

@@ -21,7 +21,7 @@ from nodeagent.views.node_state import NodeState, Phase
 from tests.acceptance.metrics_rig import SOON, Watched, divide, parsed, reported, running
 from tests.machine_load import stretched, until
 from tests.monitoring.promtool import with_promtool
-from tests.rig import Rig, open_driver
+from tests.rig import Rig, driving, open_driver
 from tests.rig import running as reconciling
 from tests.simulated_cluster.kubelet import Kubelet
 
@@ -46,15 +46,14 @@ _VARIES = re.compile(r"^(nodeagent_build_info|nodeagent_reader|nodeagent_sample|
 
 async def _text(board: str) -> str:
     """What an idle node exports; an H100 is divided."""
-    with simulated(board):
-        async with open_driver() as driver:
-            if board.startswith("h100"):
-                await divide(driver, (("3g.40gb", 1), ("1g.10gb", 2)))
-            watched = Watched(driver)
-            watched.observed(await driver.observe())
-            async with running(watched):
-                await watched.sampled(4)
-                return watched.text()
+    async with driving(board) as (driver, _):
+        if board.startswith("h100"):
+            await divide(driver, (("3g.40gb", 1), ("1g.10gb", 2)))
+        watched = Watched(driver)
+        watched.observed(await driver.observe())
+        async with running(watched):
+            await watched.sampled(4)
+            return watched.text()
 
 
 def _lasting(text: str) -> str:
@@ -87,21 +86,20 @@ async def test_promtool_finds_nothing_that_dcgm_did_not_choose(name: str) -> Non
 
 
 async def test_figures_of_the_driver_are_read_back_in_dcgms_units() -> None:
-    with simulated("h100-80gb:2") as node:
-        async with open_driver() as driver:
-            observed = await divide(driver, (("1g.10gb", 7),), only=0)
-            device = observed.gpus[0].instances[0].compute[0].uuid
-            node.set_figures(0, {"power.usage": 123_456, "temperature.gpu": 71})
-            node.set_figures(1, {"utilization.gpu": 42, "gpm.20": 2.5, "energy": 987_654_321})
-            node.set_figures(device, {"gpm.2": 37.5})
-            node.occupy(device, memory=1000 * MIB)
-            node.occupy(1, memory=3000 * MIB)
-            watched = Watched(driver)
-            watched.observed(observed)
-            async with running(watched):
-                await watched.sampled(4)
-                series = parsed(watched.text())
-            used = memory_of(node.card(1))[1]
+    async with driving("h100-80gb:2") as (driver, node):
+        observed = await divide(driver, (("1g.10gb", 7),), only=0)
+        device = observed.gpus[0].instances[0].compute[0].uuid
+        node.set_figures(0, {"power.usage": 123_456, "temperature.gpu": 71})
+        node.set_figures(1, {"utilization.gpu": 42, "gpm.20": 2.5, "energy": 987_654_321})
+        node.set_figures(device, {"gpm.2": 37.5})
+        node.occupy(device, memory=1000 * MIB)
+        node.occupy(1, memory=3000 * MIB)
+        watched = Watched(driver)
+        watched.observed(observed)
+        async with running(watched):
+            await watched.sampled(4)
+            series = parsed(watched.text())
+        used = memory_of(node.card(1))[1]
     first, second = (gpu.uuid for gpu in observed.gpus)
     number = str(observed.gpus[0].instances[0].id)
     for name, labels, expected in (

@@ -17,7 +17,7 @@ from nodeagent.api.metrics_listener import MetricsListener
 from nodeagent.errors import NodeagentError
 from tests.agent_environment import port_kept_free
 from tests.api.serving import SCRAPED, Agent, Api, api
-from tests.cluster.client.test_access import certificate
+from tests.cluster.client.rig import certificate
 from tests.machine_load import stretched, until
 
 PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()

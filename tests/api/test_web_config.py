@@ -15,7 +15,7 @@ from nodeagent.api.limits import RequestLimits
 from nodeagent.api.passwords import PasswordCheck, TooManyAsk
 from nodeagent.api.web_config import read_web_config
 from nodeagent.errors import UsageError
-from tests.cluster.client.test_access import certificate
+from tests.cluster.client.rig import certificate
 from tests.machine_load import stretched, until
 
 _DIGEST = "a" * 21 + "e" + "a" * 31  # the last letter of the salt has two bits

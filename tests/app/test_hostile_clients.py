@@ -12,7 +12,7 @@ import bcrypt
 from nodeagent.api.limits import TCP_LIMITS
 from tests.agent_environment import port_kept_free
 from tests.app.agent_process import Process, agent, write_plan
-from tests.cluster.client.test_access import certificate
+from tests.cluster.client.rig import certificate
 from tests.machine_load import wait_until
 
 SOON = 60.0  # seconds that anything may take on a busy machine

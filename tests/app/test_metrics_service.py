@@ -11,24 +11,23 @@ from typing import Any
 from nodeagent.health.findings import Moment
 from nodeagent.health.state import GpuHistory, HealthState, XidCount
 from nodeagent.plan.problems import Code as ProblemCode
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
 from tests.acceptance.metrics_rig import SOON, Watched, parsed, reported, running
 from tests.machine_load import stretched, until
-from tests.rig import open_driver
+from tests.rig import driving
 
 
 @asynccontextmanager
 async def watching(
     boards: str = "t4:1", **settings: Any
 ) -> AsyncIterator[tuple[Watched, SimulatedNode]]:
-    with simulated(boards) as node:
-        async with open_driver() as driver:
-            observed = await driver.observe()
-            watched = Watched(driver, **settings)
-            watched.observed(observed)
-            async with running(watched):
-                yield watched, node
+    async with driving(boards) as (driver, node):
+        observed = await driver.observe()
+        watched = Watched(driver, **settings)
+        watched.observed(observed)
+        async with running(watched):
+            yield watched, node
 
 
 async def _exported(watched: Watched, text: str) -> None:

@@ -31,12 +31,12 @@ from tests.cluster.client.rig import kubeconfig
 from tests.machine_load import stretched
 from tests.mps.fleet_rig import status
 from tests.reconcile.controller_rig import NodeRig
+from tests.rig import CREATE
 from tests.simulated_cluster.allocator import Allocated
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.store import Key
 
 DEVICE = "mig-1g-10gb-2"
-CREATE = "nvmlDeviceCreateGpuInstance*"
 SOON = 30.0  # seconds that anything may take on a busy machine
 
 

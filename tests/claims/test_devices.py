@@ -16,12 +16,12 @@ from nodeagent.claims.offering.gpu_facts import FactsReader, pcie_root
 from nodeagent.errors import UnknownDevice
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, Gpu
-from nodeagent.simulation import SimulatedNode, Switches, simulated
+from nodeagent.simulation import SimulatedNode, Switches
 from nodeagent.simulation.boards import board_names
 from nodeagent.structs import replace
 from tests.claims.boards import MIG_BOARDS, NODE
 from tests.plan.cards import card
-from tests.rig import open_driver
+from tests.rig import driving
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -166,9 +166,8 @@ def no_root(_: Gpu) -> str:
 @asynccontextmanager
 async def driver_of(boards: str, **switches: object) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
     known = Switches(**switches)  # type: ignore[arg-type]  # keys of Switches, by name
-    with simulated(boards, switches=known) as node:
-        async with open_driver() as driver:
-            yield driver, node
+    async with driving(boards, switches=known) as (driver, node):
+        yield driver, node
 
 
 async def test_facts_of_two_kinds(tmp_path: Path) -> None:

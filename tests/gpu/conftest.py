@@ -1,14 +1,10 @@
 """A simulated node, and the driver on top of it."""
 
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.users import UsageSource
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.machine_load import until
 
@@ -40,18 +36,3 @@ async def hasty(node: SimulatedNode) -> AsyncIterator[Driver]:
 
 async def settled(driver: Driver) -> None:
     await until(lambda: not any(worker.stuck for worker in driver.pool._workers))
-
-
-@asynccontextmanager
-async def driving(
-    boards: str,
-    *,
-    sources: Sequence[UsageSource] = (),
-    clock: Callable[[], float] = time.monotonic,
-    **options: Any,
-) -> AsyncIterator[tuple[Driver, SimulatedNode]]:
-    with simulated(boards, **options) as node:
-        async with Driver(
-            observe_deadline=30, step_deadline=30, sources=sources, clock=clock
-        ) as driver:
-            yield driver, node

@@ -11,9 +11,10 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, MigMode, Placement
 from nodeagent.plan.steps import SetMigMode, StopMps
 from nodeagent.simulation import SimulatedNode, Switches
-from tests.gpu.conftest import QUICK, driving, settled
+from tests.gpu.conftest import QUICK, settled
 from tests.gpu.steps_of import create, laid_out, layout
 from tests.machine_load import until
+from tests.rig import driving
 
 
 @pytest.mark.parametrize(

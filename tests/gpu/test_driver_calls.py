@@ -22,7 +22,7 @@ from tests.gpu.steps_of import create, destroy, enable
 from tests.machine_load import until
 from tests.plan.cards import Multiset, card, present, wanted
 from tests.reconcile.test_owner import made, released
-from tests.rig import open_driver
+from tests.rig import driving, open_driver
 
 EMPTY = card("h100-80gb")
 BEFORE: Multiset = (("1g.10gb", 7),)
@@ -67,16 +67,15 @@ def total(found: dict[str, int], pattern: str = "*") -> int:
 
 
 async def test_a_running_agent_recuts_a_gpu_with_few_calls() -> None:
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            for layout in (BEFORE, AFTER, BEFORE):
-                await recut(driver, layout)
-                await driver.observe()
-            node.journal.clear()
-            await recut(driver, AFTER)
-            found = calls(node)
-            assert found == WARM
-            assert total(found) <= 75
+    async with driving("h100-80gb:1") as (driver, node):
+        for layout in (BEFORE, AFTER, BEFORE):
+            await recut(driver, layout)
+            await driver.observe()
+        node.journal.clear()
+        await recut(driver, AFTER)
+        found = calls(node)
+        assert found == WARM
+        assert total(found) <= 75
 
 
 async def test_a_fresh_process_recuts_a_gpu_with_few_calls() -> None:

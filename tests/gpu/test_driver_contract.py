@@ -22,7 +22,7 @@ from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.structs import replace
 from tests.gpu import steps_of
-from tests.gpu.conftest import driving
+from tests.rig import driving
 
 pytestmark = pytest.mark.timeout(600, method="thread")  # a real step may take seconds
 

@@ -5,8 +5,8 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.simulation import SimulatedNode, Switches, simulated
-from tests.gpu.conftest import driving
 from tests.gpu.steps_of import create, destroy, enable, laid_out, layout
+from tests.rig import driving
 
 GIB = 1 << 30
 

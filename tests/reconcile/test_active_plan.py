@@ -13,10 +13,9 @@ from nodeagent.plan.problems import Code
 from nodeagent.reconcile.active_plan import ActivePlan, PlanEvaluation
 from nodeagent.reconcile.loop_control import LoopControl
 from nodeagent.reconcile.plan_update import KeptPlan, NoPlan, PlanText, PlanUpdate
-from nodeagent.simulation import simulated
 from nodeagent.structs import replace
 from nodeagent.views.shapes import Refused
-from tests.rig import open_driver, plan_text
+from tests.rig import driving, plan_text
 
 
 def made() -> ActivePlan:
@@ -24,9 +23,8 @@ def made() -> ActivePlan:
 
 
 async def observe(boards: str = "h100-80gb:2") -> ObservedNode:
-    with simulated(boards):
-        async with open_driver() as driver:
-            return await driver.observe()
+    async with driving(boards) as (driver, _):
+        return await driver.observe()
 
 
 async def evaluated(plan: ActivePlan, observed: ObservedNode) -> PlanEvaluation:

@@ -17,9 +17,8 @@ from nodeagent.reconcile.executor import execute
 from nodeagent.simulation import Switches, simulated
 from nodeagent.views.text import layout_words, step_words
 from tests.machine_load import stretched, until
-from tests.rig import open_driver, plan_text
+from tests.rig import CREATE, driving, open_driver, plan_text
 
-CREATE = "nvmlDeviceCreateGpuInstance*"
 DONE, FAILED, UNDONE, SKIPPED = StepResult
 WAITING = MigMode(current=False, pending=True)
 
@@ -86,134 +85,125 @@ async def test_gpus_are_worked_on_side_by_side_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("fails_at", range(7))
 async def test_a_failure_at_any_step_brings_the_earlier_layout_back(fails_at: int) -> None:
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            await apply(driver, "{3g.40gb: 2}")
-            node.inject(CREATE, error="UNKNOWN", times=1, skip=fails_at)
-            outcome = (await apply(driver, "{1g.10gb: 7}")).gpus[0]
-            assert layout_words(outcome.after) == "3g.40gb at 0, 4"
-            assert results(outcome) == [
-                *[UNDONE] * (2 + fails_at),
-                FAILED,
-                *[SKIPPED] * (6 - fails_at),
-            ]
-            assert codes(outcome) == [Code.STEP_FAILED]
-            assert "create 1g.10gb" in outcome.problems[0].message
-            assert outcome.restored
-            assert {r.result for r in outcome.restored} == {DONE}
+    async with driving("h100-80gb:1") as (driver, node):
+        await apply(driver, "{3g.40gb: 2}")
+        node.inject(CREATE, error="UNKNOWN", times=1, skip=fails_at)
+        outcome = (await apply(driver, "{1g.10gb: 7}")).gpus[0]
+        assert layout_words(outcome.after) == "3g.40gb at 0, 4"
+        assert results(outcome) == [
+            *[UNDONE] * (2 + fails_at),
+            FAILED,
+            *[SKIPPED] * (6 - fails_at),
+        ]
+        assert codes(outcome) == [Code.STEP_FAILED]
+        assert "create 1g.10gb" in outcome.problems[0].message
+        assert outcome.restored
+        assert {r.result for r in outcome.restored} == {DONE}
 
 
 async def test_what_cannot_be_restored_is_said_as_it_is() -> None:
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            await apply(driver, "{3g.40gb: 2}")
-            node.inject(CREATE, error="UNKNOWN", times=None)
-            outcome = (await apply(driver, "{1g.10gb: 7}")).gpus[0]
-            assert codes(outcome) == [Code.STEP_FAILED, Code.NOT_RESTORED]
-            assert "no instances; GPU 0: could not create 3g" in outcome.problems[1].message
-            assert layout_words(outcome.after) == "no instances"
-            assert results(outcome)[:3] == [DONE, DONE, FAILED]
+    async with driving("h100-80gb:1") as (driver, node):
+        await apply(driver, "{3g.40gb: 2}")
+        node.inject(CREATE, error="UNKNOWN", times=None)
+        outcome = (await apply(driver, "{1g.10gb: 7}")).gpus[0]
+        assert codes(outcome) == [Code.STEP_FAILED, Code.NOT_RESTORED]
+        assert "no instances; GPU 0: could not create 3g" in outcome.problems[1].message
+        assert layout_words(outcome.after) == "no instances"
+        assert results(outcome)[:3] == [DONE, DONE, FAILED]
 
 
 async def test_who_comes_while_the_mode_changes_has_the_steps_end_in_a_failure() -> None:
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            made = await planned(driver, "{3g.40gb: 2}")
+    async with driving("h100-80gb:1") as (driver, node):
+        made = await planned(driver, "{3g.40gb: 2}")
 
-            def come(report: StepReport) -> None:
-                if isinstance(report.step, SetMigMode):
-                    node.occupy(0)
+        def come(report: StepReport) -> None:
+            if isinstance(report.step, SetMigMode):
+                node.occupy(0)
 
-            outcome = (await execute(made, driver, parallel=1, on_progress=come)).gpus[0]
-            assert results(outcome) == [DONE, FAILED, SKIPPED]
-            assert outcome.turned_back
+        outcome = (await execute(made, driver, parallel=1, on_progress=come)).gpus[0]
+        assert results(outcome) == [DONE, FAILED, SKIPPED]
+        assert outcome.turned_back
 
 
 async def test_a_mode_that_is_not_restored_is_reported() -> None:
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            made = await planned(driver, "{1g.10gb: 7}")
-            node.inject(CREATE, error="UNKNOWN")
-            node.inject("nvmlDeviceSetMigMode", error="UNKNOWN", skip=1, times=None)
-            outcome = (await execute(made, driver, parallel=1)).gpus[0]
-            assert codes(outcome) == [Code.STEP_FAILED, Code.NOT_RESTORED]
+    async with driving("h100-80gb:1") as (driver, node):
+        made = await planned(driver, "{1g.10gb: 7}")
+        node.inject(CREATE, error="UNKNOWN")
+        node.inject("nvmlDeviceSetMigMode", error="UNKNOWN", skip=1, times=None)
+        outcome = (await execute(made, driver, parallel=1)).gpus[0]
+        assert codes(outcome) == [Code.STEP_FAILED, Code.NOT_RESTORED]
 
 
 async def test_a_creation_that_fails_half_way_is_cleared_away() -> None:
     """A GPU instance left without its device is no earlier layout: the way back removes it."""
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            await apply(driver, "{3g.40gb: 1}")
-            node.inject("nvmlGpuInstanceCreateComputeInstance*", error="UNKNOWN")
-            node.inject("nvmlGpuInstanceDestroy", error="UNKNOWN", times=1)
-            outcome = (await apply(driver, "{3g.40gb: 1, 1g.10gb: 1}")).gpus[0]
-            assert layout_words(outcome.after) == layout_words(outcome.plan.before)
-            assert [step_words(r.step) for r in outcome.restored] == ["destroy 1g.10gb at 0"]
-            assert codes(outcome) == [Code.STEP_FAILED]
+    async with driving("h100-80gb:1") as (driver, node):
+        await apply(driver, "{3g.40gb: 1}")
+        node.inject("nvmlGpuInstanceCreateComputeInstance*", error="UNKNOWN")
+        node.inject("nvmlGpuInstanceDestroy", error="UNKNOWN", times=1)
+        outcome = (await apply(driver, "{3g.40gb: 1, 1g.10gb: 1}")).gpus[0]
+        assert layout_words(outcome.after) == layout_words(outcome.plan.before)
+        assert [step_words(r.step) for r in outcome.restored] == ["destroy 1g.10gb at 0"]
+        assert codes(outcome) == [Code.STEP_FAILED]
 
 
 async def test_a_user_who_came_after_planning_is_named_and_left_alone() -> None:
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            await apply(driver, "{3g.40gb: 2}")
-            made = await planned(driver, "{1g.10gb: 7}")
-            used = made.gpus[0].before.instances[1].compute[0].uuid
-            process = node.occupy(used, command="train")
-            outcome = (await execute(made, driver, parallel=1)).gpus[0]
-            assert codes(outcome) == [Code.IN_USE]
-            assert f"pid {process.pid}" in outcome.problems[0].message
-            assert layout_words(outcome.after) == "3g.40gb at 0, 4"
-            assert used in [i.compute[0].uuid for i in outcome.after.instances]
-            assert node.journal.total("nvml*Create*") == 4  # for the layout before
-            assert set(results(outcome)) == {FAILED, SKIPPED}
+    async with driving("h100-80gb:1") as (driver, node):
+        await apply(driver, "{3g.40gb: 2}")
+        made = await planned(driver, "{1g.10gb: 7}")
+        used = made.gpus[0].before.instances[1].compute[0].uuid
+        process = node.occupy(used, command="train")
+        outcome = (await execute(made, driver, parallel=1)).gpus[0]
+        assert codes(outcome) == [Code.IN_USE]
+        assert f"pid {process.pid}" in outcome.problems[0].message
+        assert layout_words(outcome.after) == "3g.40gb at 0, 4"
+        assert used in [i.compute[0].uuid for i in outcome.after.instances]
+        assert node.journal.total("nvml*Create*") == 4  # for the layout before
+        assert set(results(outcome)) == {FAILED, SKIPPED}
 
 
 async def test_a_user_of_the_fifth_costs_the_others_nothing() -> None:
     """Users of all instances are looked up before the first is destroyed."""
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            await apply(driver, "{1g.10gb: 7}")
-            made = await planned(driver, "{7g.80gb: 1}")
-            node.occupy(made.gpus[0].before.instances[5].compute[0].uuid, command="train")
-            outcome = (await execute(made, driver, parallel=1)).gpus[0]
-            assert node.journal.total("nvml*Destroy") == 0
-            assert codes(outcome) == [Code.IN_USE]
-            assert "(train)" in outcome.problems[0].message
+    async with driving("h100-80gb:1") as (driver, node):
+        await apply(driver, "{1g.10gb: 7}")
+        made = await planned(driver, "{7g.80gb: 1}")
+        node.occupy(made.gpus[0].before.instances[5].compute[0].uuid, command="train")
+        outcome = (await execute(made, driver, parallel=1)).gpus[0]
+        assert node.journal.total("nvml*Destroy") == 0
+        assert codes(outcome) == [Code.IN_USE]
+        assert "(train)" in outcome.problems[0].message
 
 
 @pytest.mark.parametrize("board", ["a30", "a100-40gb", "h100-80gb"])
 async def test_a_mode_that_waits_for_an_idle_gpu_is_set_once_it_is(board: str) -> None:
     """A process came since the plan: the driver leaves the mode pending, and nothing is lost."""
     profile = "1g.10gb" if board == "h100-80gb" else "1g.6gb" if board == "a30" else "1g.5gb"
-    with simulated(f"{board}:1", switches=Switches(ampere_mode="whenIdle")) as node:
-        async with open_driver() as driver:
-            made = await planned(driver, f"{{{profile}: 1}}")
-            process = node.occupy(0)
-            outcome = (await execute(made, driver, parallel=1)).gpus[0]
-            assert codes(outcome) == [Code.IN_USE]
-            assert outcome.after.instances == ()
-            assert [user.pid for user in outcome.after.usage.processes] == [process.pid]
-            node.release()
-            if outcome.after.mig == WAITING:
-                node.reset(0)  # as the remedy says
-            again = (await apply(driver, f"{{{profile}: 1}}")).gpus[0]
-            assert again.problems == ()
-            assert [i.profile for i in again.after.instances] == [profile]
+    async with driving(f"{board}:1", switches=Switches(ampere_mode="whenIdle")) as (driver, node):
+        made = await planned(driver, f"{{{profile}: 1}}")
+        process = node.occupy(0)
+        outcome = (await execute(made, driver, parallel=1)).gpus[0]
+        assert codes(outcome) == [Code.IN_USE]
+        assert outcome.after.instances == ()
+        assert [user.pid for user in outcome.after.usage.processes] == [process.pid]
+        node.release()
+        if outcome.after.mig == WAITING:
+            node.reset(0)  # as the remedy says
+        again = (await apply(driver, f"{{{profile}: 1}}")).gpus[0]
+        assert again.problems == ()
+        assert [i.profile for i in again.after.instances] == [profile]
 
 
 @pytest.mark.parametrize("error", ["UNKNOWN", "TIMEOUT", "IN_USE"])
 async def test_an_error_in_passing_while_reading_back_is_read_again(error: str) -> None:
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            made = await planned(driver, "{3g.40gb: 2}")
+    async with driving("h100-80gb:1") as (driver, node):
+        made = await planned(driver, "{3g.40gb: 2}")
 
-            def after_the_last(report: StepReport) -> None:
-                if report.step is made.gpus[0].steps[-1]:
-                    node.inject("nvmlGpuInstanceGetInfo", error=error, times=2)
+        def after_the_last(report: StepReport) -> None:
+            if report.step is made.gpus[0].steps[-1]:
+                node.inject("nvmlGpuInstanceGetInfo", error=error, times=2)
 
-            outcome = await execute(made, driver, parallel=1, on_progress=after_the_last)
-            assert outcome.gpus[0].problems == ()
-            assert layout_words(outcome.gpus[0].after) == "3g.40gb at 0, 4"
+        outcome = await execute(made, driver, parallel=1, on_progress=after_the_last)
+        assert outcome.gpus[0].problems == ()
+        assert layout_words(outcome.gpus[0].after) == "3g.40gb at 0, 4"
 
 
 async def test_one_gpus_failure_hang_and_loss_leave_the_others_alone() -> None:
@@ -239,31 +229,29 @@ async def test_one_gpus_failure_hang_and_loss_leave_the_others_alone() -> None:
 
 async def test_a_step_that_needs_a_reset_names_the_gpu() -> None:
     """The driver says so by a code alone; the command that is given has the GPU's address."""
-    with simulated("h100-80gb:2") as node:
-        async with open_driver() as driver:
-            made = await planned(driver, "{3g.40gb: 2}")
-            node.inject(CREATE, error="RESET_REQUIRED", gpu=1, times=1)
-            outcome = (await execute(made, driver, parallel=1)).gpus[1]
-            assert codes(outcome) == [Code.GPU_LOST]
-            command = f"`nvidia-smi --gpu-reset -i {outcome.after.pci_bus_id}`"
-            assert command in outcome.problems[0].remedy
+    async with driving("h100-80gb:2") as (driver, node):
+        made = await planned(driver, "{3g.40gb: 2}")
+        node.inject(CREATE, error="RESET_REQUIRED", gpu=1, times=1)
+        outcome = (await execute(made, driver, parallel=1)).gpus[1]
+        assert codes(outcome) == [Code.GPU_LOST]
+        command = f"`nvidia-smi --gpu-reset -i {outcome.after.pci_bus_id}`"
+        assert command in outcome.problems[0].remedy
 
 
 async def test_what_others_change_meanwhile_is_not_called_applied() -> None:
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            made = await planned(driver, "{3g.40gb: 2}")
+    async with driving("h100-80gb:1") as (driver, node):
+        made = await planned(driver, "{3g.40gb: 2}")
 
-            def reset_after_the_last(report: StepReport) -> None:
-                if report.step == made.steps[-1]:
-                    node.reset(0)
+        def reset_after_the_last(report: StepReport) -> None:
+            if report.step == made.steps[-1]:
+                node.reset(0)
 
-            outcome = (
-                await execute(made, driver, parallel=1, on_progress=reset_after_the_last)
-            ).gpus[0]
-            assert results(outcome) == [DONE] * 3
-            assert codes(outcome) == [Code.STEP_FAILED]
-            assert "instead of 3g.40gb at 0, 4" in outcome.problems[0].message
+        outcome = (await execute(made, driver, parallel=1, on_progress=reset_after_the_last)).gpus[
+            0
+        ]
+        assert results(outcome) == [DONE] * 3
+        assert codes(outcome) == [Code.STEP_FAILED]
+        assert "instead of 3g.40gb at 0, 4" in outcome.problems[0].message
 
 
 async def test_stop_leaves_the_rest_without_going_back() -> None:

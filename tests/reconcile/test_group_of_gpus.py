@@ -18,7 +18,7 @@ from nodeagent.simulation import SimulatedNode, simulated
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.machine_load import until
 from tests.mps.fleet_rig import US, status
-from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, document
+from tests.reconcile.controller_rig import DEFAULT, EXCLUSIVE, Agent, NodeRig, document, modes
 
 TOGETHER = document("{devices: [0, 1], mps: {clients: {memory: 4Gi}, together: true}}")
 APART = document("{devices: [0, 1], mps: {clients: {memory: 4Gi}}}")
@@ -30,10 +30,6 @@ WITHOUT_ONE = document("{devices: [1], mig: disabled}")
 def node(rig: NodeRig) -> Iterator[SimulatedNode]:
     with simulated("h100-80gb:2", state=rig.state) as made:
         yield made
-
-
-def modes(node: SimulatedNode) -> list[int]:
-    return [node.card(index).state.compute_mode for index in (0, 1)]
 
 
 async def uuids(agent: Agent) -> list[str]:

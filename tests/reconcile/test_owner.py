@@ -21,9 +21,8 @@ from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
 from tests.claims.machine import laid_out
 from tests.machine_load import until
-from tests.rig import Rig, open_driver, running
+from tests.rig import CREATE, Rig, open_driver, running
 
-CREATE = "nvmlDeviceCreateGpuInstance*"
 CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance*"
 PATH = "claim team/mine"
 Goal = Callable[[Gpu], Awaitable[DesiredGpu]]

@@ -12,7 +12,7 @@ from nodeagent.simulation.codes import Code
 from nodeagent.telemetry.process_reader import ProcessReader, process_samples
 from nodeagent.telemetry.samples import ProcessReading, ProcessSample
 from tests.acceptance.metrics_rig import divide
-from tests.rig import open_driver
+from tests.rig import driving, open_driver
 
 MIB = 1 << 20
 
@@ -58,13 +58,12 @@ async def test_a_clock_that_was_set_back_hides_no_work() -> None:
 
 
 async def test_instances_have_their_own() -> None:
-    with simulated("h100-80gb:1") as node:
-        async with open_driver() as driver:
-            observed = await divide(driver, (("1g.10gb", 7),))
-            first, second = observed.gpus[0].instances[:2]
-            node.occupy(first.compute[0].uuid, 101, memory=MIB)
-            node.occupy(second.compute[0].uuid, 102, memory=2 * MIB)
-            look = await _look(driver)
+    async with driving("h100-80gb:1") as (driver, node):
+        observed = await divide(driver, (("1g.10gb", 7),))
+        first, second = observed.gpus[0].instances[:2]
+        node.occupy(first.compute[0].uuid, 101, memory=MIB)
+        node.occupy(second.compute[0].uuid, 102, memory=2 * MIB)
+        look = await _look(driver)
     assert look.gpu == observed.gpus[0].uuid
     assert look.running == {
         first.id: (ProcessReading(101, MIB),),

@@ -7,8 +7,8 @@ import pytest
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.samples import Slice
 from nodeagent.simulation import SimulatedNode
-from tests.gpu.conftest import driving
 from tests.gpu.steps_of import create, destroy, disable, laid_out
+from tests.rig import driving
 from tests.telemetry.sampler_rig import (
     ACTIVE,
     ALL_EACH_TIME,

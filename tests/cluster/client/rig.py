@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,20 @@ def kubeconfig(folder: Path, url: str, *, token: str | None = None) -> Kubeconfi
         token_file.write_text(token)
     path.write_text(agent.kubeconfig(url, token_file=token_file))
     return Kubeconfig(path)
+
+
+def certificate(folder: Path) -> Path:
+    """A new self-signed certificate for 127.0.0.1, with its key, in one file."""
+    folder.mkdir(exist_ok=True)
+    key, found = folder / "key.pem", folder / "certificate.pem"
+    options = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=tests "
+        "-addext subjectAltName=IP:127.0.0.1 "
+        "-addext keyUsage=critical,digitalSignature,keyCertSign"
+    )
+    command = ["openssl", *options.split(), "-keyout", str(key), "-out", str(found)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
 
 
 @contextlib.asynccontextmanager

@@ -21,25 +21,11 @@ from nodeagent.cluster.client.credentials import InCluster, Kubeconfig
 from nodeagent.cluster.client.node_view import read_node
 from nodeagent.cluster.drain.pods import read_pod
 from nodeagent.cluster.reflector import WatchIntervals
-from tests.cluster.client.rig import Follower, kubeconfig, running
+from tests.cluster.client.rig import Follower, certificate, kubeconfig, running
 from tests.cluster.client.test_credentials import kubeconfig as kubeconfig_of_user
 from tests.machine_load import stretched, until
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Dribble, Fault, Html
-
-
-def certificate(folder: Path) -> Path:
-    """A new self-signed certificate for 127.0.0.1, with its key, in one file."""
-    folder.mkdir(exist_ok=True)
-    key, found = folder / "key.pem", folder / "certificate.pem"
-    options = (
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=tests "
-        "-addext subjectAltName=IP:127.0.0.1 "
-        "-addext keyUsage=critical,digitalSignature,keyCertSign"
-    )
-    command = ["openssl", *options.split(), "-keyout", str(key), "-out", str(found)]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
 
 
 def served(folder: Path) -> ssl.SSLContext:

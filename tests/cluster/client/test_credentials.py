@@ -1,7 +1,6 @@
 import base64
 import json
 import ssl
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ from nodeagent.cluster.client.credentials import (
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.cluster.client.presence import is_in_cluster
 from nodeagent.settings import KubernetesSettings
+from tests.cluster.client.rig import certificate
 
 TOKEN = "very-secret.token"
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -45,14 +45,6 @@ def kubeconfig(path: Path, *, cluster: Mapping[str, object] | None = None, **use
 def endpoint(folder: Path, cluster: Mapping[str, object] | None = None, **user: object) -> Endpoint:
     """As a kubeconfig in this folder says."""
     return read_endpoint(Kubeconfig(kubeconfig(folder / "kubeconfig", cluster=cluster, **user)))
-
-
-def new_certificate(folder: Path) -> tuple[Path, Path]:
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=tests"
-    command = ["openssl", *options.split(), "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
 
 
 @pytest.mark.parametrize(("host", "shown"), [("10.0.0.1", "10.0.0.1"), ("fd00::1", "[fd00::1]")])
@@ -103,11 +95,11 @@ def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
 
 
 def test_certificates_are_in_the_kubeconfig_or_in_files_beside_it(tmp_path: Path) -> None:
-    certificate, key = new_certificate(tmp_path)
+    own, key = certificate(tmp_path) / "certificate.pem", tmp_path / "key.pem"
     tls = {"server": "https://127.0.0.1:1/", "tls-server-name": "api", "proxy-url": "http://p"}
-    files = {"client-certificate": certificate.name, "client-key": str(key)}
-    beside = endpoint(tmp_path, {**tls, "certificate-authority": certificate.name}, **files)
-    data = [base64.b64encode(file.read_bytes()).decode() for file in (certificate, key)]
+    files = {"client-certificate": own.name, "client-key": str(key)}
+    beside = endpoint(tmp_path, {**tls, "certificate-authority": own.name}, **files)
+    data = [base64.b64encode(file.read_bytes()).decode() for file in (own, key)]
     authority = {"certificate-authority-data": data[0], "certificate-authority": "none"}
     inside = {"client-certificate-data": data[0], "client-key-data": data[1], "client-key": "none"}
     found = endpoint(tmp_path, tls | authority, **inside)
@@ -138,8 +130,8 @@ def test_a_user_with_a_password(tmp_path: Path) -> None:
 
 def test_a_user_whose_program_has_the_token_or_the_certificate(tmp_path: Path) -> None:
     """By the protocol of kubectl: it is beside the kubeconfig, and sees what it is asked for."""
-    certificate, key = new_certificate(tmp_path)
-    status = {"clientCertificateData": certificate.read_text(), "clientKeyData": key.read_text()}
+    own, key = certificate(tmp_path) / "certificate.pem", tmp_path / "key.pem"
+    status = {"clientCertificateData": own.read_text(), "clientKeyData": key.read_text()}
     answers = {"token": {"token": TOKEN}, "certificate": status, "both": status | {"token": TOKEN}}
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\necho "$KUBERNETES_EXEC_INFO" > "$ASKED"\ncat "$1"\n')
@@ -156,8 +148,8 @@ def test_a_user_whose_program_has_the_token_or_the_certificate(tmp_path: Path) -
     has = {name: (one.authorization, one.certificate) for name, one in found.items()}
     assert has == {
         "token": (f"Bearer {TOKEN}", b""),
-        "certificate": ("", certificate.read_bytes()),
-        "both": (f"Bearer {TOKEN}", certificate.read_bytes()),
+        "certificate": ("", own.read_bytes()),
+        "both": (f"Bearer {TOKEN}", own.read_bytes()),
     }
     tls_context(found["certificate"])
 

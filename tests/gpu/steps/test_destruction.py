@@ -13,9 +13,9 @@ from nodeagent.plan.observed import Gpu, Placement
 from nodeagent.plan.users import Usage, User
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
-from tests.gpu.conftest import driving
 from tests.gpu.steps_of import create, destroy, destroy_compute, disable, laid_out, layout
 from tests.machine_load import stretched, until
+from tests.rig import driving
 
 DESTROYS = "nvml*InstanceDestroy"
 

@@ -7,8 +7,8 @@ from nodeagent.plan.observed import Access, Gpu, MigMode
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import SetComputeMode
 from nodeagent.simulation import SimulatedNode, Switches
-from tests.gpu.conftest import driving
 from tests.gpu.steps_of import REASON, compute_mode, disable, enable, laid_out
+from tests.rig import driving
 
 GET, SET = "nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode"
 EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
