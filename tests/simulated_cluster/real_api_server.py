@@ -12,13 +12,14 @@ import signal
 import socket
 import ssl
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-START_SECONDS = 60.0
+from tests.agent_environment import own_host
+from tests.machine_load import wait_until
+
 TOKEN = "token-of-the-tests"
 STRANGERS_TOKEN = "token-of-a-stranger"  # of a user without any right
 USUAL_FOLDER = "/usr/local/kubebuilder/bin"
@@ -57,13 +58,14 @@ class RealApiServer:
     def __init__(self, folder: Path) -> None:
         self._assets = Path(os.environ.get("KUBEBUILDER_ASSETS", USUAL_FOLDER))
         self._folder = folder
-        self._etcd_port, self._peer_port, self._port = (_free_port() for _ in range(3))
+        self._host = own_host()
+        self._etcd_port, self._peer_port, self._port = (self._free_port() for _ in range(3))
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"https://127.0.0.1:{self._port}"
+        return f"https://{self._host}:{self._port}"
 
     def kubectl(self, *arguments: str, given: Any = None) -> str:
         """What kubectl, as the administrator, says of an error, else "". `given` is its input."""
@@ -117,7 +119,7 @@ class RealApiServer:
             )
 
     def _etcd_flags(self) -> list[str]:
-        clients, peers = (f"http://127.0.0.1:{p}" for p in (self._etcd_port, self._peer_port))
+        clients, peers = (f"http://{self._host}:{p}" for p in (self._etcd_port, self._peer_port))
         return [
             f"--data-dir={self._folder / 'etcd'}",
             f"--listen-client-urls={clients}",
@@ -131,9 +133,9 @@ class RealApiServer:
     def _api_flags(self) -> list[str]:
         key = self._folder / "service-account.key"
         return [
-            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
+            f"--etcd-servers=http://{self._host}:{self._etcd_port}",
+            f"--bind-address={self._host}",
+            f"--advertise-address={self._host}",
             f"--secure-port={self._port}",
             f"--cert-dir={self._folder / 'certificates'}",
             f"--token-auth-file={self._folder / 'tokens.csv'}",
@@ -147,12 +149,11 @@ class RealApiServer:
         ]
 
     def _await(self, *, ready: bool) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while self._is_ready() != ready:
-            if time.monotonic() > deadline:
-                log = (self._folder / "kube-apiserver.log").read_text(errors="replace")
-                raise TimeoutError(f"the API server's readiness is not {ready}: {log[-2000:]}")
-            time.sleep(0.02)
+        log = self._folder / "kube-apiserver.log"
+        wait_until(
+            lambda: self._is_ready() == ready,
+            said=lambda: log.read_text(errors="replace")[-2000:],
+        )
 
     def _is_ready(self) -> bool:
         context = ssl.create_default_context()
@@ -166,9 +167,8 @@ class RealApiServer:
             return True
         return False
 
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    def _free_port(self) -> int:
+        with socket.socket() as probe:
+            probe.bind((self._host, 0))
+            port: int = probe.getsockname()[1]
+            return port
