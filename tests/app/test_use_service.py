@@ -1,5 +1,6 @@
 """Whose time it is that pods hold devices, as the API server names their owners."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from nodeagent.app.use_service import UseService
 from nodeagent.settings import KubernetesSettings, Settings
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.telemetry.ownership import uses
+from nodeagent.use.state_file import use_file
 from tests.cluster.client.rig import kubeconfig, running
 from tests.machine_load import until
 from tests.simulated_cluster.api_server import ApiServer
@@ -79,6 +81,8 @@ async def test_time_is_of_the_owner(server: ApiServer, rig: Rig) -> None:
     add_pod(server, "odd", "ReplicaSet", f"web-{HASH}")
     add_pod(server, "worker-0", "StatefulSet", "worker")
     add_pod(server, "worker-1")
+    await asyncio.sleep(100.0)  # there is nothing to be asked
+    assert lists(server) == 0
     for _ in range(2):
         rig.hold(f"web-{HASH}-x2k4z", "odd", "worker-0", "worker-1")
     assert rig.held == {"web": 20.0, "odd": 20.0, "worker": 40.0}  # by their names
@@ -104,6 +108,19 @@ async def test_time_waits_for_an_answer(server: ApiServer, rig: Rig) -> None:
     server.access.withheld.clear()
     await until(lambda: rig.named)
     assert rig.held == {"worker-1": 30.0, "worker": 30.0}
+
+
+async def test_a_kill_loses_five_minutes(tmp_path: Path) -> None:
+    rig, path = Rig(), tmp_path / "use.json"
+    async with running(UseService(path, rig.accounts, 14, None).run()):
+        rig.hold("web")
+        await asyncio.sleep(299.0)
+        assert not path.exists()
+        await until(path.exists, within=10.0)
+        rig.hold("other")
+    kept = use_file(path).load()
+    assert kept is not None
+    assert "other" in str(kept)
 
 
 async def test_thousands_of_pods(server: ApiServer, rig: Rig) -> None:

@@ -47,8 +47,10 @@ def test_newer_processes_take_the_place_of_observed_ones() -> None:
 
 
 def test_a_container_that_is_not_named_is_the_one_that_was_given_the_device() -> None:
-    node = whole(user(0, "a"), replace(user(1, "a", memory=5), container=""))
-    assert ownership.uses(node, {}, _no_owner)[WHOLE].memory == {A: 5 * MIB}
+    unnamed, side = user(1, "a", memory=5, container=""), user(2, "a", memory=6, container="side")
+    node = whole(user(0, "a"), user(0, "b"), unnamed, side)
+    memory = {A: 5 * MIB, Owner("team", "a", "side"): 6 * MIB}
+    assert ownership.uses(node, {}, _no_owner)[WHOLE].memory == memory
 
 
 def test_an_mps_server_is_no_owner() -> None:
@@ -181,6 +183,7 @@ def test_time_of_gpus_and_of_slices() -> None:
     held = _values(accounts, "nodeagent_gpu_seconds_held_total")
     assert held == {TEAM_A: 5.0, TEAM_B: 5.0}
     assert _values(accounts, "nodeagent_gpu_seconds_used_total") == {TEAM_A: 2.5, TEAM_B: 2.5}
+    assert not any(_values(accounts, "nodeagent_slice_seconds_held_total").values())
     parts = divided({3: [user(0, "c")]})
     _observe(accounts, 20.0, parts, {})
     _observe(accounts, 30.0, parts, {(GPU.uuid, 3): 1.0})
@@ -245,7 +248,13 @@ def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
         3: Owner(user="1000"),
     }
     accounts, node = Accounts(longest_gap=60), whole(*map(user, owners))
-    accounts.observe(0.0, node, ownership.uses(node, {}, owners.get), {})
+    for now in (0.0, 1.0):
+        accounts.observe(now, node, ownership.uses(node, {}, owners.get), {})
+    assert {(use.holder.kind, use.holder.name) for use in accounts.records.kept(0.0).uses()} == {
+        ("container", "0123456789ab"),
+        ("unit", "train.service"),
+        ("user", "1000"),
+    }
     assert _values(accounts, "nodeagent_gpu_seconds_held_total").keys() == {
         ("0123456789ab", "", "", "", ""),
         ("", "", "", "train.service", ""),
@@ -261,10 +270,13 @@ def test_each_device_has_what_was_read_of_it() -> None:
             203: ((OF_GPU, 37),),
             252: ((OF_GPU, 2048), (PART_3, 1)),
             1001: ((PART_3, 0.5),),
+            1002: ((PART_3, 0.25),),
+            1005: ((PART_3, 0.125),),
+            **{number: ((OF_GPU, number),) for number in (158, 164, 100, 101, 112, 310, 311)},
             449: ((Subject(NvLink(GPU, 0)), 7),),
         }
     )
     assert readings(sample, activity(sample)) == {
-        WHOLE: Reading(37.0, 64, 412.3, 2 << 30),
-        (GPU.uuid, 3): Reading(utilization=50.0, memory=1 << 20),
+        WHOLE: Reading(37.0, 64, 412.3, 2 << 30, 158, 164, 100, 101, 112, 310, 311),
+        (GPU.uuid, 3): Reading(50.0, memory=1 << 20, sm_active=25.0, dram_active=12.5),
     }

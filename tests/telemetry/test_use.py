@@ -246,10 +246,27 @@ def test_the_share_of_a_claim_is_what_was_granted() -> None:
     device = ClaimDevice(request="r", pool="p", device="d", gpu=GPU.uuid, share=share)
     pods = [Pod(namespace="team", name="a", container="main")]
     claim = Claim(phase=ClaimPhase.READY, pods=pods, devices=[device], problems=[])
+    monitor = replace(device, share=ClaimShare(memory=1 << 30), admin_access=True)
     for _ in range(2):
-        agent.see(node, claims=(claim,))
+        agent.see(node, claims=(claim, replace(claim, devices=[monitor])))
     (use,) = agent.uses.values()
     assert (use.device, use.granted_memory, use.granted_threads) == ("share", 8 << 30, 25.0)
+
+
+def test_a_client_without_limits_has_all_of_its_part() -> None:
+    """Also where the daemon serves only one of the part's devices."""
+    [gpu] = divided({3: [user(0, "a")]}).gpus
+    [part] = gpu.instances
+    daemon = DeviceDaemon(
+        WantedMps(Sharing((Share("s", 2, None, None),), "report"), Account(0, 0)), "Ready"
+    )
+    served = replace(part.compute[0], id=1, uuid="MIG-served", mps=daemon)
+    part = replace(part, compute=(*part.compute, served))
+    agent = Agent()
+    for _ in range(2):
+        agent.see(ObservedNode((replace(gpu, instances=(part,)),)))
+    (use,) = agent.uses.values()
+    assert (use.device, use.granted_memory) == ("share of 1g.10gb", 10 << 30)
 
 
 def test_two_containers_of_a_pod_are_one_holder() -> None:
