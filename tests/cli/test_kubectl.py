@@ -226,7 +226,10 @@ def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
         ("a", [smaller]), ("b", [less, *full]), ("c", [late, *grows]),
     )}  # fmt: skip
     pods = {"items": [pod(name) for name in ("a", "b", "c", "silent")]}
-    shown = run("advise", "-n", "team-a", getpods=pods, **answers)
+    refused = "nodeagent: no agent answers\n  start one\ncommand terminated with exit code 1\n"
+    (tmp_path / "execgpusnodeagentsilent.err").write_text(refused)
+    (tmp_path / "execgpusnodeagentsilent.code").write_text("1")
+    shown = run("advise", "-n", "team-a", getpods=pods, execgpusnodeagentsilent="", **answers)
     assert (
         shown.stdout
         == """\
@@ -237,16 +240,10 @@ team-a/web (main)   H100  3g.40gb  3      60h   12.0Gi  25%    smaller 2g.20gb
 team-a/web (main)   H100  gpu      2      40h   30.0Gi  0%     notEnough
 """
     )
-    assert (shown.returncode, shown.stderr) == (1, "at-silent: kubectl exec failed: no context\n")
-    alone = {"getpods": {"items": [pod("a")]}, "execgpusnodeagenta": ""}
-    (tmp_path / "execgpusnodeagenta.err").write_text(
-        "nodeagent: no agent answers\n  start one\ncommand terminated with exit code 1\n"
-    )
-    (tmp_path / "execgpusnodeagenta.code").write_text("1")
-    assert run("advise", **alone).stderr == "at-a: kubectl exec failed: no agent answers\n"
-    for name in ("err", "code"):
-        (tmp_path / f"execgpusnodeagenta.{name}").unlink()
-    none = run("advise", getpods={"items": [pod("a")]}, execgpusnodeagenta={"advice": []})
+    missed = "at-silent: kubectl exec failed: no agent answers\n"
+    assert (shown.returncode, shown.stderr) == (1, missed)
+    alone = {"getpods": {"items": [pod("a")]}, "execgpusnodeagenta": {"advice": []}}
+    none = run("advise", "-n", "team-a", **alone)
     assert none.stdout == "No holder in namespace team-a was seen yet\n"
     asked = (tmp_path / "asked").read_text()
     assert "exec -n gpus -c nodeagent a -- nodeagent advise --namespace=team-a -o json\n" in asked
