@@ -86,7 +86,7 @@ def write_state(path: Path, form: StateFormat[T], value: T) -> None:
     content = form.encode(value)
     if len(content) > form.largest:  # it would be refused when it is read
         raise OSError(f"{len(content)} bytes are more than the {form.largest} that are read")
-    replace_file(path, _header(form.kind, form.version, content) + content)
+    replace_file(path, _header(form.kind, form.version, content), content)
 
 
 def set_aside(path: Path) -> Path:
@@ -97,7 +97,7 @@ def set_aside(path: Path) -> Path:
     return path.replace(_aside(path))
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, *content: bytes) -> None:
     """Put `content` in place of the file, readable for its owner alone; its directory exists.
 
     After a crash there is all of the new content, after a power cut that or all of the old, if it
@@ -110,7 +110,7 @@ def replace_file(path: Path, content: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(content)
+            file.writelines(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -229,8 +229,9 @@ def _aside(path: Path) -> Path:
 
 def _header(kind: str, version: int, content: bytes) -> bytes:
     signed = b"%s %d" % (kind.encode(), version)
-    digest = hashlib.sha256(signed + b"\n" + content).hexdigest()
-    return b"# nodeagent %s sha256:%s\n" % (signed, digest.encode())
+    digest = hashlib.sha256(signed + b"\n")
+    digest.update(content)  # which may be large, and so is copied nowhere
+    return b"# nodeagent %s sha256:%s\n" % (signed, digest.hexdigest().encode())
 
 
 def _not_regular(mode: int) -> str:
