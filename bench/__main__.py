@@ -17,7 +17,7 @@ NAMES = (
         "disturbance",
         "mps",
     ),
-    *("cluster", "cluster_traffic", "cluster_restart", "metrics", "claims", "calls"),
+    *("cluster", "cluster_traffic", "cluster_restart", "metrics", "use", "claims", "calls"),
     "fragmentation",
 )
 LONG = ("soak",)

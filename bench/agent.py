@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.commands import PLAN
@@ -45,12 +45,18 @@ class Running:
     """An agent in a process of its own, in a directory of its own."""
 
     def __init__(
-        self, program: Sequence[str] = SIMULATED, plan: str = PLAN, **settings: str
+        self,
+        program: Sequence[str] = SIMULATED,
+        plan: str = PLAN,
+        prepare: Callable[[Path], object] = lambda _: None,
+        **settings: str,
     ) -> None:
+        """`prepare` gets the state directory before the start."""
         self._directory = tempfile.TemporaryDirectory()
         here = Path(self._directory.name)
         self._plan = here / "plan.yaml"
         self._digest = ""
+        prepare(here / "state")
         self.plan(plan)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

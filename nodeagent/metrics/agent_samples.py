@@ -1,6 +1,6 @@
 """What the agent says of itself in metrics: its steps and rounds, its readers, what it costs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice, product
 
 from nodeagent.metrics.agent_metrics import AgentSample, Durations, agent_families
@@ -16,7 +16,6 @@ from nodeagent.views.plan_report import STEP_KINDS, step_kind
 
 # Seconds. A slice takes tens of milliseconds, and the kubelet's call ends after 45.
 _CLAIM_BOUNDS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 300.0)
-_MAX_ADVICE = 50  # series
 
 
 def _durations() -> dict[str, Durations]:
@@ -142,9 +141,16 @@ def _slots(report: StepReport, kinds: tuple[type, ...]) -> range:
     return range(place.start, place.start + place.size) if place else range(0)
 
 
-def advice_samples(advice: Iterable[Advice]) -> Iterator[AgentSample]:
-    """What is to be changed, those that free most first, and not more than a page bears."""
+def advice_samples(
+    advice: Iterable[Advice], held: Collection[Iterable[tuple[str, ...]]]
+) -> Iterator[AgentSample]:
+    """What is to be changed of what is held now, those that free most first; `held`: of each device
+    the first four labels of those who have it. No more than devices, of which a page has far more.
+    """
+    of_now = {labels for some in held for labels in some}
     changes = (one for one in advice if one.verdict in {"smaller", "larger"})
-    for one in islice(changes, _MAX_ADVICE):
-        labels = one.container, one.namespace, one.workload, one.device, one.verdict, one.advised
+    found = (
+        (a.container, a.namespace, a.workload, a.device, a.verdict, a.advised) for a in changes
+    )
+    for labels in islice((one for one in found if one[:4] in of_now), len(held)):
         yield AgentSample("nodeagent_advice_info", 1, labels)

@@ -1,7 +1,8 @@
 """Records of use by holder and kind of device: digests of a fixed size, and not too many of them.
 
-Two generations are kept, so that of 14 days seven count at least. Where a generation is full, the
-digest that was added to least recently is forgotten.
+Two generations are kept, so that of 14 days seven count at least. Where a generation is full, of
+that half of it that was added to least recently the digest is forgotten that held least: pods that
+come and go displace each other, and not a workload that is there now or was for long.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import add
 from typing import Annotated, Final
 
@@ -137,7 +138,8 @@ class Records:
         """
         digest, grant = self._newer.pop(key, None) or Digest(), key[1]
         if len(self._newer) >= MOST:
-            del self._newer[next(iter(self._newer))]
+            old = islice(self._newer, MOST // 2)
+            del self._newer[min(old, key=lambda key: self._newer[key].held)]
         self._newer[key] = digest  # as the newest
         held = passed / sharing
         digest.held += held

@@ -1,6 +1,5 @@
 """What accounts put into the records of use, over time that is made up here."""
 
-import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
 from nodeagent.use.digest import Holder, Spread
-from nodeagent.use.records import MOST, Grant, Measured, Records
-from nodeagent.use.state_file import use_file
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.node_state import Reading
 from nodeagent.views.shapes import Pod
@@ -295,46 +292,3 @@ def test_two_containers_of_a_pod_are_one_holder() -> None:
 )
 def test_a_workload_is_told_by_its_pods_name(pod: str, workload: str) -> None:
     assert Holder("pod", pod).named("") == Holder("workload", workload)
-
-
-# --- bounds ---------------------------------------------------------------------------------------
-
-
-def _add(records: Records, number: int) -> None:
-    holder = Holder("workload", f"workload-of-a-team-{number}", f"namespace-{number}", "main")
-    grant = Grant("1g.10gb", "NVIDIA H100 80GB HBM3", 10 << 30)
-    measured = Measured(number << 20, 10.0, 5.0, 3.0)
-    records.add((holder, grant), measured, passed=1.0, active=0.1, sharing=1)
-
-
-def test_five_hundred_workloads_take_less_than_two_mebibytes(tmp_path: Path) -> None:
-    file = use_file(tmp_path / "use.json")
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        records = Records()
-        for generation in range(2):
-            for number in range(500):
-                _add(records, number)
-            records.grow_older(7 * DAY * (1 - generation))
-        file.save(records.kept(1.8e9))
-        taken = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert taken < 2 << 20, taken
-    kept = use_file(tmp_path / "use.json").load()
-    assert kept is not None
-    again = Records()
-    again.restore(kept, 1.8e9)
-    assert again.kept(0.0).uses() == records.kept(0.0).uses()
-    assert len(records.kept(0.0).uses()) == 500
-
-
-def test_of_too_many_those_are_left_that_were_added_to_last() -> None:
-    records = Records()
-    for number in (*range(MOST), 0, MOST, MOST + 1, 0):
-        _add(records, number)
-    found = {use.holder.namespace: use.held for use in records.kept(0.0).uses()}
-    assert len(found) == MOST
-    assert not {"namespace-1", "namespace-2"} & found.keys()
-    assert found["namespace-0"] == 3.0
