@@ -197,7 +197,7 @@ def test_a_problem_in_the_next_life_too(path: Path, *, again: bool) -> None:
     assert kept.load() == (VALUE if again else None)
     assert kept.problem is not None
     assert f"an earlier {path} could not be used" in kept.problem.message
-    assert "is not known any more" in kept.problem.message
+    assert "records of use begin anew" in kept.problem.message
     kept.save(VALUE)
     kept.review()
     assert kept.problem is not None
