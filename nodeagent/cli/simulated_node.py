@@ -107,5 +107,10 @@ def pipes_of(device: str, options: Namespace) -> Path:
     """The pipe directory of a device's daemon, below the run.dir that an agent on this node has
     with the same settings; raises NodeagentError where there can be none.
     """
-    run_dir = simulated_run_dir(command_settings(options), directory_beside(state_file(options)))
-    return Path(pipe_directory(run_dir, device))
+    return Path(pipe_directory(run_dir_of(options), device))
+
+
+def run_dir_of(options: Namespace) -> Path:
+    """The run.dir of the node in the state file."""
+    directory = directory_beside(state_file(options))
+    return simulated_run_dir(command_settings(options), directory.absolute())

@@ -9,6 +9,7 @@ from typing import IO
 import pytest
 
 from nodeagent.mps.files.client_files import env_file
+from nodeagent.mps.processes import mps_processes
 from nodeagent.mps.shares import client_environment
 from nodeagent.plan.shares import Share
 from nodeagent.simulation import SimulatedNode
@@ -49,7 +50,7 @@ class Node:
         return file
 
     @contextmanager
-    def daemon(self) -> Iterator[None]:
+    def daemon(self) -> Iterator[subprocess.Popen[bytes]]:
         install(self.programs)
         for path in (self.pipes, self.top / "log"):
             path.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,7 @@ class Node:
         )
         try:
             wait_until((self.pipes / "control").exists)
-            yield
+            yield process
         finally:
             subprocess.run(
                 [self.programs / CONTROL_PROGRAM],
@@ -144,6 +145,27 @@ def test_a_client_of_another_user_waits_and_says_so(node: Node) -> None:
         first.terminate()
     assert ended.code == 0, ended
     assert "of user 1001 waits to be let in" in ended.out
+
+
+def test_a_reboot_ends_daemons_servers_and_clients(node: Node) -> None:
+    """Those of this node alone."""
+    node.publish()
+    words = ("simulate", "client", "--slot", "1/small-0", "--state", node.state)
+    with (
+        node.daemon() as daemon,
+        node.program.process(*words, stdout=subprocess.PIPE, text=True) as client,
+    ):
+        assert client.stdout is not None
+        _let_in(client.stdout)
+        own = {one.pid for one in mps_processes() if one.pipe_directory == str(node.pipes)}
+        assert own > {daemon.pid}
+        other = node.state.with_name("other")
+        assert node.program("export", "--simulate", "t4:1", "--state", other).code == 0
+        assert node.program("simulate", "reboot", "--state", other).code == 0
+        assert daemon.poll() is None
+        assert node("reboot").code == 0
+        wait_until(lambda: own.isdisjoint(one.pid for one in mps_processes()))
+        assert client.wait(60) != 0
 
 
 def test_without_a_daemon_there_is_no_mps(node: Node) -> None:

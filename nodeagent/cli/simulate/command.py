@@ -99,6 +99,9 @@ def _act(node: SimulatedNode, options: Namespace) -> _Done:
             return f"{sensor} of {named} {what}", facts
         case "fault":
             return _fault(node, options)
+    from nodeagent.cli.simulate.mps import end_daemons
+
+    end_daemons(options)
     node.reboot()
     return "the simulated node was rebooted", {"rebooted": True}
 

@@ -2,11 +2,22 @@
 
 import json
 import math
+import os
+import signal
 from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
 
 from nodeagent.cli.output import Output
-from nodeagent.cli.simulated_node import device_named, pipes_of, simulated_node, state_file
+from nodeagent.cli.simulated_node import (
+    device_named,
+    pipes_of,
+    run_dir_of,
+    simulated_node,
+    state_file,
+)
 from nodeagent.errors import UsageError
+from nodeagent.mps.processes import mps_processes
 from nodeagent.simulation.mps.installation import CONTROL_PROGRAM, install, programs_in
 from nodeagent.simulation.mps.knobs import KNOBS, Knobs
 from nodeagent.simulation.state_file import directory_beside
@@ -32,6 +43,15 @@ def turn_knob(options: Namespace, output: Output) -> None:
     knobs.turn(str(knob), value)
     output.sentence(f"{knob}{of} is turned: {KNOBS[str(knob)]}")
     output.document({"turned": knob, "value": value})
+
+
+def end_daemons(options: Namespace) -> None:
+    """Kill the daemons and servers of the node, as a reboot does; their clients end with them."""
+    run_dir = run_dir_of(options)
+    for process in mps_processes():
+        if Path(process.pipe_directory).is_relative_to(run_dir):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def _knob(name: str) -> str:
