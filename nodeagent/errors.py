@@ -67,30 +67,12 @@ class DrainTimedOut(StillInUse):
 class DriverError(NodeagentError):
     """The NVIDIA driver refused or failed a call.
 
-    `code` is the NVML return code (None when the failure is not NVML's own), `name` its name
-    (`InUse`, `InsufficientResources`, ...), `call` the NVML function.
+    `code` is the NVML return code; None when the failure is not NVML's own.
     """
 
-    usual_name = ""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: int | None = None,
-        name: str = "",
-        call: str = "",
-        remedy: str = "",
-    ) -> None:
+    def __init__(self, message: str, *, code: int | None = None, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
         self.code = code
-        self.name = name or self.usual_name
-        self.call = call
-
-
-# The `name` of the DriverUnavailable that says so.
-LIBRARY_MISSING = "LibraryNotFound"
-NOT_LOADED = "DriverNotLoaded"
 
 
 class DriverUnavailable(DriverError):
@@ -100,8 +82,6 @@ class DriverUnavailable(DriverError):
 class GpuInUse(DriverError):
     """The driver says that something still uses what the call would change (IN_USE)."""
 
-    usual_name = "InUse"
-
 
 class GpuLost(DriverError):
     """The GPU fell off the bus or needs a reset before it answers again."""
@@ -109,8 +89,6 @@ class GpuLost(DriverError):
 
 class DeadlineExceeded(DriverError):
     """A driver call did not return in time; it may still be running in its thread."""
-
-    usual_name = "DeadlineExceeded"
 
 
 def error_sentence(error: BaseException) -> str:

@@ -26,8 +26,6 @@ _INHERITED = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "NODEAGENT_
 # By the number that --set-timeslice takes: "0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG".
 _TIME_SLICES: Final = (TimeSlice.DEFAULT, TimeSlice.SHORT, TimeSlice.MEDIUM, TimeSlice.LONG)
 _NAMES: Final = {"timeslice", "time-slice"}  # of the policy, without spaces
-_FAILED: Final = "TimeSliceFailed"
-_CALL: Final = {"call": "nvidia-smi"}
 
 
 async def run_nvidia_smi(
@@ -35,15 +33,14 @@ async def run_nvidia_smi(
     arguments: Sequence[str],
     *,
     deadline: float,
-    failure: str,
     remedy: Callable[[int], str],
 ) -> str:
     """Run the program to its end, at most `deadline` seconds, and return what it said on both
     streams.
 
     `nvidia_smi` is the program with leading arguments, if any. Raises DriverError when it cannot
-    be run, DeadlineExceeded when it is late and was ended, and a DriverError of the name `failure`
-    when it reports one: with the end of what it said, and the `remedy` for its exit status.
+    be run, DeadlineExceeded when it is late and was ended, and DriverError when it fails: with the
+    end of what it said, and the `remedy` for its exit status.
     """
     command = [*nvidia_smi, *arguments]
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
@@ -51,17 +48,15 @@ async def run_nvidia_smi(
         status, said, _ = await run_program(command, environment, deadline=deadline)
     except TimeoutError:
         raise DeadlineExceeded.of(
-            "nvidiaSmiLate", also=_CALL, command=" ".join(command), seconds=f"{deadline:g}"
+            "nvidiaSmiLate", command=" ".join(command), seconds=f"{deadline:g}"
         ) from None
     except OSError as error:
-        also = {**_CALL, "name": "ProgramMissing"}
-        raise DriverError.of(
-            "nvidiaSmiNotRun", also=also, program=nvidia_smi[0], why=error.strerror
-        ) from error
+        program, why = nvidia_smi[0], error.strerror
+        raise DriverError.of("nvidiaSmiNotRun", program=program, why=why) from error
     if status:
         words = " ".join(said.split())[-_MAX_OUTPUT:] or "no output"
         words = f"`{' '.join(command)}` ended with {status}: {words}"
-        raise DriverError(words, call="nvidia-smi", name=failure, remedy=remedy(status))
+        raise DriverError(words, remedy=remedy(status))
     return said
 
 
@@ -80,12 +75,11 @@ async def reset_gpu(nvidia_smi: Sequence[str], pci_bus_id: str, *, deadline: flo
             nvidia_smi,
             ["--gpu-reset", "-i", pci_bus_id],
             deadline=deadline,
-            failure="ResetFailed",
             remedy=lambda _: "reboot this machine",
         )
     except DriverError as error:
         if re.search(r"\bin use\b|being used", error.message, re.IGNORECASE):
-            raise GpuInUse.of("resetInUse", also=_CALL, why=error.message) from error
+            raise GpuInUse.of("resetInUse", why=error.message) from error
         raise
 
 
@@ -110,9 +104,8 @@ async def set_time_slice(
     await _compute_policy(nvidia_smi, gpu, option, deadline=deadline)
     found = await read_time_slice(nvidia_smi, gpu, deadline=deadline)
     if found is not time_slice:
-        also = {**_CALL, "name": _FAILED}
         shown = found or "not shown by nvidia-smi compute-policy --list"
-        raise DriverError.of("timeSliceNotSet", also=also, wanted=time_slice, found=shown, uuid=gpu)
+        raise DriverError.of("timeSliceNotSet", wanted=time_slice, found=shown, uuid=gpu)
 
 
 async def _compute_policy(
@@ -120,7 +113,7 @@ async def _compute_policy(
 ) -> str:
     arguments = ["compute-policy", "-i", gpu, option]
     return await run_nvidia_smi(
-        nvidia_smi, arguments, deadline=deadline, failure=_FAILED, remedy=partial(_remedy, gpu)
+        nvidia_smi, arguments, deadline=deadline, remedy=partial(_remedy, gpu)
     )
 
 

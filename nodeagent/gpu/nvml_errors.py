@@ -94,8 +94,6 @@ def driver_error(code: int, call: str) -> errors.DriverError:
     return _CLASSES.get(code, errors.DriverError)(
         f"{words.meaning} [{call}: {words.name}, NVML code {code}]",
         code=code,
-        name=words.name,
-        call=call,
         remedy=words.remedy,
     )
 
@@ -111,7 +109,7 @@ def with_subject(subject: str, error: Error) -> Error:
 
 
 def _restated(kind: type[Error], message: str, error: errors.DriverError) -> Error:
-    return kind(message, code=error.code, name=error.name, call=error.call, remedy=error.remedy)
+    return kind(message, code=error.code, remedy=error.remedy)
 
 
 def is_unsupported(error: errors.DriverError) -> bool:
@@ -127,5 +125,5 @@ def silence_of(error: errors.DriverError) -> Silence:
         return Silence.HANGS
     if isinstance(error, errors.GpuLost):
         return Silence.RESET_REQUIRED if error.code == RESET_REQUIRED else Silence.LOST
-    by_name = {errors.LIBRARY_MISSING: Silence.NO_LIBRARY, errors.NOT_LOADED: Silence.NOT_LOADED}
-    return by_name.get(error.name, Silence.FAILS)
+    by_code = {LIBRARY_NOT_FOUND: Silence.NO_LIBRARY, DRIVER_NOT_LOADED: Silence.NOT_LOADED}
+    return by_code.get(error.code or 0, Silence.FAILS)

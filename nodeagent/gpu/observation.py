@@ -125,7 +125,7 @@ def _read_instances(
         except DriverError as error:
             if error.code not in NOT_KNOWN or attempt == _ATTEMPTS - 1:
                 raise
-    raise DriverError.of("contradiction", also={"name": "ChangedMeanwhile"}, gpu=gpu)
+    raise DriverError.of("contradiction", gpu=gpu)
 
 
 # --- GPU instances --------------------------------------------------------------------------------

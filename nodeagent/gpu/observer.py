@@ -328,7 +328,7 @@ class Observer:
 
     def _require(self, found: Result | None, what: str) -> Result:
         if found is None:
-            raise DriverError.of("driverKnowsNo", also={"name": "NotFound"}, what=what)
+            raise DriverError.of("driverKnowsNo", what=what)
         return found
 
 

@@ -207,7 +207,7 @@ class Worker:
                 most = deadline * JOB_LIMIT if self._running() else deadline
                 if spent.seconds >= most:
                     late = f"{self.name}: {what} could not begin within {deadline:g} s"
-                    raise _late(late) from None
+                    raise DeadlineExceeded.of("lateDriver", what=late) from None
             else:
                 return
 
@@ -246,11 +246,9 @@ class Worker:
             silence = min(time.monotonic() - since, of_call)
             if silence >= limit:
                 self._overdue = since  # it is stuck for as long as this stays
-                late = _late(
-                    f"{self.name}: {job.what} did not return within {limit:g} s; "
-                    f"{call or 'the call'} is still in the driver",
-                    call,
-                )
+                what = f"{self.name}: {job.what} did not return within {limit:g} s"
+                what = f"{what}; {call or 'the call'} is still in the driver"
+                late = DeadlineExceeded.of("lateDriver", what=what)
                 break
             left = min(limit - silence, limit * JOB_LIMIT - spent.seconds)
             if left <= 0:
@@ -273,9 +271,7 @@ class Worker:
         self.pace = self._progress.pace  # for the log: figures would change what is published
         slowest = self._progress.slowest[0]
         took = f"{self.name}: {job.what} took more than {limit * JOB_LIMIT:g}"
-        return DeadlineExceeded.of(
-            "slowDriver", also={"call": slowest}, took=took, slowest=slowest or "none"
-        )
+        return DeadlineExceeded.of("slowDriver", took=took, slowest=slowest or "none")
 
     async def _wait_for_forsaken(self, deadline: float) -> None:
         """The caller of the last job may have been cancelled while it is still running."""
@@ -292,7 +288,8 @@ class Worker:
 
     def _refuse_if_stuck(self, what: str) -> None:
         if self.stuck:
-            raise _late(f"{self.stuck}, so {what} is not tried")
+            what = f"{self.stuck}, so {what} is not tried"
+            raise DeadlineExceeded.of("lateDriver", what=what)
 
 
 def _work(jobs: _Queue, progress: CallProgress) -> None:
@@ -313,7 +310,3 @@ def _fail(result: asyncio.Future[Any], error: BaseException) -> None:
     result.set_exception(error)
     # Retrieved at once, so that asyncio does not log it where the caller or the loop has ended.
     result.exception()
-
-
-def _late(message: str, call: str = "") -> DeadlineExceeded:
-    return DeadlineExceeded.of("lateDriver", also={"call": call}, what=message)

@@ -15,7 +15,8 @@ from functools import partial
 
 import structlog
 
-from nodeagent.errors import LIBRARY_MISSING, DriverError, NodeagentError
+from nodeagent.errors import DriverError, NodeagentError
+from nodeagent.gpu.nvml_errors import LIBRARY_NOT_FOUND
 from nodeagent.pacing import Backoff
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.plan.plan import NodeOutcome, NodePlan, Policy, StepReport, Verdict
@@ -118,7 +119,7 @@ class Reconciler:
             await self.owners.close()
             code = Code.STEP_FAILED
             if isinstance(error, DriverError):
-                code = Code.DRIVER_MISSING if error.name == LIBRARY_MISSING else Code.DRIVER
+                code = Code.DRIVER_MISSING if error.code == LIBRARY_NOT_FOUND else Code.DRIVER
             return self._failed(Problem.from_error(code, error))
         except Abandoned:
             return 0.0

@@ -307,7 +307,7 @@ async def _checked(reading: Coroutine[object, object, Sample]) -> Sample:
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise DriverError.of("unreadable", also={"name": "Unreadable"}, why=why) from error
+        raise DriverError.of("unreadable", why=why) from error
 
 
 def _key(tier: Tier, index: int) -> str:

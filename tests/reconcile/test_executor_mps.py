@@ -146,7 +146,7 @@ async def test_without_its_mode_a_daemon_is_not_started() -> None:
 
 
 async def test_a_client_that_came_after_planning_keeps_its_device() -> None:
-    in_use = GpuInUse("the daemon has clients", code=None, name="InUse", call="")
+    in_use = GpuInUse("the daemon has clients")
     places = [("3g.40gb", 0), ("2g.20gb", 4), ("1g.10gb", 6)]
     gpu = give(with_instances(H100, places), daemon(A), daemon(B))
     node = PaperNode(gpu, failing(StopMps, in_use, device="MIG-1"))
@@ -327,7 +327,7 @@ async def test_cancelled_while_daemons_start() -> None:
 
 
 async def test_a_lost_gpu_ends_its_steps() -> None:
-    lost = GpuLost("off the bus", code=15, name="GpuIsLost", call="")
+    lost = GpuLost("off the bus", code=15)
     node = PaperNode(H100, failing(SetComputeMode, lost))
     outcome = await node.execute(shared(H100, ("3g.40gb", 0, A), ("3g.40gb", 4, B)))
     assert FAILED in results(outcome)

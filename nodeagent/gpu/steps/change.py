@@ -122,7 +122,7 @@ def mig_device(uuid: str) -> Device:
 def other_than_planned(case: str, **facts: object) -> errors.DriverError:
     """The error of a device that is not what was planned for, or has not become it."""
     found = filled(section("unplanned")[case], facts)
-    return errors.DriverError.of("otherThanPlanned", also={"name": "NotAsPlanned"}, found=found)
+    return errors.DriverError.of("otherThanPlanned", found=found)
 
 
 def cannot_restore(what: str, device: str, why: str = "") -> errors.NodeagentError:
