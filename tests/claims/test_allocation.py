@@ -88,7 +88,6 @@ def test_what_another_driver_shows_of_its_device() -> None:
     ],
 )
 def test_what_is_refused(claim: object, message: str) -> None:
-    """With the claim, the field, and a remedy."""
     found = refused(claim)
     assert found.startswith("claim team/trainer")
     assert message in found
@@ -179,7 +178,6 @@ def test_what_the_class_alone_says_stays() -> None:
 
 
 def test_one_that_does_not_count_is_checked_too() -> None:
-    """A fault is reported with its writer and the requests that it is for."""
     bad = device_config(mps={"clients": {"thread": 5}, "repliccas": 1})
     found = refused(claim_json(config=[config_json(bad, "FromClass", requests=["gpu"])]))
     assert found.startswith('claim team/trainer: configuration of a DeviceClass for "gpu": config')
@@ -188,7 +186,6 @@ def test_one_that_does_not_count_is_checked_too() -> None:
 
 
 def test_an_administrators_device_is_left_as_it_is() -> None:
-    """No configuration concerns it."""
     claim = claim_json(result_json(device="gpu", adminAccess=True), config=[config_json(mps(5))])
     [found] = allocation(claim)
     assert found.configuration is None
@@ -326,7 +323,6 @@ def test_mps_means_what_it_means_in_a_plan(mps: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("interval", list(TimeSlice))
 def test_a_time_slice(interval: TimeSlice) -> None:
-    """One of the plan's words."""
     assert read(device_config(timeSlice=interval.value)) is interval
 
 
@@ -360,7 +356,6 @@ def test_what_only_an_administrator_may_say(key: str) -> None:
     ],
 )
 def test_parameters_that_are_refused(parameters: object, message: str) -> None:
-    """Each with its place, and what was probably meant; lines are not named, for there are none."""
     for source in Source:
         found = refused_parameters(parameters, source)
         assert message in found

@@ -54,7 +54,6 @@ class Clocked:
 
 
 def test_a_claim_waits_since_its_first_attempt() -> None:
-    """With the last refusal, also while the next attempt runs; nothing is left of a success."""
     claim = Clocked()
     claim.fail(Operation.PREPARE, NodeagentError("the API server is away", remedy="wait"))
     claim.now += 10
@@ -121,7 +120,6 @@ def test_what_nobody_asks_for_any_more_is_forgotten(jump: float) -> None:
 
 
 def test_a_claim_is_ending_until_its_release_is_known() -> None:
-    """While it is released, and for a while after that, but not after a refusal."""
     claim, key = Clocked(), {("team", "trainer")}
     with claim.attempts.attempt(Operation.PREPARE, "team", "trainer", UID):
         assert claim.attempts.ending == set()
@@ -178,7 +176,6 @@ async def calls(claims: Waiting) -> AsyncIterator[ClaimCalls]:
 async def test_what_passes_is_waited_for(
     claims: Waiting, calls: ClaimCalls, seconds: float
 ) -> None:
-    """The call that began before it passed has the devices 2 s later at most."""
     begin, call = now(), asyncio.create_task(calls.prepare(CLAIM))
     await asyncio.sleep(seconds)
     claims.error = None
@@ -188,7 +185,6 @@ async def test_what_passes_is_waited_for(
 
 
 async def test_what_lasts_is_refused_within_the_call(claims: Waiting, calls: ClaimCalls) -> None:
-    """With what it waited for, and not as work that goes on; some twenty attempts were made."""
     begin = now()
     with pytest.raises(ClaimRefused, match="its device is held"):
         await calls.prepare(CLAIM)

@@ -65,7 +65,6 @@ async def offer(rig: Rig, text: bytes, phase: Phase) -> None:
 
 
 async def test_a_claim_uses_what_the_plan_has(node: SimulatedNode, home: Home) -> None:
-    """Nothing is made or destroyed for it; beside it another claim's device comes and goes."""
     async with planned(home) as (claims, rig):
         assert laid_out(node) == [(4, 4)]
         [device] = await claims.prepare(*home.claim(0, (pool(rig), THREE)))
@@ -83,7 +82,6 @@ async def test_a_claim_uses_what_the_plan_has(node: SimulatedNode, home: Home) -
 
 
 async def test_a_preview_knows_of_claims(node: SimulatedNode, home: Home) -> None:
-    """What it says is what the plan would come to."""
     async with planned(home) as (claims, rig):
         await claims.prepare(*home.claim(0, (pool(rig), "mig-1g-10gb-0")))
         await rig.round()
@@ -110,7 +108,6 @@ async def test_mps_that_a_plan_wants_of_all_instances(node: SimulatedNode, home:
 
 
 async def test_what_is_used_is_not_released(node: SimulatedNode, home: Home) -> None:
-    """A process on the plan's instance holds up the release, and is named."""
     async with planned(home) as (claims, rig):
         await claims.prepare(*home.claim(0, (pool(rig), THREE)))
         node.occupy(f"0/{rig.gpu().instances[0].id}/0", pid=4711, command="train")

@@ -102,7 +102,6 @@ def test_it_is_valid() -> None:
 
 
 def test_the_files_of_a_device() -> None:
-    """Its GPU's, and those of its two instances; what every device needs is there once."""
     found = document(mig())
     assert found["devices"][0]["containerEdits"] == {
         "deviceNodes": [
@@ -228,7 +227,6 @@ containerEdits:
 
 
 def test_the_toolkits_edits(tmp_path: Path) -> None:
-    """In either notation, from the folder that wins; files of other kinds are passed over."""
     first, second = tmp_path / "var/run/cdi", tmp_path / "etc/cdi"  # the older one, after an update
     toolkit = ToolkitEdits([tmp_path / folder.relative_to("/") for folder in TOOLKIT_DIRS])
     second.mkdir(parents=True)
@@ -262,7 +260,6 @@ def test_the_toolkits_edits(tmp_path: Path) -> None:
     ],
 )
 def test_no_edits_of_the_toolkits(tmp_path: Path, content: str | None, reason: str) -> None:
-    """The error says what was found, and which command makes the file."""
     if content is not None:
         (tmp_path / "nvidia.yaml").write_text(content)
     with pytest.raises(NoToolkitEdits, match=reason) as caught:
@@ -271,7 +268,6 @@ def test_no_edits_of_the_toolkits(tmp_path: Path, content: str | None, reason: s
 
 
 def test_files_that_are_not_opened(tmp_path: Path) -> None:
-    """Pipes, directories, symlinks."""
     (tmp_path / "elsewhere").write_text(YAML)
     (tmp_path / "a.yaml").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "b.yaml")

@@ -69,13 +69,11 @@ TWO = record(mps("a"), mps("b/large", "mig-1g-10gb-5"))
 def test_containers_that_cannot_use_all(
     records: tuple[ClaimRecord, ...], found: PodObject, expected: list[str]
 ) -> None:
-    """Those with another device beside one with MPS."""
     where = [conflict.where for conflict in conflicts(found, records)]
     assert where == [f"container {name} of pod team/pod" for name in expected]
 
 
 def test_what_is_refused() -> None:
-    """With the container, all of its devices, and how to mend it; not another claim's trouble."""
     with pytest.raises(ClaimRefused) as refused:
         refuse_conflicts(record(mps("a")), [other(plain())], [pod(one=[], main=[ALL, OTHER])])
     assert refused.value.message == (
@@ -155,6 +153,5 @@ def test_limits_of_one_daemon() -> None:
     ids=["users", "enforce", "unlimited", "one GPU twice", "beside MIG", "without MPS"],
 )
 def test_what_has_no_daemon_together(devices: list[ClaimedDevice]) -> None:
-    """It excludes each other, as devices of several claims do."""
     with pytest.raises(ClaimRefused, match="request gpu has devices that exclude each other"):
         daemons(devices)

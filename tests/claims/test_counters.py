@@ -20,7 +20,6 @@ def test_exact(board: str) -> None:
 
 
 def test_counters_by_board() -> None:
-    """One counter for each memory slice, or step of them, and the engines that limit."""
     for board in boards.MIG_BOARDS:
         slices = 8 if boards.LEGAL_SETS[board] == 2319 else 4
         engines = {"me": 1, "decoders": 4} if board.startswith("rtx") else {"me": 1}
@@ -50,7 +49,6 @@ def test_exact_beside_fixed_devices(board: str, every: int) -> None:
 
 
 def test_says_what_differs() -> None:
-    """The first set on which counters and planner differ is named."""
     gpu = card("rtx-pro-6000")
     profiles = tuple(replace(p, max_count=1) if "+gfx" in p.name else p for p in gpu.profiles)
     found = mismatch(replace(gpu, profiles=profiles))

@@ -292,7 +292,6 @@ async def test_cut_at_every_change(scenario: Scenario, folder: Path) -> None:
 @pytest.mark.parametrize("ending", ENDINGS)
 @each_scenario
 async def test_cut_at_every_call(scenario: Scenario, ending: Ending, folder: Path) -> None:
-    """Of NVML, of the API server and of the kubelet, too."""
     assert await cuts(scenario, [ending], folder, reads=True) > 20
 
 
@@ -331,5 +330,4 @@ def test_killed_between_two_gpus_of_one_daemon() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_killed_at_every_change(scenario: str) -> None:
-    """Of a file, the hardware or the daemon, if that goes with it; the endings take turns."""
     assert cuts_of_mps(scenario, seconds=1100) > (6 if "beside" in scenario else 20)

@@ -51,7 +51,6 @@ def clients(
 
 
 def test_limits_and_user() -> None:
-    """As a plan's: the class' user or the setting's, whose account is written down with it."""
     found = DAEMONS.wanted(clients(4 * GIB), H100, SLICE, TRAINER)
     share = Share("clients", None, 4096, 25.0)
     assert found == WantedMps(Sharing((share,), "terminate"), Account(3999999999, 7))
@@ -79,7 +78,6 @@ def test_whom_the_settings_name_for_claims() -> None:
     ],
 )
 def test_what_cannot_be(entry: MpsEntry, message: str) -> None:
-    """With the claim, the place in its configuration, and a remedy."""
     with pytest.raises(ClaimRefused) as refused:
         DAEMONS.wanted(entry, H100, SLICE, TRAINER)
     assert refused.value.message.startswith("claim team/a: config[0].mps")
@@ -109,9 +107,6 @@ def limits(entry: MpsEntry | None = None, consumed: Consumed = SHARE) -> WantedM
 
 
 def test_the_limits_of_a_share() -> None:
-    """Its memory, and the threads that were requested or as large a part of them, cut down; or what
-    is written and lower.
-    """
     found = limits()
     share = Share(NAME, None, 8192, 17.78, total=8192)
     assert found == WantedMps(Sharing((share,), "report"), Account(3999999999, 7))
@@ -141,7 +136,6 @@ def test_the_limits_of_a_share() -> None:
     ],
 )
 def test_never_more_than_the_share(entry: MpsEntry, message: str) -> None:
-    """The claim, the place in its configuration and a remedy are named."""
     with pytest.raises(ClaimRefused) as refused:
         limits(entry)
     assert refused.value.message.startswith(f"{TRAINER}: config[0].mps.")
@@ -151,7 +145,6 @@ def test_never_more_than_the_share(entry: MpsEntry, message: str) -> None:
 
 
 def test_what_its_containers_get() -> None:
-    """The GPU, the daemon's directory, and limits and slot that are the claim's own."""
     wanted = limits()
     device = ContainerDevice(mig_device(), (3,), mps=DAEMONS.client(L40S.uuid, wanted))
     [found] = json.loads(claim_document([device], Edits()))["devices"]
@@ -192,7 +185,6 @@ def serving(*records: ClaimRecord, users: Usage = CLIENT, card: Gpu = BARE) -> G
 
 
 def test_it_is_for_all_claims_on_the_gpu() -> None:
-    """Whichever came first; other GPUs have their own."""
     found = daemon_of(L40S.uuid, [TWO, ONE, holder(3, "GPU-2")])
     assert found == daemon_of(L40S.uuid, [ONE, TWO])
     assert found
@@ -204,7 +196,6 @@ def test_it_is_for_all_claims_on_the_gpu() -> None:
 
 
 def test_no_release_waits_for_a_daemon_of_others() -> None:
-    """One that does not come is left as it is."""
     both = serving(ONE, TWO)
     assert both.mps
     for mps in (None, replace(both.mps, state="Backoff")):
@@ -273,7 +264,6 @@ def test_users_of_a_share() -> None:
 
 @pytest.mark.parametrize("numbers", [(1,), (1, 2), (1, 2, 3)])
 def test_upkeep_of_the_daemon(numbers: tuple[int, ...]) -> None:
-    """It has to be for the claims that there are, no more and no less."""
     records = (holder(1, GPU), holder(2, GPU))
     served = daemon_of(GPU, [holder(number, GPU) for number in numbers])
     assert served

@@ -44,7 +44,6 @@ def judged(
 
 
 def test_a_device_is_healthy_while_nothing_is_wrong_with_its_part() -> None:
-    """A sick sibling is no reason, nor another GPU, nor what is only degraded."""
     sibling = finding("eccUncorrected", Placement(0, 4))
     other = finding("fallenOffBus", gpu="GPU-4712")
     degraded = finding("xidHardware")
@@ -65,7 +64,6 @@ def test_a_device_is_healthy_while_nothing_is_wrong_with_its_part() -> None:
     ids=["its slices", "its GPU"],
 )
 def test_its_part_is_sick(one: Finding, message: str) -> None:
-    """The message names the cause, the slices and what helps."""
     found = judged(one)
     assert found.health == "unhealthy"
     assert found.message.startswith(message)
@@ -73,7 +71,6 @@ def test_its_part_is_sick(one: Finding, message: str) -> None:
 
 
 def test_a_whole_gpu_is_as_well_as_its_sickest_part() -> None:
-    """A claim that has all of it has the sick slices, too."""
     whole = samples.record(samples.whole_device())
     assert judged(finding("eccUncorrected", Placement(0, 1)), claim=whole).health == "unhealthy"
 
@@ -117,13 +114,11 @@ def test_what_the_driver_does_not_answer_for(
 
 
 def test_a_finding_of_a_gpu_that_is_not_listed() -> None:
-    """It says more than that the GPU is missing."""
     found = judged(finding("fallenOffBus"), node=ObservedNode())
     assert found.health == "unhealthy"
     assert found.message.startswith("GPU 3 fell off the bus")
 
 
 def test_a_driver_that_is_away() -> None:
-    """Nothing is known, but for what was found before."""
     assert judged(unread="not loaded").health == "unknown"
     assert judged(finding("fallenOffBus"), unread="not loaded").health == "unhealthy"

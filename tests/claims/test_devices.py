@@ -27,7 +27,6 @@ from tests.rig import driving
 
 
 def test_spelling() -> None:
-    """What a scheduler's user reads for each kind of profile."""
     cases = [
         ("1g.10gb", 6, "mig-1g-10gb-6"),
         ("1g.10gb+me", 4, "mig-1g-10gb-me-4"),
@@ -43,7 +42,6 @@ def test_spelling() -> None:
 
 @pytest.mark.parametrize("board", board_names())
 def test_unique_and_back(board: str) -> None:
-    """Each placement of each profile has a name of its own, which leads back to it alone."""
     gpu = replace(card(board), uuid="GPU-1F0C9A8E-0000-1111-2222-333344445555")
     pool = names.pool_name(NODE, gpu.uuid)
     assert pool == "gpu-7.example.com/gpu-1f0c9a8e-0000-1111-2222-333344445555"
@@ -71,13 +69,11 @@ def test_unique_and_back(board: str) -> None:
     ],
 )
 def test_refuses(pool: str, device: str, message: str) -> None:
-    """What is not this node's is refused, and the reason says what would be."""
     with pytest.raises(UnknownDevice, match=message):
         names.locate(pool, device, NODE, [card("h100-80gb")])
 
 
 def test_unknown_profiles() -> None:
-    """While the driver does not list a card's profiles, that is the reason."""
     gpu = replace(card("h100-80gb"), profiles=(), unlisted="NVML code 3")
     with pytest.raises(UnknownDevice, match=r"MIG profiles .*: NVML code 3 .*a newer"):
         names.locate(names.pool_name(NODE, gpu.uuid), "mig-1g-10gb-0", NODE, [gpu])
@@ -90,7 +86,6 @@ FACTS = GpuFacts("580.65.06", "13.0", "Nvidia", "pci0000:17", "HMM")
 
 
 def test_whole_gpu() -> None:
-    """Of an H100."""
     device = whole_gpu(replace(card("h100-80gb"), numa_node=1), FACTS, {})
     assert device.attributes == {
         "gpu.nvidia.com/type": "gpu",
@@ -111,13 +106,11 @@ def test_whole_gpu() -> None:
 
 @pytest.mark.parametrize("board", [*MIG_BOARDS, "t4", "l40s"])
 def test_every_board_has_an_architecture(board: str) -> None:
-    """By the compute capability that the driver reports."""
     word = whole_gpu(card(board), FACTS, {}).attributes["gpu.nvidia.com/architecture"]
     assert word in {"Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell"}
 
 
 def test_versions() -> None:
-    """Three numbers without zeros in front; what is no version is left out."""
     cases = [
         ("580.65.06", "580.65.6"),
         ("13.0", "13.0.0"),
@@ -206,7 +199,6 @@ async def test_each_gpu_is_asked_once() -> None:
 
 @pytest.mark.parametrize("missing", [BRAND, ADDRESSING, "nvmlSystemGetCudaDriverVersion_v2"])
 async def test_what_a_driver_does_not_say_is_left_out(missing: str) -> None:
-    """The rest is there."""
     async with driver_of("h100-80gb", missing_functions=(missing,)) as (driver, _):
         gpus = (await driver.observe()).gpus
         [facts] = (await FactsReader(driver.pool, no_root).read(gpus)).values()
@@ -228,7 +220,6 @@ async def test_how_a_gpu_addresses_memory() -> None:
 
 
 async def test_a_gpu_that_does_not_answer_is_not_asked() -> None:
-    """What is published of it stays."""
     async with driver_of("h100-80gb") as (driver, _):
         gpu = replace((await driver.observe()).gpus[0], access=Access.LOST)
         assert await FactsReader(driver.pool, no_root).read([gpu]) == {}

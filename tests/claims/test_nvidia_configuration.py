@@ -188,7 +188,6 @@ def test_a_limit_of_a_device_that_there_is_not(
     ],
 )
 def test_what_is_refused(parameters: Any, message: str) -> None:
-    """With its place, and what to write instead; also where it would come to nothing."""
     found = refused(nvidias(parameters))
     assert found.startswith("claim team/trainer: configuration of the claim: config[0]")
     assert message in found

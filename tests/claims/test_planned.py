@@ -57,7 +57,6 @@ def _placement(gpu: Gpu, profile: str, start: int) -> Placement:
 
 
 def test_a_layout_that_is_there() -> None:
-    """Its instances are fixed where they are, and what it leaves is for claims, by its word."""
     gpu = with_instances(H100, [("1g.10gb", 2), ("3g.40gb", 4)])
     goal = wanted(H100, ONE)
     there = planned(goal, gpu, ())
@@ -87,7 +86,6 @@ def test_a_layout_that_is_not_there_yet(
 
 
 def test_places_that_the_plan_names() -> None:
-    """An instance elsewhere is not the one that was asked for."""
     goal = devices(H100, ("1g.10gb", 1, 5))
     elsewhere = planned(goal, with_instances(H100, [("1g.10gb", 3)]), ())
     assert (elsewhere.fixed, elsewhere.is_there) == ((), False)
@@ -128,7 +126,6 @@ def test_a_daemon_of_claims_is_not_the_plans(places: PlannedPlaces) -> None:
 
 
 def test_goals_without_a_layout() -> None:
-    """The mode alone, and whether the GPU as a whole is shared."""
     off = DesiredGpu(MigDisabled(PATH), PATH, dra=False)
     assert planned(off, H100, ()) == Planned(off)
     assert planned(off, H100, ()).fixes("gpu")
@@ -229,7 +226,6 @@ def test_a_claim_that_only_uses_changes_nothing() -> None:
 
 
 def test_what_does_not_bind_the_plan() -> None:
-    """Claims of administrators, on other GPUs, and GPUs that do not answer."""
     goal = wanted(H100, ONE)
     looking = whole_device(H100.uuid, admin_access=True)
     for one in (record(looking), fixed_record(replace(H100, uuid="GPU-2"), ("1g.10gb", 3))):
@@ -264,7 +260,6 @@ def made(places: PlannedPlaces, goal: DesiredGpu, gpu: Gpu = H100) -> set[Place]
 
 
 def test_a_layout_comes_back_where_it_was(places: PlannedPlaces) -> None:
-    """All of it, and the rest where some is there already."""
     before = [("1g.10gb", 1), ("1g.10gb", 3)]
     assert made(places, TWO) != {*before}
     following = noted(places, TWO, with_instances(H100, before))
@@ -290,13 +285,11 @@ def test_what_lies_elsewhere_is_not_moved(places: PlannedPlaces) -> None:
     ],
 )
 def test_another_plan_is_laid_out_anew(places: PlannedPlaces, goal: DesiredGpu) -> None:
-    """The places are those of the layout that was there."""
     following = noted(places, TWO, with_instances(H100, [("1g.10gb", 1), ("1g.10gb", 3)]))
     assert following.as_before(goal, H100) == goal
 
 
 def test_places_that_claims_have_by_now(places: PlannedPlaces) -> None:
-    """The plan goes round them."""
     following = noted(places, TWO, with_instances(H100, [("1g.10gb", 1), ("1g.10gb", 3)]))
     held = (Reserved("1g.10gb", Placement(3, 1), "claim team/trainer"),)
     goal = replace(TWO, reserved=held)

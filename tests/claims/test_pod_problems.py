@@ -45,7 +45,6 @@ def named(claim: ClaimRecord, found: PodObject) -> list[str]:
 
 
 def test_what_it_says() -> None:
-    """Container, pod, claim, both users, and two ways to mend it."""
     (problem,) = pod_problems(shared(), pod(container(user=0)), [])
     assert (problem.code, problem.gpu) == ("MpsClient", GPU)
     assert problem.message == (
@@ -60,7 +59,6 @@ def test_what_it_says() -> None:
 
 
 def test_users_of_its_own() -> None:
-    """Whatever number they have."""
     found = pod(container(user=1000), hostUsers=False)
     (message,) = named(shared(), found)
     assert message == (
@@ -86,7 +84,6 @@ def test_users_of_its_own() -> None:
     ids=["same", "pod's", "own first", "one of two", "other claim", "init", "template", "no claim"],
 )
 def test_whom_it_names(found: PodObject, expected: list[str]) -> None:
-    """Containers that use the claim, by what they, else their pod, say."""
     assert [text.split()[1] for text in named(shared(), found)] == expected
 
 

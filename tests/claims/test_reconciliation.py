@@ -181,7 +181,6 @@ def test_its_mps_daemon(daemon: DeviceDaemon | None, expected: Decision) -> None
 
 
 def test_several_devices() -> None:
-    """All are needed to be ready; what a crash left of an intent is the claim's, and is left."""
     second = mig_device(placement=Placement(5, 1), before=())
     intent = of(mig_device(), second, phase=RecordPhase.INTENT)
     there = instance(8, placement=Placement(5, 1))
@@ -224,7 +223,6 @@ def test_a_card_that_was_taken_out() -> None:
 
 
 def test_a_record_that_cannot_be_read() -> None:
-    """It is held back by name, and no instance on its GPUs is called foreign."""
     path = Path("/var/lib/nodeagent/claims/2.json")
     foreign = instance(3, placement=Placement(0, 1))
     there = snapshot(gpu(instance(), foreign))

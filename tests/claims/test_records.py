@@ -92,7 +92,6 @@ def test_the_record_of_another_claim(folder: Path) -> None:
 
 
 def test_files_with_other_names(folder: Path) -> None:
-    """Are passed over, and what lies beside them is read."""
     records.write_record(folder, record())
     for name in ("README", "x.json", f"{UID}.json.unusable", f"{UID}.yaml", "-1.json"):
         (folder / name).write_text("?")
@@ -121,7 +120,6 @@ def test_a_read_only_file_system() -> None:
 
 
 def test_a_record_that_cannot_be_removed(folder: Path) -> None:
-    """A directory in its place, say."""
     (folder / f"{UID}.json").mkdir(parents=True)
     with pytest.raises(records.RecordNotKept, match="cannot be removed"):
         records.remove_record(folder, UID)
@@ -129,7 +127,6 @@ def test_a_record_that_cannot_be_removed(folder: Path) -> None:
 
 @pytest.mark.parametrize("uid", ["", "-", "..", "a/b", "A", "a" * 65, "a\n", "0\0"])
 def test_uids_that_are_no_file_names(folder: Path, uid: str) -> None:
-    """Nothing is done with them."""
     with pytest.raises(ValueError, match="is not a uid of a claim"):
         record(uid=uid)
     with pytest.raises(ValueError, match="is not a uid of a claim"):

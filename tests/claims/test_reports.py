@@ -59,7 +59,6 @@ def attempt(operation: Operation = Operation.PREPARE, **known: Any) -> Attempt:
 
 
 def test_a_claim_that_is_ready() -> None:
-    """Each key of the JSON."""
     pods = ClaimPods()
     pods.was_read(("team", "trainer"), reserved("uid", "pod-1"))
     ready = record(MADE, since=1893553445.5)
@@ -196,7 +195,6 @@ def test_ids_of_an_earlier_start_are_not_shown() -> None:
 
 
 def test_what_is_wrong_with_it() -> None:
-    """What upkeep found, and how well its devices are, where they are not well."""
     found = {
         UID: Problem(
             code=Code.IN_USE, message="claim team/trainer: the claim is gone, but it is used"
@@ -253,7 +251,6 @@ def listed_in(pod: str, container: str, claim: str = "trainer") -> Allocated:
 
 
 def test_the_pods_that_a_claim_is_reserved_for() -> None:
-    """Known before anything is made; a claim that is gone has none."""
     pods = ClaimPods()
     pods.was_read(TRAINER, reserved("uid", "a", "b"))
     assert pods.of(TRAINER) == [pod("a"), pod("b")]
@@ -274,7 +271,6 @@ def test_what_was_read_of_a_claim_is_its_present_state_for_a_moment() -> None:
 
 
 def test_the_object_names_its_pods() -> None:
-    """With the uids by which Kubernetes knows them."""
     consumers = [
         {"resource": "pods", "name": "a", "uid": "uid-a"},
         {"resource": "podgroups", "name": "group", "uid": "uid-group"},
@@ -285,7 +281,6 @@ def test_the_object_names_its_pods() -> None:
 
 
 def test_the_kubelet_adds_the_container() -> None:
-    """Where one container has it; a pod is there once."""
     pods = ClaimPods()
     pods.was_read(TRAINER, reserved("uid", "a", "b"))
     listed = [listed_in("a", "main"), listed_in("b", "one"), listed_in("b", "two")]
@@ -331,7 +326,6 @@ def said(
 
 
 def test_a_claim_comes_and_goes() -> None:
-    """Ready and released, each once, with its devices; being made or released is none of it."""
     history = ClaimHistory()
     assert said(history, (), {}, ()) == []
     making, releasing = (
@@ -364,7 +358,6 @@ def test_what_is_there_at_the_start_is_no_news() -> None:
 
 
 def test_each_failed_attempt_is_news() -> None:
-    """Refused, or only waiting; a release that does not succeed has a word of its own."""
     history = ClaimHistory()
     said(history, (), {}, ())
     why = "pid 7 uses it; wait"
@@ -377,7 +370,6 @@ def test_each_failed_attempt_is_news() -> None:
 
 
 def test_health_is_news_when_it_changes() -> None:
-    """With the cause, and when it is over; not when another call fails for the same reason."""
     history = ClaimHistory()
     said(history, (READY,), {}, (WELL,))
     first, second = (

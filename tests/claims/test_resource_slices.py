@@ -47,7 +47,6 @@ def _offer(board: str, unhealthy: int = 0) -> PoolOffer:
 
 
 def test_two_slices() -> None:
-    """Counters in the first, devices in the second, of one pool."""
     counters, devices = published("h100-80gb", unhealthy=1, generation=7)
     metadata: dict[str, Any] = {
         "name": f"{NODE}-gpu.nodeagent.io-gpu-h100-80gb-counters",
@@ -124,7 +123,6 @@ def test_every_board(board: str) -> None:
 
 @pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
 def test_schemas(version: str) -> None:
-    """They are what Kubernetes' own schemas want."""
     for board in ("rtx-pro-6000", "t4"):
         for one in published(board, unhealthy=2):
             kubernetes_validate.validate(json.loads(json.dumps(one)), version, strict=True)
@@ -151,14 +149,12 @@ def test_under_nvidias_name() -> None:
 
 
 def test_nothing_offered() -> None:
-    """No slices, and nothing read from none."""
     empty = PoolOffer(f"{NODE}/gpu-x", {}, ())
     assert resource_slices(empty, NODE_REFERENCE, 1) == ()
     assert read_offer([]) is None
 
 
 def test_many_devices_take_several_slices() -> None:
-    """At most 64 in one, in order."""
     devices = tuple(OfferedDevice(f"mig-{n}", {}, {}, {"me": 1}) for n in range(150))
     offer = PoolOffer(f"{NODE}/gpu-x", {"me": 1}, devices)
     slices = resource_slices(offer, NODE_REFERENCE, 1)
@@ -188,7 +184,6 @@ def test_slices_of_an_earlier_generation_do_not_count() -> None:
     ],
 )
 def test_reads_only_its_own(change: Callable[[dict[str, Any]], object]) -> None:
-    """What the agent would not have written is refused with the slice's name."""
     slices = copy.deepcopy(published("a30"))
     change(slices[1]["spec"])
     with pytest.raises(UnreadableSlice, match="a30-counters, or another of its pool, is"):
@@ -212,7 +207,6 @@ def test_quantities() -> None:
 
 
 def test_what_the_server_adds_does_not_matter() -> None:
-    """Nor how it writes a quantity."""
     for sent in published("h100-80gb", unhealthy=1):
         answered = json.loads(json.dumps(sent).replace('"9984Mi"', '"10468982784"'))
         answered["metadata"].update(uid="1", resourceVersion="2")
@@ -222,7 +216,6 @@ def test_what_the_server_adds_does_not_matter() -> None:
 
 
 def test_names_what_was_dropped() -> None:
-    """Each field once, with its feature gate."""
     counters, devices = copy.deepcopy(published("h100-80gb", unhealthy=1))
     kept = copy.deepcopy((counters, devices))
     del kept[0]["spec"]["sharedCounters"]
@@ -242,7 +235,6 @@ def test_names_what_was_dropped() -> None:
 
 
 def test_names_what_was_changed() -> None:
-    """A value, a quantity, the number and the order of devices."""
     _, devices = published("a30")
 
     def changed(change: Callable[[dict[str, Any]], object]) -> list[str]:
@@ -328,7 +320,6 @@ NOTHING = SliceDiff()
 
 @pytest.mark.parametrize("board", ["a30", "h100-80gb", "rtx-pro-6000"])
 def test_the_first_publication_writes_counters_first(board: str) -> None:
-    """Once written, nothing more is to be written; the offer can be read back from it."""
     server, offer = Server(), offer_of(board)
     diff = server.diff(offer)
     assert diff.delete == ()
@@ -340,7 +331,6 @@ def test_the_first_publication_writes_counters_first(board: str) -> None:
 
 
 def test_one_slice_keeps_the_generation() -> None:
-    """A taint that comes and goes is one write."""
     server, offer = Server(), offer_of("h100-80gb")
     server.publish(offer)
     for wanted in (tainted(offer, 3), offer):
@@ -363,7 +353,6 @@ def test_after_the_largest_generation_it_begins_anew() -> None:
 
 
 def test_a_gpu_that_offers_nothing_has_no_slices() -> None:
-    """Other pools are left."""
     server, one, two = Server(), offer_of("h100-80gb"), offer_of("a30", 1)
     server.publish(one, two)
     server.publish(replace(one, devices=(), totals={}))

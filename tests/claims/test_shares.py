@@ -90,7 +90,6 @@ def test_amounts_of_memory_and_threads(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("parts", [2, 3, 7, 48])
 def test_equal_parts(parts: int) -> None:
-    """So many fit, in whole MiB, and no more."""
     policy = whole(pool_offer(L40S, by(parts))).policies["gpu.nvidia.com/memory"]
     assert policy.step == policy.least == L40S.memory // parts // MIB * MIB
     assert L40S.memory // policy.step == parts
@@ -193,7 +192,6 @@ def test_mig_devices_that_cannot_be_shared() -> None:
 
 
 def test_as_resource_slices() -> None:
-    """The API's form, and back; a server that keeps less is found out."""
     offer = pool_offer(T4, SHARED)
     [one] = resource_slices(offer, NodeReference(NODE, "uid"), 1)
     [device] = one["spec"]["devices"]
@@ -216,7 +214,6 @@ def test_as_resource_slices() -> None:
 
 
 def test_another_size_counts_at_once() -> None:
-    """What is there to be consumed stays the same."""
     found = held(L40S, SHARED, by(4))
     assert found == whole(pool_offer(L40S, by(4)))
     assert not is_withdrawn(found)
@@ -277,7 +274,6 @@ def test_shares_that_are_there_together() -> None:
     ],
 )
 def test_more_than_there_is(wanted: tuple[ClaimedDevice, ...], over: str) -> None:
-    """It waits, and names who has what, whatever the scheduler counted."""
     others = [claim(share(20, 60), name="one"), claim(share(10, 0, 45), name="two")]
     with pytest.raises(ClaimHeldUp) as refused:
         require_admission(claim(*wanted), L40S, others, ())
@@ -290,7 +286,6 @@ def test_more_than_there_is(wanted: tuple[ClaimedDevice, ...], over: str) -> Non
 
 
 def test_all_of_a_gpu_or_a_part() -> None:
-    """Shares are not beside the whole GPU, nor beside MIG devices."""
     mine = claim(share(8))
     for device in (whole_device(L40S.uuid), mig_device(gpu=L40S.uuid)):
         for one, other in ((mine, claim(device, name="other")), (claim(device), mine)):

@@ -29,7 +29,6 @@ def recorded(home: Home) -> ClaimRecord:
 
 
 async def test_what_is_in_order_is_left(node: SimulatedNode, home: Home) -> None:
-    """Nothing is said, written or asked of the API server, away or not, while a pod has it."""
     async with home.agent() as (claims, rig):
         name = home.claim(0, (pool(rig), DEVICE))
         await claims.prepare(*name)
@@ -190,7 +189,6 @@ async def test_a_card_that_was_taken_out(home: Home) -> None:
 
 
 async def test_a_record_that_cannot_be_read(node: SimulatedNode, home: Home) -> None:
-    """Nothing of it is touched, and nothing comes again beside it until a person removed it."""
     async with home.agent() as (claims, rig):
         await claims.prepare(*home.claim(0, (pool(rig), DEVICE)))
         await claims.prepare(*home.claim(1, (pool(rig), "mig-1g-10gb-5")))

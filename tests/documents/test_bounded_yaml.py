@@ -76,7 +76,6 @@ def test_places_are_those_of_the_text() -> None:
     ],
 )
 def test_refused(text: str | bytes, path: str, words: str) -> None:
-    """What no document may hold is refused, with its place and its name."""
     [problem, *_] = faults(text)
     assert problem.path == path
     assert words in problem.message
@@ -93,7 +92,6 @@ def test_all_faults_of_form_at_once() -> None:
 
 
 def test_limits() -> None:
-    """Depth, number of values and size are bounded; what is within the bounds is read."""
     assert read_tree("[" * MAX_DEPTH + "]" * MAX_DEPTH).value is not None
     assert "nested" in faults("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))[0].message
     assert read_tree("[" + "1," * (MAX_NODES - 1) + "]").value is not None

@@ -26,7 +26,6 @@ def configurations(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.name)
 def test_plans(path: Path) -> None:
-    """Every plan is read, and passes the published schema."""
     text = path.read_bytes()
     assert read_document(text).entries
     Draft202012Validator(plan_schema()).validate(yaml.safe_load(text))
@@ -104,7 +103,6 @@ devicePluginConfig: shared-4
     ],
 )
 async def test_fits(name: str, configuration: str | None, boards: str) -> None:
-    """On the cards that an example speaks of, it can be done."""
     document = read_document((EXAMPLES / name).read_bytes(), configuration=configuration)
     with simulated(boards):
         async with Driver(observe_deadline=30, step_deadline=30) as driver:

@@ -124,7 +124,6 @@ def test_devices() -> None:
 
 
 def test_counts() -> None:
-    """Counts of 0 and null ask for nothing; an empty map is MIG without instances."""
     [entry] = entries('{devices: all, mig-enabled: true, mig-devices: {"1g.5gb": 2, "2g.10gb": 0}}')
     assert isinstance(entry.mig, desired.MigLayout)
     assert [(i.profile, i.count) for i in entry.mig.instances] == [("1g.5gb", 2)]
@@ -167,7 +166,6 @@ def test_counts() -> None:
     ],
 )
 def test_refused(entry: str, path: str, words: str) -> None:
-    """Faults are reported with place and expectation."""
     problem = faults(file_of(entry))[0]
     assert problem.path == "mig-configs.a[0]" + (f".{path}" if path else "")
     assert words in problem.message
@@ -185,7 +183,6 @@ mig-configs:
 
 
 def test_selection() -> None:
-    """One configuration needs no name; of several, the named one is taken."""
     text = """\
 version: v1
 mig-configs:

@@ -31,7 +31,6 @@ def fault_of(**keys: object) -> Problem:
 
 
 def test_shares() -> None:
-    """Each kind of client has its name, count and limits."""
     shares = {"small": {"count": 4, "memory": "8Gi", "threads": 15}, "large": {"memory": "40Gi"}}
     assert mps(user=1000, shares=shares, enforce="terminate", oversubscribe=True) == MpsEntry(
         path="gpus[0].mps",
@@ -60,7 +59,6 @@ def test_shares() -> None:
     ],
 )
 def test_users(written: object, user: str) -> None:
-    """uid, uid:gid or a name."""
     found = mps(user=written, replicas=1)
     assert found is not None
     assert found.user == user
@@ -70,13 +68,11 @@ def test_users(written: object, user: str) -> None:
     "user", [-1, 2**32 - 1, "1:", ":1", "a b", "", True, 1.5, None, "1:x", "$"]
 )
 def test_no_users(user: object) -> None:
-    """Everything else is refused."""
     assert fault_of(user=user, replicas=1).path == "gpus[0].mps.user"
 
 
 @pytest.mark.parametrize("threads", [0, -1, 100.1, 101, True, "25", "25%", None])
 def test_threads(threads: object) -> None:
-    """Threads are a percentage above 0 and at most 100."""
     problem = fault_of(clients={"threads": threads})
     assert problem.path == "gpus[0].mps.clients.threads"
     assert "at most 100" in problem.message
@@ -87,7 +83,6 @@ def test_threads(threads: object) -> None:
     [("8GB", "did you mean 8G?"), ("0.1Gi", ""), (-1, ""), (1.5, ""), (True, ""), (None, "")],
 )
 def test_memory(memory: object, remedy: str) -> None:
-    """Memory is a quantity that is a whole number of bytes; nothing is rounded."""
     problem = fault_of(clients={"memory": memory})
     assert (problem.path, problem.remedy) == ("gpus[0].mps.clients.memory", remedy)
 
@@ -102,7 +97,6 @@ def test_memory(memory: object, remedy: str) -> None:
     ],
 )
 def test_exactly_one(keys: dict[str, object], found: str) -> None:
-    """Exactly one of shares, replicas and clients is given."""
     problem = fault_of(**keys)
     assert problem.path == "gpus[0].mps"
     assert f"found {found}, expected exactly one" in problem.message
@@ -122,7 +116,6 @@ def test_exactly_one(keys: dict[str, object], found: str) -> None:
     ],
 )
 def test_refused(keys: dict[str, object], path: str) -> None:
-    """Each key is checked."""
     assert fault_of(**keys).path == path
 
 
@@ -141,7 +134,6 @@ FACTORS = {
 
 
 def test_quantities() -> None:
-    """Known quantities have their known values."""
     values = {"8Gi": 8589934592, "512Mi": 536870912, "10G": 10_000_000_000, "1.5Gi": 1610612736}
     values |= {".5Ki": 512, "1.": 1, "+1k": 1000, "1e3": 1000, "1E": 10**18, "1000m": 1, "0001": 1}
     values["9223372036854775807"] = 2**63 - 1
@@ -160,7 +152,6 @@ def test_quantities_refused() -> None:
 
 @given(st.integers(0, 10**9), st.integers(0, 999), st.sampled_from(sorted(FACTORS)))
 def test_exact(whole: int, thousandths: int, suffix: str) -> None:
-    """The bytes are those of exact arithmetic, or the quantity is refused."""
     exact = (whole + Fraction(thousandths, 1000)) * FACTORS[suffix]
     text = f"{whole}.{thousandths:03}{suffix}"
     if exact.denominator == 1 and 0 < exact < 2**63:

@@ -31,7 +31,6 @@ def fault_of(by_schema: bool = True, /, **keys: object) -> Problem:
 
 
 def test_short_form() -> None:
-    """A map of profile to count, with the places of everything that can be wrong later."""
     assert entry(
         devices=[0, 1], model="*H100*", mig={"3g.40gb": 1, "1g.10gb": 4}
     ) == desired.PlanEntry(
@@ -99,7 +98,6 @@ def test_device_plugin_config() -> None:
 
 @pytest.mark.parametrize("count", [0, MAX_INSTANCES + 1, "1", True, 1.5, None])
 def test_counts(count: object) -> None:
-    """A count is a whole number of instances that a GPU could hold."""
     problem = fault_of(devices="all", mig={"1g.10gb": count})
     assert problem.path == 'gpus[0].mig["1g.10gb"]'
     assert "expected a whole number from 1 to 16" in problem.message
@@ -108,7 +106,6 @@ def test_counts(count: object) -> None:
 
 
 def test_counts_add_up() -> None:
-    """Neither may all counts together be more than a GPU could hold."""
     for mig in ({"1g.10gb": 9, "1g.20gb": 8}, [{"profile": "1g.10gb"}] * 17):
         assert fault_of(False, devices="all", mig=mig).path == "gpus[0].mig"
 
@@ -131,7 +128,6 @@ def test_misspelt_profiles(written: str, likely: str) -> None:
 
 @pytest.mark.parametrize("written", ["", "banana", "4c.3g.40gb", "0g.0gb", "1g.10gb+", "x" * 500])
 def test_no_profiles(written: str) -> None:
-    """What is no profile at all is refused with the shape of one, and stays short."""
     problem = fault_of(False, devices="all", mig={written: 1})
     assert problem.code is Code.UNKNOWN_PROFILE
     assert len(problem.message) < 200
@@ -148,7 +144,6 @@ def test_no_profiles(written: str) -> None:
     ],
 )
 def test_devices_form(devices: object, remedy: str) -> None:
-    """`devices` is `all` or a list that is not empty."""
     problem = fault_of(devices=devices, mig={})
     assert (problem.path, problem.remedy) == ("gpus[0].devices", remedy)
 
@@ -179,7 +174,6 @@ def test_same_device_twice(devices: list[object]) -> None:
     ],
 )
 def test_mig_form(mig: object, remedy: str) -> None:
-    """What is none of the forms of `mig` is refused with the form that was meant."""
     problem = fault_of(devices="all", mig=mig)
     assert (problem.path, problem.remedy) == ("gpus[0].mig", remedy)
 
@@ -275,7 +269,6 @@ UUID = "GPU-8f6e2f4c-7d1b-4d0f-9f3a-2b6c5d4e3f2a"
 
 
 def test_one_spelling() -> None:
-    """All spellings of one device come to the same."""
     canonical: dict[object, object] = {
         0: 0,
         7: 7,
@@ -293,7 +286,6 @@ def test_one_spelling() -> None:
 
 
 def test_no_device() -> None:
-    """What names no GPU is refused with what would."""
     cases: list[tuple[object, str]] = [
         *((-1, "from 0 to"), (10**9, "from 0 to"), (True, "an index such as 0")),
         *(([0], "an index such as 0"), ("all", "stands alone"), ("0", "without quotes: 0")),
@@ -308,7 +300,6 @@ def test_no_device() -> None:
 
 
 def test_filters() -> None:
-    """A filter is 32 bits, device high, and may name the sub-system."""
     assert read_pci_filter("0x233010DE") == desired.PciFilter(0x233010DE)
     assert read_pci_filter("0X20b010de:0x134F10DE") == desired.PciFilter(0x20B010DE, 0x134F10DE)
 

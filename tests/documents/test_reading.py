@@ -32,7 +32,6 @@ def fault(text: str | bytes, configuration: str | None = None) -> Problem:
 
 
 def test_digest() -> None:
-    """The digest is that of the bytes, blanks and comments included."""
     for text in (PLAN, PLAN + "# x\n", FILE, "\ufeff" + PLAN, PLAN + "# é\n"):
         expected = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
         assert read_document(text).digest == expected
@@ -47,7 +46,6 @@ def test_kind_of_document() -> None:
 
 
 def test_sizes() -> None:
-    """A plan has at most 64 KiB, a mig-parted file less than 1 MiB."""
     filled = PLAN + "#" * (MAX_PLAN - len(PLAN))
     assert read_document(filled).entries
     assert "65,537 bytes; a plan has at most 65,536" in fault(filled + "#").message

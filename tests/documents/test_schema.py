@@ -42,7 +42,6 @@ def accepted(document: object) -> bool:
 
 
 def test_is_a_schema() -> None:
-    """The schema itself is valid, and JSON."""
     Draft202012Validator.check_schema(plan_schema())
     assert json.loads(json.dumps(plan_schema())) == plan_schema()
 
@@ -69,7 +68,6 @@ GOOD = [
 
 
 def test_good() -> None:
-    """Schema and reader take what is right."""
     for document in GOOD:
         assert accepted(document), document
         VALIDATOR.validate(document)
@@ -92,7 +90,6 @@ BAD = [
 
 
 def test_bad() -> None:
-    """Schema and reader refuse what is wrong; the tests of each key ask both, too."""
     assert [document for document in BAD if accepted(document)] == []
     assert [document for document in BAD if VALIDATOR.is_valid(document)] == []
 

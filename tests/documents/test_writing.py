@@ -178,7 +178,6 @@ def test_pending_mode() -> None:
 
 @pytest.mark.parametrize("label", ["all-1g.10gb", "on", "y", "7", "007", "1e3", "0x1", 'ä b"', "~"])
 def test_labels(label: str) -> None:
-    """Any label can be written and selected."""
     text = mig_parted_document(node(gpu(0)), label)
     assert read_document(text, configuration=label).entries
     assert yaml.safe_load(text) == mig_parted_data(node(gpu(0)), label)
@@ -197,7 +196,6 @@ def mps_of(*shares: Share, account: Account | None = None, enforce: str = "repor
 
 
 def test_sharing() -> None:
-    """Shares, users and intervals, of GPUs and of single instances."""
     shared = instance(4, "3g.40gb", gi=2)
     device = replace(shared.compute[0], mps=mps_of(Share("clients", None, 512, None)))
     parts = instance(0, "1c.3g.40gb", "1c.3g.40gb")

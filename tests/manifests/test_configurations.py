@@ -166,7 +166,6 @@ def places_of_faults(parameters: Json, source: Source, driver: str = DRIVER) -> 
 
 
 def test_the_agent_refuses_them() -> None:
-    """The same table is the policy's, below."""
     for source in Source:
         assert [one for one in GOOD if places_of_faults(one, source)] == []
         assert [(at, one) for at, one in BAD if at not in places_of_faults(one, source)] == []

@@ -187,7 +187,6 @@ async def test_the_probes_ask_the_agent() -> None:
 
 
 def test_the_probes_ask_where_the_api_listens() -> None:
-    """The address in them is the setting's default."""
     listen = load_settings(None, {}, {}).api.listen
     for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert f"/dev/tcp/{listen.host}/{listen.port}" in CONTAINER[kind]["exec"]["command"][-1]
@@ -225,7 +224,6 @@ def test_the_drivers_library_is_found_below_its_root(folder: str, tmp_path: Path
 
 
 def test_the_driver_is_waited_for(tmp_path: Path) -> None:
-    """While there is no driver the container waits and says so."""
     command = _find_driver(tmp_path, tmp_path)
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as waiting:
         assert waiting.stdout is not None

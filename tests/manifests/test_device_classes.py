@@ -91,7 +91,6 @@ def test_every_profile_has_a_class() -> None:
 
 @pytest.mark.parametrize("board", ["h100-80gb", "rtx-pro-6000"])
 def test_a_class_chooses_its_devices(board: str) -> None:
-    """All of its profile and no others; the general ones all MIG devices, and whole GPUs."""
     devices, known = published(board), places(card(board))
     for profile in load_board(board).profiles:
         own = {name for name, place in known.items() if place.profile.name == profile.name}
@@ -161,7 +160,6 @@ def test_selectors_that_every_release_compiles() -> None:
 
 @pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
 def test_schemas(version: str) -> None:
-    """Classes of each shape are what Kubernetes' own schemas want."""
     general = ("gpu.nodeagent.io", "mig.nodeagent.io", "mps.nodeagent.io")
     for name in (*general, class_of("1g.10gb+me")):
         kubernetes_validate.validate(classes()[name], version, strict=True)
@@ -192,7 +190,6 @@ def claims(found: list[Document]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", [path.stem for path in EXAMPLES])
 def test_an_example(name: str) -> None:
-    """It is what Kubernetes knows, and names classes, resources and claims that are there."""
     found = documents(name)
     for document, version in ((d, v) for d in found for v in ("1.36", "1.37")):
         kubernetes_validate.validate(document, version, strict=True)

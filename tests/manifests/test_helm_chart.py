@@ -129,7 +129,6 @@ def test_every_overlay_and_component_has_its_values() -> None:
 
 
 def test_values_of_a_users_own() -> None:
-    """Image, secrets, resources, tolerations, nodes, annotations and settings arrive."""
     digest = f"sha256:{'0' * 64}"
     values = {
         "image": {"repository": "own/nodeagent", "digest": digest, "pullPolicy": "Always"},
@@ -164,7 +163,6 @@ def test_values_of_a_users_own() -> None:
 @pytest.mark.parametrize(("source", "file"), [("file", "plan.yaml"), ("mig-config", "config.yaml")])
 @pytest.mark.parametrize("plan", ["version: v1\ngpus: []\n", {"version": "v1", "gpus": []}])
 def test_the_plan_of_a_users_own(source: str, file: str, plan: Any) -> None:
-    """It takes the place of the example, as text or as a document."""
     data = rendering.one(_objects({"source": source, "plan": plan}), "ConfigMap", "nodeagent-plan")[
         "data"
     ]
@@ -187,7 +185,6 @@ def test_the_plan_of_a_users_own(source: str, file: str, plan: Any) -> None:
     ],
 )
 def test_values_that_are_refused(values: dict[str, Any], said: str) -> None:
-    """By the schema or a template, which name what is wrong."""
     with pytest.raises(helm.HelmError, match=re.escape(said)):
         _rendered(values)
 
@@ -199,7 +196,6 @@ def test_an_off_without_quotes_is_off(mode: Any) -> None:
 
 @pytest.mark.parametrize("name", rendering.OVERLAYS)
 def test_helm_lint(name: str) -> None:
-    """Nothing above a recommendation."""
     report = helm.lint(CHART, _of(name), strict=True)
     assert [found for found in report["messages"] if found["severity"] > 1] == []
 
@@ -225,7 +221,6 @@ def test_the_notes_speak_of_what_was_installed() -> None:
 
 
 def test_the_packed_chart_is_the_same(tmp_path: Path) -> None:
-    """Links are files in it, and its version is the program's."""
     write_chart(tmp_path / "chart.tgz")
     with helm.Chart.load(tmp_path / "chart.tgz") as packed:
         assert packed.version == packed.metadata["appVersion"] == __version__

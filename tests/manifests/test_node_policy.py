@@ -42,13 +42,11 @@ def _asked(change: Change, user: str = AGENT) -> Asked:
 
 @pytest.mark.parametrize("change", ALLOWED, ids=lambda change: change.name)
 def test_what_an_agent_has_to_write_is_let_through(change: Change) -> None:
-    """Each thing that the agent writes on its Node passes."""
     assert policy("nodeagent-own-node").denials(_asked(change)) == []
 
 
 @pytest.mark.parametrize("change", DENIED, ids=lambda change: change.name)
 def test_everything_else_is_denied(change: Change) -> None:
-    """What is not the agent's to write is denied, with words that name it."""
     denials = policy("nodeagent-own-node").denials(_asked(change))
     assert change.denied in "".join(denials[:1])  # the API server reports the first
     assert denials
@@ -170,7 +168,6 @@ def test_no_other_user_is_concerned() -> None:
 
 
 def test_every_label_that_is_paused_may_be() -> None:
-    """The policy knows the same labels of the GPU Operator as the agent."""
     for label in CLIENTS:
         before = {**NODE, "metadata": {"name": "gpu-0", "labels": {label: "true"}}}
         pause = {"metadata": {"labels": {label: PAUSED}}}

@@ -18,7 +18,6 @@ def _event(kind: str, name: str) -> dict[str, Any]:
 
 
 def test_events_are_about_the_agents_own_node() -> None:
-    """An Event about the own Node passes, one about another object does not."""
     events = policy("nodeagent-own-events")
     own = _event("Node", "gpu-0")
     assert events.denials(Asked("CREATE", "events", own)) == []

@@ -140,7 +140,6 @@ async def admin(guarded: RealApiServer) -> AsyncIterator[Admin]:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_the_overlay_is_applied(server: RealApiServer, name: str) -> None:
-    """All that it has is accepted, and so is what the examples ask for where it serves claims."""
     assert not server.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / name))
     if name == "dra":
         examples = str(MANIFESTS.parent / "examples/dra")

@@ -71,7 +71,6 @@ def _valid_text(text: str) -> None:
 @rendered
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_the_overlay_renders(name: str) -> None:
-    """kubectl renders it, and each document fits Kubernetes' own schema."""
     documents = overlay(name)
     _valid(documents)
     names = [(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]) for d in documents]
@@ -81,7 +80,6 @@ def test_the_overlay_renders(name: str) -> None:
 @rendered
 @pytest.mark.parametrize("components", TOGETHER, ids=lambda names: names[0])
 def test_the_components_fit_an_overlay(components: tuple[str, ...], tmp_path: Path) -> None:
-    """An overlay of one's own with these renders and is valid, its images of this version."""
     documents = with_components(tmp_path, "gpu-operator", components)
     _valid(documents)
     pod = one(documents, "DaemonSet")["spec"]["template"]["spec"]
@@ -118,14 +116,12 @@ def test_an_overlay_that_a_page_writes(page: str, tmp_path: Path) -> None:
 
 
 def test_all_are_tested() -> None:
-    """No overlay and no component is left out above."""
     assert set(OVERLAYS) == {path.name for path in (MANIFESTS / "overlays").iterdir()}
     assert set(chain(*TOGETHER)) == {path.name for path in (MANIFESTS / "components").iterdir()}
 
 
 @rendered
 def test_the_simulated_agent_has_no_power() -> None:
-    """It has nothing of the host and no privilege, and its namespace allows no more."""
     documents = overlay("simulated")
     pod, container = pod_of(documents)
     assert not {"hostPID", "hostNetwork", "hostIPC", "runtimeClassName", "nodeSelector"} & set(pod)
@@ -239,7 +235,6 @@ def _of_resource(resource: Document) -> Iterator[tuple[str, dict[str, str]]]:
 
 @pytest.mark.parametrize("kustomization", KUSTOMIZATIONS)
 def test_every_object_has_the_recommended_labels(kustomization: str) -> None:
-    """All six, with this version's number."""
     for name, labels in _labelled(kustomization):
         found = _recommended(labels)
         assert set(found) == ALL, name

@@ -187,7 +187,6 @@ def test_a_gpu_that_does_not_answer_is_neither_there_nor_idle(access: Access, go
 
 
 def test_the_problem_names_the_slices() -> None:
-    """A person sees which they are, why, and what helps."""
     gpu = sick(cards.card("h100-80gb"), 0b110000)
     (problem,) = plan_gpu(cards.wanted(gpu, [("7g.80gb", 1)]), gpu).problems
     assert problem.message == (

@@ -19,7 +19,6 @@ def wanted(mps: WantedMps | None, start: int | None = None) -> WantedInstance:
 
 
 def test_costs() -> None:
-    """Only what has to go costs a stop."""
     cases = [
         (None, None, 0),
         (A, A, 0),
@@ -36,7 +35,6 @@ def test_costs() -> None:
 
 @given(st.lists(st.tuples(DAEMONS, DAEMONS, st.booleans()), min_size=1, max_size=6))
 def test_cheapest(seats: list[tuple[WantedMps | None, WantedMps | None, bool]]) -> None:
-    """No other way of handing out is cheaper, and what is pinned lies where it has to."""
     runs = [runs for runs, _, _ in seats]
     asked = [wanted(mps, n if pinned else None) for n, (_, mps, pinned) in enumerate(seats)]
     there = [Seat("1g.10gb", 1, n, runs) for n, (runs, _, _) in enumerate(seats)]
@@ -73,6 +71,5 @@ def test_where_it_is_written_does_not_count() -> None:
 
 
 def test_limits_count() -> None:
-    """Other limits are another daemon."""
     assert small(threads=25.0) != small(threads=50.0)
     assert len({small(threads=25.0), small(threads=50.0)}) == 2

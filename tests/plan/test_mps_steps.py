@@ -50,7 +50,6 @@ LEAVE = Policy(exclusive_mps=False)
 
 
 def test_a_gpu_gets_its_mode_then_its_daemon() -> None:
-    """First EXCLUSIVE_PROCESS, then the daemon, on the GPU's own UUID."""
     result = plan_gpu(whole(A), T4)
     assert [SetComputeMode, StartMps] == kinds(result)
     mode, start = result.steps
@@ -64,7 +63,6 @@ def test_a_gpu_gets_its_mode_then_its_daemon() -> None:
 
 
 def test_a_setting_leaves_the_mode_alone() -> None:
-    """With the policy off, only the daemon is started, whatever the mode is."""
     assert [StartMps] == kinds(plan_gpu(whole(A), T4, LEAVE))
     assert plan_gpu(whole(A), without_mig(T4, mps=daemon(A)), LEAVE).verdict is Verdict.IN_SYNC
 
@@ -101,7 +99,6 @@ CASES = {
 
 @pytest.mark.parametrize(("change", "steps"), CASES.values(), ids=CASES)
 def test_what_it_takes(change: tuple[DesiredGpu, Gpu], steps: list[type]) -> None:
-    """From what is found to what is wanted."""
     assert kinds(plan_gpu(*change)) == steps
 
 
@@ -117,7 +114,6 @@ def test_other_limits_need_no_restart() -> None:
 
 @pytest.mark.parametrize("wanted", [None, C, D])
 def test_a_daemon_with_clients_is_never_stopped(wanted: WantedMps | None) -> None:
-    """Blocked, and each client is named with pid, command and pod."""
     result = plan_gpu(whole(wanted), running(A, clients=CLIENT))
     assert Verdict.BLOCKED is result.verdict
     assert result.steps == ()
@@ -136,7 +132,6 @@ def test_its_own_servers_are_no_users() -> None:
 
 
 def test_mps_gone_brings_the_earlier_mode_back() -> None:
-    """It was noted before the agent changed it."""
     result = plan_gpu(whole(), running(A))
     assert [StopMps, SetComputeMode] == kinds(result)
     assert (result.after.compute_mode, result.after.earlier_mode) == (DEFAULT, None)
@@ -167,7 +162,6 @@ def test_an_allocation_keeps_a_daemon_but_keeps_none_from_coming() -> None:
 
 
 def test_time_slice_and_mode() -> None:
-    """The interval is set, and a mode that lets processes take turns."""
     desired = whole(time_slice=TimeSlice.LONG)
     found = without_mig(T4, compute_mode=EXCLUSIVE, time_slice=TimeSlice.DEFAULT)
     result = plan_gpu(desired, found)
@@ -241,7 +235,6 @@ def test_a_process_of_unknown_instance_may_be_on_any() -> None:
 
 
 def test_parts_of_one_instance() -> None:
-    """Compute instances share a placement; each has a daemon of its own."""
     gpu = divided(H100, "3g.40gb", 0, 1, 1)
     parts = tuple(WantedInstance("3g.40gb", 1, 0, "gpus[0].mig[0]", m) for m in (A, B, None))
     desired = DesiredGpu(Layout(parts, "gpus[0].mig"), "gpus[0]")

@@ -9,7 +9,6 @@ from tests.plan.cards import card
 
 
 def test_reads_and_writes() -> None:
-    """A name in its usual form is written as it was read."""
     cases = [
         "3g.40gb",
         "1g.10gb+me",
@@ -25,7 +24,6 @@ def test_reads_and_writes() -> None:
 
 
 def test_canonical() -> None:
-    """Names that mean the same become the same."""
     cases = [
         ("7c.7g.40gb", "7g.40gb"),
         ("01g.05gb", "1g.5gb"),
@@ -36,7 +34,6 @@ def test_canonical() -> None:
 
 
 def test_refuses() -> None:
-    """What is no name is refused with a sentence that shows it."""
     cases = [
         *("", "3g", "3g.40GB", "3g40gb", " 3g.40gb", "3g.40gb\n", "0g.0gb", "4c.3g.40gb"),
         *("1g.5gb.me", "1g.24gb+", "1g.24gb+1me", "1g.24gb+me.", "1g.24gb+me,me", "1g.24gb+me-gfx"),
@@ -51,7 +48,6 @@ def test_refuses() -> None:
 
 @given(st.text(max_size=30))
 def test_never_fails_otherwise(text: str) -> None:
-    """Any text is a name or a ValueError, and a name reads back as itself."""
     try:
         name = ProfileName.parse(text)
     except ValueError:
@@ -88,7 +84,6 @@ def test_another_cards_profile() -> None:
 
 
 def test_nearest() -> None:
-    """Typing errors and Kubernetes' spelling lead to the real name; nonsense leads nowhere."""
     names = [p.name for p in card("h100-80gb").profiles]
     assert nearest_profile("3g.4gb", names) == "3g.40gb"
     assert nearest_profile("1g.10gb.me", names) == "1g.10gb+me"

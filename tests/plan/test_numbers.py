@@ -42,7 +42,6 @@ IN_THE_PLACE_OF_B = replace(C, pci_bus_id=B.pci_bus_id)
     ],
 )
 def test_a_number_is_kept(now: tuple[Gpu, ...], expected: dict[str, int]) -> None:
-    """Of two GPUs known as 0 and 1, whatever is listed next, and after that."""
     before, after = _listed(A, B), _listed(*now)
     assert _numbers(before, after) == expected
     assert _numbers(before, after, after) == expected

@@ -45,7 +45,6 @@ def kinds(steps: object) -> list[type]:
 
 
 def test_keeps_what_fits_and_creates_largest_first() -> None:
-    """Two of seven 1g stay; five go before the 3g and then the 2g are created."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", s) for s in range(7)])
     result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("2g.20gb", 1), ("1g.10gb", 2)]), gpu)
     assert [DestroyGpuInstance] * 5 + [CreateGpuInstance] * 2 == kinds(result.steps)
@@ -56,7 +55,6 @@ def test_keeps_what_fits_and_creates_largest_first() -> None:
 
 
 def test_a_device_in_use_is_a_fixed_point() -> None:
-    """A 1g in use at slice 1 stays there, and the 3g goes to the other half."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", 1), ("1g.10gb", 4)], used=[0])
     result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 2)]), gpu)
     assert Verdict.APPLICABLE is result.verdict
@@ -64,7 +62,6 @@ def test_a_device_in_use_is_a_fixed_point() -> None:
 
 
 def test_blocked_names_blocker_and_purpose() -> None:
-    """A plan that needs a slice in use is refused, with who uses it and what it is needed for."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[0, 1])
     result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 2)]), gpu)
     assert Verdict.BLOCKED is result.verdict
@@ -93,7 +90,6 @@ def test_never_on_this_card() -> None:
 
 
 def test_explicit_start() -> None:
-    """A start that the document fixes is met, even at the price of moving an idle instance."""
     gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0)])
     result = plan_gpu(devices(gpu, ("3g.40gb", 3, 4)), gpu)
     assert {("3g.40gb", 4)} == places(result.after)
@@ -120,7 +116,6 @@ def test_existing_division_is_enough() -> None:
 
 
 def test_adds_to_a_gpu_instance_in_use() -> None:
-    """A missing compute instance is added beside one in use."""
     gpu = divided(card("a100-40gb"), "3g.20gb", 0, 1, used=[0])
     result = plan_gpu(devices(gpu, ("3g.20gb", 1, None), ("3g.20gb", 2, None)), gpu)
     assert [CreateComputeInstance] == kinds(result.steps)
@@ -136,7 +131,6 @@ def test_takes_only_the_compute_instance() -> None:
 
 
 def test_half_made_is_completed() -> None:
-    """A GPU instance without compute instance that the plan can use is completed, not replaced."""
     gpu = with_instances(card("h100-80gb"), [("3g.40gb", 4)])
     gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=()),))
     result = plan_gpu(wanted(gpu, [("3g.40gb", 1)]), gpu)
@@ -149,7 +143,6 @@ def test_half_made_is_completed() -> None:
 
 
 def test_half_made_elsewhere_goes() -> None:
-    """A GPU instance without compute instance that the plan cannot use goes."""
     gpu = with_instances(card("h100-80gb"), [("3g.40gb", 0)])
     gpu = replace(gpu, instances=(replace(gpu.instances[0], compute=()),))
     result = plan_gpu(wanted(gpu, [("4g.40gb", 1)]), gpu)
@@ -252,7 +245,6 @@ def test_creation_waits_for_a_client_of_the_whole_gpu() -> None:
 
 
 def test_gpus_are_independent() -> None:
-    """One lost GPU is reported and the other one is planned; unnamed GPUs are not touched."""
     lost = replace(card("h100-80gb"), uuid="GPU-a", access=Access.LOST, access_reason="XID 79")
     fine = replace(card("h100-80gb"), uuid="GPU-b", index=1)
     other = replace(card("h100-80gb"), uuid="GPU-c", index=2)
@@ -264,7 +256,6 @@ def test_gpus_are_independent() -> None:
 
 
 def test_vanished_gpu() -> None:
-    """A GPU of the plan that is not there any more is a problem, not silence."""
     result = plan(DesiredNode({"GPU-gone": OFF}), ObservedNode())
     assert Verdict.BLOCKED is result.verdict
     assert "GPU-gone" in result.problems[0].message

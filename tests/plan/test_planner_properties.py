@@ -121,7 +121,6 @@ def test_a_half_made_instance_in_any_step_heals(data: st.DataObject) -> None:
 @settings(max_examples=draws(300))
 @given(st.data())
 def test_in_use_survives(data: st.DataObject) -> None:
-    """Whatever is in use is still there at the end, at the same place, under the same UUID."""
     gpu = data.draw(gpus())
     result = plan_gpu(data.draw(wishes(gpu)), gpu, Policy(reset_when_idle=True))
     kept = {c.uuid for i in result.after.instances for c in i.compute}
@@ -131,7 +130,6 @@ def test_in_use_survives(data: st.DataObject) -> None:
 @settings(max_examples=draws(200))
 @given(st.data())
 def test_deterministic(data: st.DataObject) -> None:
-    """The order in which the driver lists instances makes no difference to the end."""
     gpu = data.draw(gpus())
     desired = data.draw(wishes(gpu))
     shuffled = replace(gpu, instances=tuple(data.draw(st.permutations(gpu.instances))))

@@ -146,7 +146,6 @@ def test_a_claim_switches_mig_on_where_the_gpu_is_empty() -> None:
 
 
 def test_daemons_beside_are_not_touched() -> None:
-    """Neither by a claim's instance that comes nor by one that goes."""
     gpu = card("h100-80gb")
     others = {("2g.20gb", 0), ("1g.10gb", 4)}
     here = give(with_instances(gpu, sorted(others)), daemon(A), daemon(A, CLIENT))

@@ -55,29 +55,24 @@ def refused(*entries: desired.PlanEntry, node: ObservedNode = NODE) -> DocumentE
 
 @pytest.mark.parametrize("name", ["1", "GPU-b", "GPU-B", "00000001:3B:00.0", "00000001:3b:00.0"])
 def test_selectors(name: str) -> None:
-    """Index, UUID and PCI address lead to the GPU, in small letters or capitals."""
     assert {"GPU-b"} == set(resolved(entry(desired.MigEnabled("p"), name)).gpus)
 
 
 def test_all_means_mig_capable() -> None:
-    """`all` beside a layout or mode leaves cards without MIG out."""
     assert {"GPU-a", "GPU-b"} == set(resolved(entry(desired.MigEnabled("p"))).gpus)
 
 
 def test_disabled_is_fine_without_mig() -> None:
-    """A card without MIG is as good as disabled."""
     assert "GPU-c" in resolved(entry(desired.MigDisabled("p"))).gpus
 
 
 def test_model_and_filters_narrow() -> None:
-    """The model glob ignores case; device filters compare PCI ids."""
     assert {"GPU-a"} == set(resolved(entry(desired.MigEnabled("p"), model="*h100*")).gpus)
     ampere = (desired.PciFilter(0x20B010DE),)
     assert {"GPU-b"} == set(resolved(entry(desired.MigEnabled("p"), pci_filters=ampere)).gpus)
 
 
 def test_last_entry_wins_whole() -> None:
-    """Nothing of an earlier entry for the same GPU is merged in."""
     node = resolved(entry(layout(("1g.10gb", 1)), "0"), entry(layout(("7g.80gb", 1)), "0"))
     wish = node.gpus["GPU-a"].mig
     assert isinstance(wish, desired.Layout)
@@ -95,7 +90,6 @@ def test_last_entry_wins_whole() -> None:
     ],
 )
 def test_invalid(bad: desired.PlanEntry, code: Code, words: str) -> None:
-    """What the node does not have makes the document invalid, and the remedy names what it has."""
     answer = refused(entry(desired.MigEnabled("p"), "1"), bad)
     assert Verdict.INVALID is verdict_of(answer)
     assert code is answer.problems[0].code
@@ -113,14 +107,12 @@ def test_invalid(bad: desired.PlanEntry, code: Code, words: str) -> None:
     ],
 )
 def test_unsatisfiable(bad: desired.PlanEntry, code: Code) -> None:
-    """What can never be on these cards refuses the whole document."""
     answer = refused(bad)
     assert Verdict.UNSATISFIABLE is verdict_of(answer)
     assert code is answer.problems[0].code
 
 
 def test_all_faults_at_once() -> None:
-    """Every fault is reported, not the first alone."""
     answer = refused(
         entry(layout(("9g.1gb", 1), ("8g.1gb", 1)), "0"), entry(desired.MigEnabled("p"), "9")
     )

@@ -58,7 +58,6 @@ def whole(entry: str, host: Host | None = None) -> WantedMps:
     ],
 )
 def test_a_whole_gpu(entry: str) -> None:
-    """Its own memory is shared out; the account is the host's."""
     mps = whole(entry)
     assert mps.sharing.shares == (Share("replica", 4, H100.memory // 2**20 // 4, 25.0),)
     assert mps.account == Account(1000, 1000)
@@ -134,12 +133,10 @@ HOST = Host("1000", {"alice": ALICE, "1000": Account(1000, 1000, (27,)), "root":
     ],
 )
 def test_accounts(user: str, account: Account) -> None:
-    """Looked up where the host knows them, else the numbers as written; root when said so."""
     assert whole(f"devices: [1], mps: {{{user}replicas: 2}}", HOST).account == account
 
 
 def test_an_unknown_name() -> None:
-    """Its place is named, and what would do."""
     problem = refused("devices: [1], mps: {user: bob, replicas: 2}", HOST)
     assert (problem.code, problem.path) == (Code.INVALID_VALUE, "gpus[0].mps.user")
     assert "'bob'" in problem.message
@@ -205,7 +202,6 @@ def test_drivers_before_cuda_13_1_serve_fewer_clients() -> None:
 
 
 def test_everything_wrong_is_reported_at_once() -> None:
-    """Limits, users and profiles, each with its place."""
     with pytest.raises(DocumentError) as caught:
         answer(
             "devices: [0], mig: [{profile: 3g.40gb, mps: {user: bob, shares: {a: {memory: 80Gi}}}},"
@@ -225,7 +221,6 @@ def test_everything_wrong_is_reported_at_once() -> None:
 
 @pytest.mark.parametrize("mig", ["", "mig: disabled, "])
 def test_time_slice(mig: str) -> None:
-    """On a GPU that is whole or is to be."""
     gpu = resolved(f"devices: [1], {mig}timeSlice: long")
     assert (gpu.time_slice, gpu.mps) == (TimeSlice.LONG, None)
 
