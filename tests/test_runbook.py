@@ -1,5 +1,6 @@
 import ast
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 
 from nodeagent.catalogue import Words, filled, problem_words, section
 from nodeagent.claims.serving.attempts import CDI, INTERNAL, OTHER
+from nodeagent.cli.parser import parse
 from nodeagent.errors import UsageError
 from nodeagent.health.table import BY_CAUSE, Check
 from nodeagent.health.xids import default_table
@@ -18,6 +20,7 @@ from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.runbook import EntryKind, actions, runbook
+from nodeagent.settings.sources import setting_names
 from nodeagent.views.claims import ClaimPhase
 from nodeagent.views.conditions import HEALTHY, PARTITIONS_READY
 from nodeagent.views.node_state import Phase
@@ -152,6 +155,18 @@ def test_all_words_are_used() -> None:
     text = (SOURCES / "catalogue.yaml").read_text(encoding="utf-8")
     errors = re.findall(r"^  (\w+):$", text[text.index("\nerror:\n") :], re.MULTILINE)
     assert len(errors) == len(section("error"))
+
+
+def test_commands_and_settings_in_remedies_exist() -> None:
+    tables = ("gpu/nvml_codes.json", "health/check_table.json")
+    remedies = [_words(*key).remedy for key in _keys()]
+    names = {*setting_names(), "mps.enforce"}  # which only a DeviceClass has
+    groups = "|".join({name.split(".")[0] for name in names if "." in name})
+    for text in (*remedies, *(_source(table) for table in tables)):
+        for command in re.findall(r"`nodeagent ([^`]+)`", text):
+            parse(shlex.split(re.sub(r"\{[^}]*\}", "0", command)))
+        found = re.findall(rf"(?<![\w./{{])(?:{groups})\.[a-z]\w*\b(?!\.)", text)
+        assert set(found) - {"plan.yaml"} <= names
 
 
 def test_an_empty_fact_takes_its_punctuation_along() -> None:

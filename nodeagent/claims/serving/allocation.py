@@ -237,14 +237,14 @@ class _Reader:
     ) -> model.ClaimRefused:
         """The first fault in full, and how many more there are."""
         if one.source is Source.CLASS:
-            writer, where = "a DeviceClass", f"in spec.config of the DeviceClass ({model.CLASSES})"
+            writer, where = "a DeviceClass", f"spec.config of the DeviceClass ({model.CLASSES})"
         else:
             writer = "the claim"
-            where = f"in spec.devices.config of the claim or its template ({self.claim.show})"
+            where = f"spec.devices.config of the claim or its template ({self.claim.show})"
         requests = f" for {', '.join(map(quote, one.requests[:3]))}" if one.requests else ""
         more = len(error.problems) - 1
         rest = f" (and {more} more)" if more else ""
         return model.ClaimRefused(
             f"{self.claim}: configuration of {writer}{requests}: {error.message}{rest}",
-            remedy=" ".join(filter(None, (error.remedy, where))),
+            remedy="; ".join(filter(None, (error.remedy, f"it is written in {where}"))),
         )

@@ -112,7 +112,7 @@ class ClaimDaemons:
 def _where(claim: ClaimReference) -> str:
     """In which object the configuration is written."""
     return (
-        "in spec.devices.config of the claim or its template, or in its DeviceClass "
+        "it is written in spec.devices.config of the claim or its template, or in its DeviceClass "
         f"({claim.show} has it, with its source, in status.allocation.devices.config)"
     )
 
@@ -126,5 +126,5 @@ def _without_problems(
         message = ": ".join(filter(None, (str(claim), first.path, first.message)))
         if entry.user is None and (first.code, first.path) == (Code.INVALID_VALUE, entry.path):
             raise ClaimRefused.of("userOfSetting", what=message)
-        raise ClaimRefused(message, remedy=" ".join(filter(None, (first.remedy, _where(claim)))))
+        raise ClaimRefused(message, remedy="; ".join(filter(None, (first.remedy, _where(claim)))))
     return replace(found, path=str(claim))
