@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
 
 _WATCH = "plan file's watch"
-_RESTART = (
-    "`systemctl restart nodeagent`, or `kubectl -n nodeagent rollout restart daemonset/nodeagent`"
-)
+_RESTART = "`systemctl restart nodeagent`"
+_RESTART_OF_PODS = "`kubectl -n nodeagent rollout restart daemonset/nodeagent`"
 _MARGIN = 30.0  # seconds that a look at the plan file may be late
 
 
@@ -63,7 +62,9 @@ class PlanService:
     async def _watch(self, file: SettingsFile) -> None:
         """Report changed settings, which are not in force."""
         async for _ in changes(file.path):  # at once, too: it may have changed since it was read
-            message, remedy = "changed settings need a restart of the agent", _RESTART
+            message = "changed settings need a restart of the agent"
+            in_pod = self._shared.states.newest.runs_as == "pod"
+            remedy = _RESTART_OF_PODS if in_pod else _RESTART
             try:
                 if await asyncio.to_thread(file.load) == self._shared.settings:
                     continue
