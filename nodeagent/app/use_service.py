@@ -49,8 +49,8 @@ class UseService:
     async def run(self) -> None:
         try:
             for turn in count(1):
-                await asyncio.sleep(_LIST)
                 await self._settle()
+                await asyncio.sleep(_LIST)
                 if turn % _WRITE == 0:
                     await self._keep()
         finally:

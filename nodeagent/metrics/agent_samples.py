@@ -149,7 +149,7 @@ def advice_samples(
     """
     of_now = {labels for some in held for labels in some}
     changes = (one for one in advice if one.verdict in {"smaller", "larger"})
-    found = (
+    found = dict.fromkeys(  # who had shares of several sizes has several
         (a.container, a.namespace, a.workload, a.device, a.verdict, a.advised) for a in changes
     )
     for labels in islice((one for one in found if one[:4] in of_now), len(held)):

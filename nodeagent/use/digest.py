@@ -5,8 +5,7 @@ from typing import Final
 
 from nodeagent.structs import Struct, replace
 
-PodKey = tuple[str, str]
-"""Namespace and name."""
+PodKey = tuple[str, str]  # namespace and name
 
 _RANDOM: Final = "[bcdfghjklmnpqrstvwxz2456789]"  # without vowels, unlike words
 # The recording rules read names alike. First a pod-template-hash or the minute of a CronJob.

@@ -12,16 +12,19 @@ from nodeagent.use.state_file import use_file
 from tests.acceptance.metrics_rig import parsed
 from tests.agent_environment import asked
 from tests.app.agent_process import agent, write_plan
+from tests.machine_load import until
 from tests.plan.cards import card
+from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
+from tests.simulated_cluster.api_server import ApiServer
 
 GIB = 1 << 30
 INFO = "nodeagent_advice_info"
 
 
-def _record(path: Path) -> None:
+def _record(path: Path, holder: Holder) -> None:
     """Two days of a server, in which a 3g.40gb had little to do."""
     grant = Grant("3g.40gb", card("h100-80gb").name, 40 * GIB)
-    key, records = (Holder("workload", "web", "team-a", "main"), grant), Records()
+    key, records = (holder, grant), Records()
     for minute in range(2 * 1440):
         did = Measured(memory=(6 if minute % 7 else 7) * GIB, sm=10.0, engine=30.0)
         records.add(key, did, passed=60.0, active=0.3, sharing=1)
@@ -31,7 +34,7 @@ def _record(path: Path) -> None:
 
 def test_what_was_recorded_is_advised_everywhere(tmp_path: Path) -> None:
     write_plan(tmp_path, "{3g.40gb: 2}")
-    _record(tmp_path / "state/use.json")
+    _record(tmp_path / "state/use.json", Holder("workload", "web", "team-a", "main"))
     with agent(tmp_path) as process:
         # Before the agent saw its GPUs nothing is advised.
         process.until(lambda _: process.ask("/v1/advice")[1]["advice"][0]["verdict"] != "notEnough")
@@ -46,3 +49,21 @@ def test_what_was_recorded_is_advised_everywhere(tmp_path: Path) -> None:
         shown = subprocess.check_output([*command, "--namespace", "team-a"], text=True)
         assert "team-a/web (main)  3g.40gb  7 GiB" in shown
         assert json.loads(subprocess.check_output([*command, "-o", "json"])) == found
+
+
+async def test_what_an_earlier_agent_recorded_of_a_pod_is_its_workloads(tmp_path: Path) -> None:
+    _record(tmp_path / "state/use.json", Holder("pod", "worker-1", "team-a", "main"))
+
+    def workloads() -> list[str]:
+        try:
+            found = json.loads(asked(tmp_path, "/v1/advice")[1])
+        except OSError:
+            return []
+        return [one["workload"] for one in found["advice"]]
+
+    async with ApiServer() as api:
+        api.add_node(NAME)
+        api.add_pod("worker-1", namespace="team-a", node=NAME)
+        (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
+        async with AgentProcess(command("h100-80gb:1", tmp_path), tmp_path):
+            await until(lambda: workloads() == ["worker-1"])

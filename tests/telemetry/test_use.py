@@ -146,6 +146,13 @@ def test_both_generations_are_one_record(tmp_path: Path) -> None:
             agent.see(whole(user(0, "a")), seconds, read=read)
     (use,) = agent.uses.values()
     assert (use.held, use.memory and use.memory.peak) == (40.0, 4 * MIB)
+    agent.accounts.settle({("team", "a"): "b"})
+    assert agent.uses.keys() == {("b", "gpu")}
+    assert agent.accounts.workloads == {("team", "a"): "b"}
+    for seconds in (10.0, 601.0):
+        agent.see(whole(), seconds)
+    agent.accounts.settle({("team", "gone"): "x"})
+    assert agent.accounts.workloads == {}
 
 
 # --- what was measured ----------------------------------------------------------------------------
@@ -214,8 +221,9 @@ def test_what_was_never_measured_is_not_used(tmp_path: Path) -> None:
         agent.see(node)
     assert used() == (None, set())
     agent.see(node, active={WHOLE: 0.5})
-    assert used() == (5.0, {0.0, 5.0})  # of GPUs, and of slices
-    agent.see(node)
+    for _ in range(2):
+        assert used() == (5.0, {0.0, 5.0})  # of GPUs, and of slices
+        agent.see(node)
     agent.restart()
     agent.see(node)
     assert used() == (5.0, set())

@@ -193,16 +193,17 @@ def test_what_is_advised_holds_the_load_and_is_advised_no_more(
 
 
 def test_the_metric_has_changes_alone_of_what_is_held_now_and_no_more_than_devices() -> None:
-    names = ["Deployment/x", "a", "b", "c", "gone"]
+    names = ["x", "a", "b", "c", "gone"]
     small = use(H100, "3g.40gb", 7.5, 12)
     many = [replace(small, holder=replace(small.holder, name=name)) for name in names]
     most = replace(use(H100, "gpu", 5, 3), holder=replace(small.holder, name="z"))
-    found = advise([*many, most, use(H100, "1g.10gb", 1, 3)], [H100])
+    other_size = replace(many[2], granted_memory=39 * GIB)
+    found = advise([*many, most, other_size, use(H100, "1g.10gb", 1, 3)], [H100])
     assert sum(one.verdict == "keep" for one in found) == 1
-    held = [[("main", "team-a", name, "3g.40gb")] for name in ("c", "b", "Deployment/x")]
-    held[0] += [("main", "team-a", "z", "gpu"), ("main", "team-a", "Deployment/x", "1g.10gb")]
+    held = [[("main", "team-a", name, "3g.40gb")] for name in ("c", "b", "x")]
+    held[0] += [("main", "team-a", "z", "gpu"), ("main", "team-a", "x", "1g.10gb")]
     samples = list(advice_samples(found, held))
-    assert [sample.labels[2] for sample in samples] == ["z", "Deployment/x", "b"]
+    assert [sample.labels[2] for sample in samples] == ["z", "b", "c"]
     assert samples[0].labels[3:] == ("gpu", "smaller", "1g.10gb")
 
 

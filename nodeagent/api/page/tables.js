@@ -124,7 +124,7 @@ function adviceRow(one) {
   const size = one.memory === undefined ? "" : " of " + gibibytes(one.memory) + threads;
   const advised = one.advised ? ": " + one.advised + size : "";
   const frees = one.freesPart ? ", frees " + Math.round(100 * one.freesPart) + " % of a GPU" : "";
-  return { "data-key": [name, one.model, one.device].join(" "), cells: [
+  return { "data-key": [name, one.model, one.device, one.granted].join(" "), cells: [
     name, one.device + ", " + gibibytes(one.granted), durationWords(1000 * one.held),
     ADVISED[one.verdict] + advised + frees, list(one.why),
   ] };
