@@ -23,6 +23,7 @@ from nodeagent.use.digest import PodKey
 from nodeagent.use.records import Measured, Records
 from nodeagent.views.claims import Claim
 from nodeagent.views.node_state import Reading
+from nodeagent.views.shapes import MpsDaemon
 
 GRAPHICS_ACTIVE = 1001  # DCGM's field id; 0 to 1, of a GPU or an instance
 ACTIVITY_FIELDS = (GPU_UTIL, GRAPHICS_ACTIVE)
@@ -116,12 +117,13 @@ class Accounts:
         *,
         read: Mapping[Device, Reading] = MappingProxyType({}),
         claims: Iterable[Claim] = (),
+        daemons: Iterable[MpsDaemon] = (),
     ) -> None:
         """Record who has what at `now`, and its activity since the last time: the part of the time
-        in which it worked (0 to 1), where that is known. `read` is of devices, `claims` say which
-        parts of them were granted.
+        in which it worked (0 to 1), where that is known. `read` is of devices, `claims` and the
+        clients of `daemons` say which parts of them were granted.
         """
-        holds = holds_of(observed, uses, claims)
+        holds = holds_of(observed, uses, claims, daemons)
         passed = now - self._since if self._since is not None else 0.0
         self.records.grow_older(max(passed, 0.0))
         # What was just active can be idle from the next sample on.
@@ -139,6 +141,8 @@ class Accounts:
                 hold = replace(before, owners=owners)
                 worked = None if part is None else min(max(part, 0.0), 1.0) * goes_on
                 self._add(holder, hold, passed, passed * (worked or 0.0))
+                if hold.grant is None:
+                    continue
                 use, reading = uses.get(device, UNUSED), read.get(device, _UNREAD)
                 did = _measured(hold, use, reading, idle.get(str(key), 0.0))
                 whose, did = (hold.holder(self.workloads), hold.grant), did if goes_on else _NOTHING
@@ -166,8 +170,8 @@ class Accounts:
         """Who has each device now: container, namespace, workload, and the kind of device."""
         found: dict[Device, list[tuple[str, ...]]] = defaultdict(list)
         for (device, _), hold in self._holds.items():
-            of = hold.holder(self.workloads).named("")
-            found[device].append((of.container, of.namespace, of.name, hold.grant.device))
+            of, has = hold.holder(self.workloads).named(""), hold.grant.device if hold.grant else ""
+            found[device].append((of.container, of.namespace, of.name, has))
         return found.values()
 
     def samples(self) -> Iterator[AgentSample]:

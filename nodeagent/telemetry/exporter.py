@@ -95,6 +95,7 @@ class Exporter:
             active,
             read={d: found for d, found in self.readings.items() if d[0] in known},
             claims=state.claims or (),
+            daemons=state.mps,
         )
 
     def put_processes(

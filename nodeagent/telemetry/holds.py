@@ -1,22 +1,24 @@
 """Who holds which part of which device, and what was granted with it. Pure."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.observed import Gpu, GpuInstance, ObservedNode
-from nodeagent.plan.shares import MIB
+from nodeagent.plan.shares import ALL_THREADS, MIB
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
 from nodeagent.use.digest import Holder, PodKey
 from nodeagent.use.records import Grant
 from nodeagent.views.claims import Claim, ClaimShare
+from nodeagent.views.shapes import MpsDaemon
 
 
 class DeviceHold(Struct, frozen=True):
     """How much of a GPU a device is (1 for a whole one) and how many memory slices it has (0 for a
     whole GPU), each divided among those `sharing` it, so many. `owners` are those of the holder's,
-    `labels` the device's.
+    `labels` the device's; `grant` is None while the share is not known.
     """
 
     labels: tuple[str, ...]
@@ -24,7 +26,7 @@ class DeviceHold(Struct, frozen=True):
     slices: float
     sharing: int
     owners: tuple[Owner, ...]
-    grant: Grant
+    grant: Grant | None
 
     def holder(self, workloads: Mapping[PodKey, str]) -> Holder:
         """A workload, if the pod is among those of known `workloads` ("": that by its name)."""
@@ -38,10 +40,19 @@ class DeviceHold(Struct, frozen=True):
 
 
 def holds_of(
-    observed: ObservedNode, uses: Mapping[Device, DeviceUse], claims: Iterable[Claim] = ()
+    observed: ObservedNode,
+    uses: Mapping[Device, DeviceUse],
+    claims: Iterable[Claim] = (),
+    daemons: Iterable[MpsDaemon] = (),
 ) -> dict[tuple[Device, Owner], DeviceHold]:
-    """Who holds what; of `claims` are the shares of devices that were granted."""
+    """Who holds what; `claims`, and the clients of `daemons`, have shares of devices."""
     shares = _shares(claims)
+    named: dict[PodKey, dict[str, str]] = defaultdict(dict)
+    for daemon in daemons:
+        for client in daemon.clients:
+            if pod := client.pod:
+                on = dict.fromkeys((daemon.device, *daemon.devices), client.share)
+                named[pod.namespace, pod.name] |= on
     found: dict[tuple[Device, Owner], DeviceHold] = {}
     for gpu in observed.gpus:
         slots = Card.of(gpu).slots
@@ -58,7 +69,8 @@ def holds_of(
             sharing = len(holders)
             for holder, owners in holders.items():
                 share = shares.get((device, holder.namespace, holder.pod))
-                grant = _grant(gpu, instance, share)
+                names = named.get((holder.namespace, holder.pod), {})
+                grant = _grant(gpu, instance, share, names)
                 hold = DeviceHold(
                     labels, gpus / sharing, size / sharing, sharing, tuple(owners), grant
                 )
@@ -77,9 +89,11 @@ def _shares(claims: Iterable[Claim]) -> Mapping[tuple[Device, str, str], ClaimSh
     }
 
 
-def _grant(gpu: Gpu, instance: GpuInstance | None, share: ClaimShare | None) -> Grant:
-    """What a holder has: a share of a claim, else the most that a client of the device's MPS daemon
-    may have, else the whole device.
+def _grant(
+    gpu: Gpu, instance: GpuInstance | None, share: ClaimShare | None, names: Mapping[str, str]
+) -> Grant | None:
+    """What a holder has: a share of a claim or, by its name, of the device's MPS daemon, else the
+    whole device. None: the daemon has several kinds of share, and which it is, is not known.
     """
     device, memory, uuid, daemon = "gpu", gpu.memory, gpu.uuid, gpu.mps
     if instance is not None:
@@ -90,9 +104,13 @@ def _grant(gpu: Gpu, instance: GpuInstance | None, share: ClaimShare | None) -> 
     if share is not None:
         memory, threads = share.memory, share.threads
     elif daemon is not None:
-        sharing = daemon.runs.sharing
-        memory = (sharing.memory_ceiling(uuid) or 0) * MIB or memory
-        threads = sharing.thread_ceiling
+        kinds = daemon.runs.sharing.shares
+        name = names.get(uuid) if len(kinds) > 1 else kinds[0].name
+        kind = next((kind for kind in kinds if kind.name == name), None)
+        if kind is None:
+            return None
+        memory = (kind.memory_on(uuid) or 0) * MIB or memory
+        threads = kind.threads or ALL_THREADS
     else:
         return Grant(device, gpu.name, memory)
     return Grant(f"share of {device}" if instance else "share", gpu.name, memory, threads)

@@ -20,6 +20,7 @@ from nodeagent.views.shapes import Pod
 from tests.draws import draws
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 from tests.telemetry.use_rig import DAY, GAP, Agent
+from tests.views.daemons import mps_client, mps_daemon
 
 WHOLE: Device = (GPU.uuid, None)
 
@@ -243,6 +244,22 @@ def test_who_shares_a_device_has_what_its_processes_do() -> None:
     assert use.memory == Spread(5 << 30, 5 << 30, 5 << 30, 10.0)
     assert use.engine == Spread(30.0, 30.0, 30.0, 10.0)
     assert (other.held, other.memory, other.engine) == (5.0, None, None)
+
+
+def test_of_several_kinds_of_share_each_has_its_own() -> None:
+    """Until it is known whose a client is, what it does counts for no record."""
+    kinds = Share("small", 2, 8 << 10, 25.0), Share("large", 1, 40 << 10, None)
+    wanted = WantedMps(Sharing(kinds, "report"), Account(0, 0))
+    pods = [("team", "a"), ("team", "b"), ("team", "c")]
+    node = with_memory(whole(*(user(0, pod) for _, pod in pods), mps=DeviceDaemon(wanted, "Ready")))
+    shares = zip(pods, ("small", "large", ""), strict=True)
+    clients = tuple(mps_client(1, share=s, namespace=n, pod=p) for (n, p), s in shares)
+    agent = Agent()
+    for _ in range(2):
+        agent.see(node, daemons=(mps_daemon(GPU.uuid, "Ready", wanted, clients=clients),))
+    found = {use.holder.name: use for use in agent.records.kept(0.0).uses()}
+    given = {name: (use.granted_memory, use.granted_threads) for name, use in found.items()}
+    assert given == {"a": (8 << 30, 25.0), "b": (40 << 30, 100.0)}
 
 
 def test_the_share_of_a_claim_is_what_was_granted() -> None:

@@ -35,6 +35,7 @@ STEP = 1.1 * DAY / SAMPLES
 _FIELDS = (FB_USED, *ACTIVITY_FIELDS, 1002, 1005)
 _CALM = Intervals(slow=1e9, patience=60, stagger=60, deadline=60)
 _AT_ONCE = Switches(ampere_mode="whenIdle")
+_QUIET = (0.2, 0.2, 0.3, 1.0)  # most of the time
 _PERCENT = (3.0, 20.0, 45.0, 79.0, 99.0)
 
 
@@ -89,9 +90,11 @@ class Load(Struct):
     advice: Advice | None = None  # the last one
 
     @property
-    def work(self) -> float:
-        """The multiprocessors that it has at work at p95."""
-        return sorted(moment.work for moment in self.moments)[int(0.95 * (SAMPLES - 1))]
+    def at_p95(self) -> tuple[float, float]:
+        """Multiprocessors at work, and memory slices' worth of bandwidth."""
+        place = int(0.95 * (SAMPLES - 1))
+        work = sorted(moment.work for moment in self.moments)
+        return work[place], sorted(moment.traffic for moment in self.moments)[place]
 
     @property
     def next_device(self) -> Has | None:
@@ -112,15 +115,16 @@ def a_load(name: str, board: Board, has: Has, chance: random.Random) -> Load:
     moments = []
     for number in range(SAMPLES):
         burst = number == 7
-        part = 0.4 + number / SAMPLES if grows else peak * chance.choice((0.5, 0.9, 1.0))
+        once = peak * (1.0 if burst else chance.uniform(0.3, 0.7))
+        part = 0.4 + number / SAMPLES if grows else once
         moments.append(
             Moment(
                 int(part * memory * (1.0 if grows else 0.97)),
-                work * (1.0 if burst else busy * chance.uniform(0.3, 1.0)),
-                traffic * (1.0 if burst else moving * chance.uniform(0.3, 1.0)),
+                work * (1.0 if burst else busy * chance.choice(_QUIET)),
+                traffic * (1.0 if burst else moving * chance.choice(_QUIET)),
             )
         )
-    often = chance.choice((0.0, 0.0, 0.5, 0.9, 1.0)) if not has.profile or has.is_shared else 0.0
+    often = chance.choice((0.0, 0.5, 0.9)) if not has.profile or has.is_shared else 0.0
     beside = [chance.random() < often for _ in range(SAMPLES)]
     if chance.random() < 0.5:  # at night it has nothing to do, and the device alone
         moments = [m if b else replace(m, work=0.0) for m, b in zip(moments, beside, strict=True)]
@@ -129,7 +133,7 @@ def a_load(name: str, board: Board, has: Has, chance: random.Random) -> Load:
 
 def some_device(board: Board, chance: random.Random) -> Has:
     device = chance.choice(("gpu", *(profile.name for profile in board.profiles)))
-    if chance.random() > (0.3 if board.profiles else 0.7):
+    if chance.random() < 0.5:
         return Has(device)
     of = Has(device)
     part = chance.choice((0.13, 0.3, 0.5, 0.9))

@@ -1,10 +1,6 @@
 """What is advised for loads of known needs, and that it holds them."""
 
-from collections.abc import Sequence
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nodeagent.metrics.agent_samples import advice_samples
 from nodeagent.plan.observed import Gpu
@@ -17,12 +13,6 @@ from tests.plan.cards import card
 GIB = 1 << 30
 DAY = 86400.0
 H100, A100, T4 = card("h100-80gb"), card("a100-40gb"), card("t4")
-
-
-def spread(values: Sequence[float], seconds: float = DAY) -> Spread:
-    ordered = sorted(values)
-    p50, p95 = (ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.95))
-    return Spread(p50, p95, ordered[-1], seconds)
 
 
 def steady(value: float, seconds: float) -> Spread:
@@ -126,70 +116,6 @@ def test_what_is_full_is_seen_in_records(
         records.add((Holder("unit", "x"), grant), measured, passed=passed, active=1.0, sharing=1)
     [found] = records.kept(0.0).uses()
     assert words(one(A100, found)) == expected
-
-
-CARDS = [card(board) for board in ("h100-80gb", "h100-pcie", "a100-40gb", "a30", "b200", "t4")]
-Sample = tuple[float, float, float]  # bytes, percent of the multiprocessors and of the bandwidth
-
-
-@st.composite
-def loads(draw: st.DrawFn) -> tuple[Gpu, str, list[Sample], bool]:
-    """A load that runs on a device of a card, each second as parts of what that device has;
-    whether multiprocessors and bandwidth are measured, or the engine alone.
-    """
-    gpu = draw(st.sampled_from(CARDS))
-    device = draw(st.sampled_from(["gpu", *(profile.name for profile in gpu.profiles)]))
-    most = draw(st.tuples(*(st.sampled_from([3.0, 20.0, 60.0, 97.0, 100.0]) for _ in range(3))))
-    shares = draw(st.lists(st.tuples(*(st.floats(0, m) for m in most)), min_size=1, max_size=50))
-    has = size(gpu, device)[0] if gpu.profiles else gpu.memory
-    return gpu, device, [(has * m / 100, sm, d) for m, sm, d in shares], draw(st.booleans())
-
-
-def size(gpu: Gpu, device: str) -> tuple[int, int, int]:
-    """Bytes, multiprocessors and memory slices of a profile, or of all."""
-    profile = gpu.profile(device) or max(gpu.profiles, key=lambda p: p.multiprocessors)
-    return profile.memory, profile.multiprocessors, profile.placements[0].size
-
-
-def measured(gpu: Gpu, device: str, samples: list[Sample], fine: bool) -> Use:
-    memory, sm, dram = (spread(values) for values in zip(*samples, strict=True))
-    granted = size(gpu, device)[0] if gpu.profiles else gpu.memory
-    full = float(sum(value >= 0.97 * granted for value, _, _ in samples))
-    return Use(
-        *(Holder("workload", "x"), device, gpu.name, granted, None),
-        held=DAY,
-        at_limit=full,
-        memory=memory,
-        engine=sm,
-        sm=sm if fine else None,
-        dram=dram if fine else None,
-    )
-
-
-@given(loads())
-def test_what_is_advised_holds_the_load_and_is_advised_no_more(
-    load: tuple[Gpu, str, list[Sample], bool],
-) -> None:
-    gpu, device, samples, fine = load
-    advice = one(gpu, measured(*load))
-    peak = max(memory for memory, _, _ in samples)
-    p95 = spread([sm for _, sm, _ in samples]).p95 / 100
-    if advice.memory is not None:  # a share of a card that has no slices
-        assert peak <= advice.memory < gpu.memory
-        assert advice.threads is not None
-        assert advice.threads >= 100 * p95
-    elif advice.advised:
-        had, has = size(gpu, device), size(gpu, advice.advised)
-        assert peak <= has[0]
-        assert p95 * had[1] <= has[1]
-        assert (had[1:] > has[1:]) == (advice.verdict == "smaller")
-        assert advice.frees_slices == max(0, had[2] - has[2])
-        wider = had[1] / has[1], had[2] / has[2]
-        moved = [(m, min(100, sm * wider[0]), min(100, d * wider[1])) for m, sm, d in samples]
-        if advice.verdict == "smaller":
-            assert one(gpu, measured(gpu, advice.advised, moved, fine)).verdict == "keep"
-    else:
-        assert advice.verdict in {"keep", "larger"}
 
 
 def test_the_metric_has_changes_alone_of_what_is_held_now_and_no_more_than_devices() -> None:

@@ -48,9 +48,15 @@ def _judge(load: Load, board: Board, before: str | None) -> None:
         case "smaller":
             assert before in {None, "smaller"}, load
             assert not load.refused, load
-            # What was not measured is said.
-            if given and advice.why[1].endswith("%"):
-                assert load.work <= given.size(board)[1], load
+            assert given
+            _, multiprocessors, slices = given.size(board)
+            # Of a slice that is shared it is not known; what was not measured is said.
+            if advice.why[1].endswith("%") or (advice.activity and not load.has.profile):
+                assert load.at_p95[0] <= multiprocessors, load
+                fine = board.compute_capability >= (9, 0) and not any(load.beside)
+                assert not fine or load.at_p95[1] <= slices, load
+            else:
+                assert given.threads in {None, load.has.threads, 100.0}, load
         case _:
             assert advice.verdict == "keep", load
             assert not load.refused, load
