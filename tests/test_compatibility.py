@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.parser import build_parser
 from nodeagent.documents.plan import plan_schema
 from nodeagent.settings.sources import settings_schema
+from tests.claims.test_resource_slices import published
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "tests/recorded/interface.txt"
 SHAPE = "#/components/schemas/"
 INPUTS = ("plan", "settings", "values")
+VALUES = json.loads((ROOT / "manifests/helm/nodeagent/values.schema.json").read_text("utf-8"))
 CODES = ("action", "problem", "phase", "condition", "reason", "claim", "daemon", "event", "check")
 
 
@@ -35,9 +38,9 @@ def _of_schema(schema: Mapping[str, Any], path: str) -> Iterator[str]:
     kinds = schema.get("type", ())
     for kind in (kinds,) if isinstance(kinds, str) else kinds:
         yield f"{path}: {kind}"
-    if schema.get("$ref", "").startswith(SHAPE):
-        name = schema["$ref"].removeprefix(SHAPE)
-        yield from _of_schema(DESCRIPTION["components"]["schemas"][name], path)
+    if named := schema.get("$ref", ""):
+        shapes = DESCRIPTION["components"]["schemas"] if SHAPE in named else VALUES["definitions"]
+        yield from _of_schema(shapes[named.rpartition("/")[2]], path)
     for value in schema.get("enum", ()):
         yield f"{path}: {json.dumps(value)}"
     properties = schema.get("properties", {})
@@ -65,8 +68,18 @@ def _of_value(value: Any, path: str) -> Iterator[str]:
             yield f"{path}: number"
 
 
+def _of_devices() -> Iterator[str]:
+    """What CEL selectors of claims name."""
+    _, slices = published("h100-80gb")
+    for device, kind in product(slices["spec"]["devices"], ("attributes", "capacity")):
+        yield from (f"device {kind}: {name}" for name in device[kind])
+
+
 def _of_annotations() -> Iterator[str]:
-    """As recorded agents wrote them."""
+    """As recorded agents wrote them, and as the page has them."""
+    page = (ROOT / "docs/annotations.md").read_text(encoding="utf-8")
+    for name, body in re.findall(r"(?s)## Annotation (\S+)\n\n[^#]*?```json\n(.*?)```", page):
+        yield from _of_value(json.loads(body), name)
     for golden in sorted((ROOT / "tests/goldens/recorded/agents").glob("*.txt")):
         text = golden.read_text(encoding="utf-8")
         for name, body in re.findall(r"(?m)^  (nodeagent\.io/\w+):\n((?:    .*\n)+)", text):
@@ -93,8 +106,7 @@ def _of_state_files() -> Iterator[str]:
 
 def interface() -> list[str]:
     """All facts, in order."""
-    values = (ROOT / "manifests/helm/nodeagent/values.schema.json").read_text(encoding="utf-8")
-    inputs = (plan_schema(), settings_schema(), json.loads(values))
+    inputs = (plan_schema(), settings_schema(), VALUES)
     facts = {fact for name, s in zip(INPUTS, inputs, strict=True) for fact in _of_schema(s, name)}
     for path, methods in DESCRIPTION["paths"].items():
         for method, operation in methods.items():
@@ -102,7 +114,7 @@ def interface() -> list[str]:
                 facts.add(f"api {method} {path}: {code}")
                 for content in answer.get("content", {}).values():
                     facts |= set(_of_schema(content["schema"], f"api {path}"))
-    facts |= {*_of_annotations(), *_of_metrics(), *_of_state_files()}
+    facts |= {*_of_annotations(), *_of_devices(), *_of_metrics(), *_of_state_files()}
     for parser in build_parser().with_subcommands():
         if not parser.prog.startswith("nodeagent simulate"):
             options = (option for action in parser.actions for option in action.option_strings)
