@@ -146,7 +146,6 @@ class ClusterHooks(ChangeHooks):
 
         Call it when `run` has ended and no round will come.
         """
-        self._evictor.forget()
         await self._restore.shut_down(within=within)
 
 

@@ -127,9 +127,8 @@ class Restore:
 
     async def shut_down(self, *, within: float) -> None:
         """Put back at once what can be in so many seconds; nothing is awaited any more."""
-        self._working = self._devices_changed = self.holds_cordon = False
+        self._working = self.holds_cordon = False
         self._last_round = None
-        self._allocatable.forget()
         try:
             async with asyncio.timeout(within):
                 await self._put_back()

@@ -130,8 +130,15 @@ async def test_no_pod_is_evicted_in_vain(server: ApiServer, tmp_path: Path) -> N
         server.add_pod("manager", node=rig.NODE, labels={"app": "nvidia-mig-manager"})
         settle(it, held("a"))
         await until(lambda: it.codes() == [Code.OWNED])
+        evaluation, observed = rig.judged([held("a")], EVICT)
+        todo = rig.todo_of(evaluation)
+        assert await it.around.objections(evaluation, todo, observed)
+        settle(it, held("a"))
+        await until(lambda: it.codes() == [])  # rounds say it now
         assert evicted(server) == []
         server.delete_pod("manager")
+        assert await it.around.objections(evaluation, todo, observed) == ()
+        settle(it, held("a"))
         await until(lambda: evicted(server) == ["a"])
 
 

@@ -11,6 +11,7 @@ from nodeagent.cluster.drain.other_managers import (
     MIG_MANAGER_LABEL,
     NOS_LABEL,
     OtherManager,
+    other_allocator,
     other_managers,
     owned_by_others,
 )
@@ -292,6 +293,22 @@ async def test_on_a_node_as_planned_it_is_reported_once(server: ApiServer, tmp_p
         assert "mig-manager" in it.reported[0][1]
         assert it.around.problems == ()
         assert asked(server).count("GET /api/v1/pods") == 1
+
+
+@pytest.mark.parametrize(
+    ("drivers", "allocatable", "expected"),
+    [
+        ((), {"cpu": "8", "nvidia.com/gpu": "0"}, ""),
+        (("gpu.nodeagent.io",), {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "2"}, "1g.5gb: 2"),
+        (("gpu.nvidia.com",), {}, "ResourceSlices of gpu.nvidia.com"),
+    ],
+)
+def test_what_else_hands_out_gpus(
+    drivers: tuple[str, ...], allocatable: dict[str, str], expected: str
+) -> None:
+    found = other_allocator(drivers, allocatable)
+    assert expected in found
+    assert bool(expected) == bool(found)
 
 
 async def test_a_silent_server_is_not_waited_for(server: ApiServer, tmp_path: Path) -> None:
