@@ -126,7 +126,7 @@ def a_load(name: str, board: Board, has: Has, chance: random.Random) -> Load:
         )
     often = chance.choice((0.0, 0.5, 0.9)) if not has.profile or has.is_shared else 0.0
     beside = [chance.random() < often for _ in range(SAMPLES)]
-    if chance.random() < 0.5:  # at night it has nothing to do, and the device alone
+    if often and chance.random() < 0.5:  # at night it has nothing to do, and the device alone
         moments = [m if b else replace(m, work=0.0) for m, b in zip(moments, beside, strict=True)]
     return Load(name, moments, beside, has, chance.choice((1.0, 1.5)))
 
