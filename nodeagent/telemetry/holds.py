@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.layouts import Card
@@ -13,6 +14,8 @@ from nodeagent.use.digest import Holder, PodKey
 from nodeagent.use.records import Grant
 from nodeagent.views.claims import Claim, ClaimShare
 from nodeagent.views.shapes import MpsDaemon
+
+_LONGEST: Final = 255  # characters of the containers' names: a pod may have any number of these
 
 
 class DeviceHold(Struct, frozen=True):
@@ -33,7 +36,7 @@ class DeviceHold(Struct, frozen=True):
         one = self.owners[0]
         if one.pod:
             containers = ",".join(dict.fromkeys(o.container for o in self.owners if o.container))
-            pod = Holder("pod", one.pod, one.namespace, containers)
+            pod = Holder("pod", one.pod, one.namespace, containers[:_LONGEST])
             return pod.named(workloads[pod.pod]) if pod.pod in workloads else pod
         kind = "unit" if one.unit else "user" if one.user else "container"
         return Holder(kind, getattr(one, kind))

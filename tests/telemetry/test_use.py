@@ -300,6 +300,9 @@ def test_two_containers_of_a_pod_are_one_holder() -> None:
     (use,) = agent.records.kept(0.0).uses()
     assert use.holder == Holder("workload", "a", "team", "main,side")
     assert use.held == 20.0
+    agent.see(whole(*(user(0, "b", container=f"container-{number}") for number in range(999))))
+    agent.see(whole())
+    assert len(agent.uses["b", "gpu"].holder.container) == 255
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.selection import default_selection
 from nodeagent.simulation import simulated
+from nodeagent.structs import replace
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.sampler import Intervals, Sampler
-from nodeagent.use.advice import Advice, advise
+from nodeagent.use.advice import advise
 from nodeagent.use.digest import Holder
 from nodeagent.use.records import MOST, Grant, Measured, Records
 from nodeagent.use.state_file import use_file
@@ -21,6 +22,7 @@ from nodeagent.views.node_state import NodeState
 from tests.plan.cards import Multiset
 from tests.rig import open_driver
 from tests.use.full_node import GIB, NODES, full_accounts
+from tests.use.test_advice import H100, one, use
 
 GRANT = Grant("1g.10gb", "NVIDIA H100 80GB HBM3", 10 * GIB)
 
@@ -103,24 +105,10 @@ async def _pages(boards: str, layout: Multiset, pods: int, passed: int) -> list[
                 exporter.take(await sampler.round())
     pages = [exporter.scrape(False).decode()]
     device = layout[0][0] if layout else "gpu"
-    exporter.put_advice(tuple(_less(f"inference-{n}", device) for n in range(1, passed + 1)))
+    less = replace(one(H100, use(H100, "3g.40gb", 3, 3)), device=device)
+    names = (f"inference-{number}" for number in range(1, passed + 1))
+    exporter.put_advice(tuple(replace(less, workload=name) for name in names))
     return [*pages, exporter.scrape(False).decode()]
-
-
-def _less(workload: str, device: str) -> Advice:
-    return Advice(
-        namespace="team-a",
-        workload=workload,
-        container="main",
-        model="",
-        device=device,
-        verdict="smaller",
-        advised="1g.10gb",
-        why=(),
-        held=1.0,
-        used=1.0,
-        granted=1,
-    )
 
 
 @pytest.mark.parametrize(
