@@ -127,14 +127,11 @@ def require_own(program: str, path: str | None) -> None:
         return
     for place in _way_to(Path(found).absolute()):
         status = place.lstat()
-        owner, writers = status.st_uid, status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if status.st_gid in (0, os.getegid()):
-            writers &= ~stat.S_IWGRP
-        kept = stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX
-        why = ""
+        owner, mode, why = status.st_uid, status.st_mode, ""
+        group = 0 if status.st_gid in (0, os.getegid()) else stat.S_IWGRP
         if owner not in (0, os.geteuid()):
             why = f"{place} belongs to user {owner}, who could replace it: `chown root {place}`"
-        elif writers and not kept:
+        elif mode & (stat.S_IWOTH | group) and not (stat.S_ISLNK(mode) or mode & stat.S_ISVTX):
             why = f"other users may write {place}, and replace it: `chmod go-w {place}`"
         if why:
             raise PermissionError(errno.EPERM, why)

@@ -73,9 +73,8 @@ def own_programs_findings(programs: Mapping[str, Sequence[str]]) -> Iterator[Pre
     for setting, (program, *_) in programs.items():
         try:
             require_own(program, None)
-        except OSError as refused:
-            why = NodeagentError.of("notOwn", program=program, why=refused.strerror)
-            yield error(setting, why)
+        except OSError as found:
+            yield error(setting, NodeagentError.of("notOwn", program=program, why=found.strerror))
 
 
 def nvidia_smi_findings(

@@ -79,7 +79,7 @@ class ClaimCalls:
         return await self._call(Operation.PREPARE, claim)
 
     async def release(self, claim: ClaimName) -> None:
-        """Returns when nothing of the claim is left. Otherwise as `prepare`."""
+        """Returns when nothing of it is left, but on lost GPUs. Otherwise as `prepare`."""
         await self._call(Operation.RELEASE, claim)
 
     async def close(self) -> None:
