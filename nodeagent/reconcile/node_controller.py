@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from nodeagent.errors import GpuInUse, NodeagentError, StillInUse
+from nodeagent.errors import DriverError, GpuInUse, NodeagentError, StillInUse
 from nodeagent.plan.observed import (
     Access,
     ComputeInstance,
@@ -293,9 +294,12 @@ class NodeController(NodeReader):
         daemon = self._daemon_of(step.device)
         served = daemon.runs.devices if daemon else ()
         for uuid in served or (step.gpu,):
-            if uuid != step.gpu and self.seen and self.seen.has_lost(uuid):
+            lost = uuid != step.gpu and self.seen is not None and self.seen.has_lost(uuid)
+            with suppress(DriverError) if lost else nullcontext():  # it may be back
+                gpu = await self.observe_gpu(uuid)
+                lost = lost and gpu.access is not Access.OK
+            if lost:
                 continue  # nothing works on it any more
-            gpu = await self.observe_gpu(uuid)
             if gpu.access is not Access.OK:
                 why, mend = gpu.access_reason, silent_remedy(gpu)
                 raise GpuInUse.of("mpsUsersUnknown", device=step.device, why=why, mend=mend)

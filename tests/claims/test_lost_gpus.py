@@ -116,3 +116,17 @@ async def test_a_gpu_of_a_daemon(
                 lost.state.failure = 0
             await unresolved(claims, home, rig)
             assert (home.records(), modes(node)) == ([f"{UIDS[2]}.json"], [DEFAULT] * 2)
+
+
+async def test_a_gpu_that_is_back_and_used(machine: NodeRig, home: Home) -> None:
+    """It was lost when it was looked at last."""
+    with simulated("l40s:2", state=machine.state) as node:
+        async with agent(home, machine, share="memory") as (claims, rig, _):
+            await claims.prepare(*share(home, rig, 0, 0, 1))
+            node.lose(0)
+            await rig.round()
+            with node.changes():
+                node.card(0).state.failure = 0
+            pid = node.occupy("0").pid
+            with pytest.raises(StillInUse, match=f"{pid}"):
+                await claims.release(UIDS[0])
