@@ -14,6 +14,7 @@ from nodeagent.errors import NodeagentError, Transient
 from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
 from nodeagent.plan.shares import TimeSlice, WantedMps
+from nodeagent.plan.users import PodName
 
 # The uids that may become part of a file's name or of a CDI device's.
 UID: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,63}")
@@ -260,8 +261,12 @@ class Allocated:
     key: tuple[str, str, str]  # as `Result.key`
     container: str = ""
 
+    @property
+    def in_pod(self) -> PodName:
+        return PodName(self.namespace, self.pod)
+
     def __str__(self) -> str:
-        return f"pod {self.namespace}/{self.pod}"
+        return f"pod {self.in_pod}"
 
 
 class FileState(StrEnum):

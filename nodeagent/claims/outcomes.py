@@ -10,8 +10,7 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import GpuOutcome, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import in_use_remedy
-from nodeagent.plan.users import Usage, as_used
-from nodeagent.structs import replace
+from nodeagent.plan.users import PodName, Usage, as_used
 from nodeagent.views.mps import unready_daemons
 
 
@@ -72,13 +71,11 @@ def require_ready(outcome: GpuOutcome, record: ClaimRecord) -> None:
 # --- who uses what outlives it --------------------------------------------------------------------
 
 
-def require_lasting_unused(
-    record: ClaimRecord, gpu: Gpu, other_pods: Collection[tuple[str, str]]
-) -> None:
+def require_lasting_unused(record: ClaimRecord, gpu: Gpu, other_pods: Collection[PodName]) -> None:
     """Raise StillInUse for the users of a claim's device that is there after its release, too: one
     of a plan, the GPU as a whole, or what others may have shares of.
 
-    On a device of which it has a share, a process in one of the `other_pods` (namespace and name)
+    On a device of which it has a share, a process in one of the `other_pods`
     is not the claim's; any other may be.
     """
     for device in record.devices:
@@ -87,7 +84,7 @@ def require_lasting_unused(
             continue
         usage = usage_of(device, gpu)
         if device.shared:
-            usage = usage_without(usage, other_pods)
+            usage = usage.without(pods=other_pods)
         if usage.in_use:
             name = f"{device.result.device} of " if device.placement else ""
             what = f"{record.title} is not released: {name}{gpu.title} is in use by {usage}"
@@ -110,9 +107,3 @@ def usage_of(device: ClaimedDevice, gpu: Gpu) -> Usage:
             for compute in instance.compute:
                 usage = usage.together(compute.usage)
     return usage
-
-
-def usage_without(usage: Usage, pods: Collection[tuple[str, str]]) -> Usage:
-    """Drop the processes in these pods, by namespace and name."""
-    rest = (user for user in usage.processes if (user.namespace, user.pod) not in pods)
-    return replace(usage, processes=tuple(rest))

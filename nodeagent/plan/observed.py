@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import reduce
 from operator import or_
+from typing import TypeVar
 
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice, WantedMps
@@ -329,6 +330,9 @@ class Gpu(Struct, frozen=True):
     def idle(self) -> bool:
         """Proven to have no user at all, inside instances or outside."""
         return self.access is Access.OK and not any(usage.in_use for usage in self.usages)
+
+
+Place = TypeVar("Place", Gpu, ComputeInstance)  # what has users and a daemon
 
 
 class ObservedNode(Struct, frozen=True):

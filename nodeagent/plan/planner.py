@@ -16,7 +16,6 @@ For every cut of the steps, planning again from what is then observed leads to t
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
 
 from nodeagent.plan.desired import (
     DesiredGpu,
@@ -30,7 +29,7 @@ from nodeagent.plan.desired import (
 )
 from nodeagent.plan.mig import mig_steps, reset_required, unhealthy_slices
 from nodeagent.plan.mps import concerns_sharing, with_sharing
-from nodeagent.plan.observed import Access, ComputeInstance, DeviceDaemon, Gpu, ObservedNode
+from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, ObservedNode, Place
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.problems import Code, PlanRefused, Problem
 from nodeagent.plan.remedies import silent_remedy
@@ -40,8 +39,6 @@ from nodeagent.plan.users import IDLE, as_used
 from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()
-_Place = TypeVar("_Place", Gpu, ComputeInstance)
-
 _BROKEN = frozenset({Code.GPU_LOST, Code.GPU_UNKNOWN, Code.GPU_UNHEALTHY})
 # What no waiting changes; any other refusal is one of the moment.
 _UNSATISFIABLE = frozenset({Code.NOT_MIG_CAPABLE, Code.UNKNOWN_PROFILE, Code.DOES_NOT_FIT})
@@ -138,7 +135,7 @@ def once_free(blocked: GpuPlan, policy: Policy = _DEFAULT_POLICY) -> GpuPlan | N
 
 def _freed(gpu: Gpu, uuids: Collection[str]) -> Gpu:
 
-    def free(device: _Place) -> _Place:
+    def free(device: Place) -> Place:
         if device.uuid not in uuids:
             return device
         daemon = device.mps and replace(device.mps, clients=IDLE)

@@ -1,7 +1,7 @@
 """The closed list of things the agent can do to a GPU, each with the reason why."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar, assert_never
+from typing import assert_never
 
 from nodeagent.plan import observed
 from nodeagent.plan.names import device_name
@@ -146,7 +146,6 @@ Step = GpuStep | StopMps | StartMps
 # has become is always read back.
 
 _Compute = tuple[observed.ComputeInstance, ...]
-_Device = TypeVar("_Device", observed.Gpu, observed.ComputeInstance)
 
 
 def after(gpu: observed.Gpu, steps: Iterable[Step]) -> observed.Gpu:
@@ -239,12 +238,13 @@ def _is_meant(
     return kind and not device.uuid and device.mps is None
 
 
-def _with_sharing(device: _Device, step: StopMps | StartMps | SetComputeMode) -> _Device:
+def _with_sharing(
+    device: observed.Place, step: StopMps | StartMps | SetComputeMode
+) -> observed.Place:
     match step:
         case StopMps():
             servers = device.mps.servers if device.mps else ()
-            left = tuple(u for u in device.usage.processes if u.pid not in servers)
-            return replace(device, mps=None, usage=replace(device.usage, processes=left))
+            return replace(device, mps=None, usage=device.usage.without(servers))
         case StartMps(wanted=wanted):
             daemon = device.mps or observed.DeviceDaemon(wanted, "Starting")
             return replace(device, mps=replace(daemon, runs=wanted))

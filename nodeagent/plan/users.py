@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodeagent.structs import Struct, replace
 
 if TYPE_CHECKING:
     from nodeagent.plan.observed import DeviceDaemon, Gpu
+
+
+class PodName(NamedTuple):
+    """A pod as people name it; another one may have had the same name before."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 class User(Struct, frozen=True, order=True):
@@ -27,13 +37,18 @@ class User(Struct, frozen=True, order=True):
     uid: int | None = None
     script: str = ""
 
+    @property
+    def in_pod(self) -> PodName | None:
+        """Its pod; None for one outside any pod."""
+        return PodName(self.namespace, self.pod) if self.pod else None
+
     def __str__(self) -> str:
         allocated = "an allocation" if self.source == "kubelet" else self.source
         who = f"pid {self.pid}" if self.pid else allocated
         if self.command:
             who += f" ({self.command} {self.script})" if self.script else f" ({self.command})"
         if self.pod:
-            who += f" of pod {self.namespace}/{self.pod}"
+            who += f" of pod {self.in_pod}"
         return who
 
 
@@ -57,6 +72,11 @@ class Usage(Struct, frozen=True):
             known=self.known and other.known,
             reason="; ".join(dict.fromkeys(filter(None, (self.reason, other.reason)))),
         )
+
+    def without(self, pids: Collection[int] = (), *, pods: Collection[PodName] = ()) -> Usage:
+        """The users but for processes with these pids, and what is in these pods."""
+        left = (u for u in self.processes if u.pid not in pids and u.in_pod not in pods)
+        return replace(self, processes=tuple(left))
 
     def __str__(self) -> str:
         if not self.known:
@@ -101,12 +121,12 @@ def outside_mps(usage: Usage) -> Usage:
 
 
 def _used(usage: Usage, daemon: DeviceDaemon | None, not_here: Collection[int]) -> Usage:
-    processes = tuple(user for user in usage.processes if user.pid not in not_here)
+    usage = usage.without(not_here)
     if daemon is None:
-        return replace(usage, processes=processes)
+        return usage
     clients = {user.pid for user in daemon.clients.processes if user.pid}
-    named = {user.pid for user in processes if user.pid}
-    here = tuple(_client(u) if u.pid in clients else u for u in processes)
+    named = {user.pid for user in usage.processes if user.pid}
+    here = tuple(_client(u) if u.pid in clients else u for u in usage.processes)
     elsewhere = tuple(_client(u) for u in daemon.clients.processes if u.pid not in named)
     return replace(usage, processes=here).together(replace(daemon.clients, processes=elsewhere))
 

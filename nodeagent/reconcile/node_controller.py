@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Protocol, Self
 from nodeagent.errors import DriverError, GpuInUse, NodeagentError, StillInUse
 from nodeagent.plan.observed import (
     Access,
-    ComputeInstance,
     DeviceDaemon,
     Gpu,
-    GpuInstance,
     ObservedNode,
+    Place,
     Placement,
 )
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.remedies import in_use_remedy, silent_remedy
 from nodeagent.plan.shares import ComputeMode
 from nodeagent.plan.steps import Destruction, SetComputeMode, StartMps, Step, StopMps
-from nodeagent.plan.users import Usage, as_used, outside_mps
+from nodeagent.plan.users import as_used, outside_mps
 from nodeagent.structs import replace
 
 if TYPE_CHECKING:  # who only reads imports no more of MPS than that takes
@@ -120,21 +119,15 @@ class NodeReader:
         )
 
     def _completed(self, gpu: Gpu) -> Gpu:
-        def device_with(_: GpuInstance, device: ComputeInstance) -> ComputeInstance:
-            daemon = self._daemon_of(device.uuid)
-            return replace(device, mps=daemon, usage=_users(device.usage, daemon))
+        return self._served(gpu).with_mig_devices(lambda _, device: self._served(device))
 
-        daemon = self._daemon_of(gpu.uuid)
-        gpu = replace(gpu, mps=daemon, usage=_users(gpu.usage, daemon))
-        return gpu.with_mig_devices(device_with)
-
-
-def _users(usage: Usage, daemon: DeviceDaemon | None) -> Usage:
-    """Drop the daemon's own server: it ends with the daemon and does no work of its own."""
-    if daemon is None:
-        return usage
-    left = tuple(user for user in usage.processes if user.pid not in daemon.servers)
-    return replace(usage, processes=left)
+    def _served(self, device: Place) -> Place:
+        """The device with its daemon, and without the daemon's own server: it ends with the daemon
+        and does no work of its own.
+        """
+        daemon = self._daemon_of(device.uuid)
+        servers = daemon.servers if daemon else ()
+        return replace(device, mps=daemon, usage=device.usage.without(servers))
 
 
 class HealthWatch(Protocol):

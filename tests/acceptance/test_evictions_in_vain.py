@@ -3,13 +3,14 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from nodeagent.cluster.kubelet.allocations import ByUuid, Holding, PodName
+from nodeagent.cluster.kubelet.allocations import ByUuid, Holding
 from nodeagent.cluster.kubelet.device_users import Allocations, with_allocations
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UsageReading, UsageSource
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.problems import Code
 from nodeagent.plan.steps import CreateGpuInstance
+from nodeagent.plan.users import PodName
 from nodeagent.simulation import SimulatedNode
 from nodeagent.views.node_state import Phase
 from tests.acceptance.cluster_rig import NODE, Member

@@ -23,7 +23,7 @@ from nodeagent.plan.observed import DeviceDaemon, Gpu
 from nodeagent.plan.plan import GpuOutcome, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import PodName, Usage, User
 from nodeagent.structs import replace
 from tests.claims.machine import no_daemons
 from tests.claims.samples import GPU, mig_device, mig_result, record, share_of_gpu
@@ -246,7 +246,7 @@ def test_users_of_a_share() -> None:
     """
     theirs, mine = (User(5, "train", "mps", namespace="team", pod=pod) for pod in ("its", "own"))
     stray = User(7, "train")
-    others = {("team", "its")}
+    others = {PodName("team", "its")}
     require_lasting_unused(ONE, replace(BARE, usage=Usage((theirs,))), others)
     for user in (mine, stray):
         with pytest.raises(StillInUse) as used:

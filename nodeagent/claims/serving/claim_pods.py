@@ -10,6 +10,7 @@ from typing import Final
 
 from nodeagent.claims.model import Allocated, ClaimRecord
 from nodeagent.claims.serving.claim_object import ClaimObject
+from nodeagent.plan.users import PodName
 from nodeagent.views.shapes import Pod
 
 ClaimKey = tuple[str, str]  # namespace and name
@@ -62,10 +63,10 @@ class ClaimPods:
         _, claim = self._read.get(key, (0.0, None))
         return [_pod(key[0], name, set()) for name, _ in claim.pods] if claim else []
 
-    def names(self, *records: ClaimRecord) -> frozenset[tuple[str, str]]:
-        """Namespaces and names of the pods that have any of these claims."""
+    def names(self, *records: ClaimRecord) -> frozenset[PodName]:
+        """The pods that have any of these claims."""
         keys = ((record.namespace, record.name) for record in records)
-        return frozenset((pod.namespace, pod.name) for key in keys for pod in self.of(key))
+        return frozenset(PodName(pod.namespace, pod.name) for key in keys for pod in self.of(key))
 
 
 def _pod(namespace: str, name: str, containers: set[str]) -> Pod:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
 from nodeagent.claims import model
-from nodeagent.claims.outcomes import usage_of, usage_without
+from nodeagent.claims.outcomes import usage_of
 from nodeagent.claims.parts import daemon_of, daemon_of_part, instance_of
 from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode, Placement
@@ -257,14 +257,13 @@ class _Claim:
         holders = {one for one in counted if one.key in keys}
         if holders:
             return ", ".join(sorted({str(one) for one in holders}))
-        own_pods = {(one.namespace, one.pod) for one in own}
-        other_pods = {(one.namespace, one.pod) for one in others} - own_pods
+        other_pods = {one.in_pod for one in others} - {one.in_pod for one in own}
         for found in self.found:
             if found.device.result.admin_access or not found.is_there or found.gpu is None:
                 continue
             usage = usage_of(found.device, found.gpu)
             if found.device.shared:
-                usage = usage_without(usage, other_pods)
+                usage = usage.without(pods=other_pods)
             if usage.in_use:
                 return str(usage)
         return ""

@@ -8,17 +8,15 @@ the planner still finds the plan blocked.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from nodeagent.cluster.drain.pods import Pod
-from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, WhenInUse
-from nodeagent.plan.observed import ComputeInstance, Gpu, users_of
+from nodeagent.plan.observed import Gpu, Place, users_of
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict
 from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import PodName
 from nodeagent.structs import replace
 
 _READY = (Verdict.IN_SYNC, Verdict.APPLICABLE)
@@ -83,7 +81,7 @@ def _for_gpu(
     gpu: Gpu, wanted: DesiredGpu, policy: Policy, known: Mapping[PodName, Pod]
 ) -> list[PodName] | Problem:
     users = (user for device in gpu.devices() for user in users_of(device))
-    pods = sorted({pod for user in users if (pod := pod_of_user(user))})
+    pods = sorted({pod for user in users if (pod := user.in_pod)})
     going = {pod for pod in pods if _can_go(known.get(pod))}
     rest = plan_gpu(wanted, _without(gpu, going), policy)
     # Evictions would leave the mode pending only, and the pods come back before a reset.
@@ -128,32 +126,16 @@ def _reason(gpu: Gpu, pod: PodName) -> str:
     devices = [
         f"{device.profile} at slice {instance.placement.start}"
         for instance, device in gpu.mig_devices()
-        if any(pod_of_user(user) == pod for user in users_of(device))
+        if any(user.in_pod == pod for user in users_of(device))
     ]
     where = f"{', '.join(devices)} of GPU {gpu.index}" if devices else f"GPU {gpu.index}"
     return f"it uses {where}, which has to change by the plan"
-
-
-# --- the users of a GPU ---------------------------------------------------------------------------
-
-
-def pod_of_user(user: User) -> PodName | None:
-    """The pod of a process or of an allocation; None for one outside any pod."""
-    return PodName(user.namespace, user.pod) if user.pod else None
 
 
 def _without(gpu: Gpu, pods: Collection[PodName]) -> Gpu:
     return _device_without(gpu, pods).with_mig_devices(lambda _, c: _device_without(c, pods))
 
 
-_Place = TypeVar("_Place", Gpu, ComputeInstance)
-
-
-def _device_without(device: _Place, pods: Collection[PodName]) -> _Place:
-    mps = device.mps and replace(device.mps, clients=_usage(device.mps.clients, pods))
-    return replace(device, usage=_usage(device.usage, pods), mps=mps)
-
-
-def _usage(usage: Usage, pods: Collection[PodName]) -> Usage:
-    left = tuple(user for user in usage.processes if pod_of_user(user) not in pods)
-    return replace(usage, processes=left)
+def _device_without(device: Place, pods: Collection[PodName]) -> Place:
+    mps = device.mps and replace(device.mps, clients=device.mps.clients.without(pods=pods))
+    return replace(device, usage=device.usage.without(pods=pods), mps=mps)

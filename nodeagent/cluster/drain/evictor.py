@@ -15,10 +15,10 @@ from nodeagent.cluster.drain.changes import cordoning
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
 from nodeagent.cluster.drain.node import DrainedNode, api_problem
 from nodeagent.cluster.drain.restore import Restore
-from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.pacing import Backoff
 from nodeagent.plan.plan import NodePlan, Policy
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.plan.users import PodName
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace

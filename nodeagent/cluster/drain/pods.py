@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from msgspec.json import Decoder
 
-from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.plan.users import PodName
 from nodeagent.structs import Struct, read_in_threads
 
 _MIRROR: Final = "kubernetes.io/config.mirror"

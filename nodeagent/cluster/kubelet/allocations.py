@@ -9,18 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nodeagent.claims.names import NVIDIA_DRIVER, WHOLE_GPU
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class PodName:
-    """A pod as the kubelet names it here; it does not report the pod's uid."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
+from nodeagent.plan.users import PodName
 
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE: Final = re.compile(rf"(?:GPU|MIG)-{_UUID}(?![0-9a-f])", re.ASCII | re.IGNORECASE)

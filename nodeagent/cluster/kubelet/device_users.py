@@ -18,7 +18,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.gpu import users
 from nodeagent.gpu.users import GpuRef, MigDeviceRef, UnknownUsers, UsageReading, UsageSource
 from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import PodName, Usage, User
 from nodeagent.structs import replace
 
 if TYPE_CHECKING:
@@ -249,9 +249,8 @@ def _joined(usage: Usage, holders: Usage, pods: PodsByPid) -> Usage:
     # Only a process whose cgroup proves its pod stands for the pod's allocation. One that was
     # named because the pod alone holds the device may be another's, an MPS server say, and would
     # take the allocation along when it is left out.
-    shown = {(user.namespace, user.pod) for user in processes if _is_proven(user, pods)}
-    rest = tuple(user for user in holders.processes if (user.namespace, user.pod) not in shown)
-    return replace(usage, processes=processes).together(replace(holders, processes=rest))
+    shown = {user.in_pod for user in processes if user.in_pod and _is_proven(user, pods)}
+    return replace(usage, processes=processes).together(holders.without(pods=shown))
 
 
 def _is_proven(user: User, pods: PodsByPid) -> bool:
@@ -268,20 +267,17 @@ def _named(user: User, holders: Sequence[User], pods: PodsByPid) -> User:
         if found is None:
             return user  # a process of the machine's own
         if found.name is not None:
-            pod = (found.name.namespace, found.name.name)
-            return _of_pod(user, pod, found.container or _container(pod, holders))
-    holding = {(holder.namespace, holder.pod) for holder in holders}
-    if len(holding) != 1:
-        return user
-    pod = holding.pop()
-    return _of_pod(user, pod, _container(pod, holders))
+            return _of_pod(user, found.name, found.container or _container(found.name, holders))
+    holding = {holder.in_pod for holder in holders}
+    pod = holding.pop() if len(holding) == 1 else None
+    return _of_pod(user, pod, _container(pod, holders)) if pod else user
 
 
-def _of_pod(user: User, pod: tuple[str, str], container: str) -> User:
-    return replace(user, namespace=pod[0], pod=pod[1], container=container)
+def _of_pod(user: User, pod: PodName, container: str) -> User:
+    return replace(user, namespace=pod.namespace, pod=pod.name, container=container)
 
 
-def _container(pod: tuple[str, str], holders: Sequence[User]) -> str:
+def _container(pod: PodName, holders: Sequence[User]) -> str:
     """The pod's container that holds the device, if it is one."""
-    found = {holder.container for holder in holders if (holder.namespace, holder.pod) == pod}
+    found = {holder.container for holder in holders if holder.in_pod == pod}
     return found.pop() if len(found) == 1 else ""

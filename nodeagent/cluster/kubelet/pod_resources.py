@@ -26,7 +26,6 @@ from nodeagent.claims.names import is_own
 from nodeagent.cluster.kubelet.allocations import (
     DeviceId,
     Holding,
-    PodName,
     read_claimed_device,
     read_device_id,
     read_own_device,
@@ -34,6 +33,7 @@ from nodeagent.cluster.kubelet.allocations import (
 from nodeagent.cluster.kubelet.generated import podresources_pb2
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import Signature
+from nodeagent.plan.users import PodName
 from nodeagent.text import listed
 
 MAX_PATH: Final = 107  # bytes that a Unix socket's address holds

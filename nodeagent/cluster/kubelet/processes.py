@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from nodeagent.cluster.kubelet.allocations import PodName
+from nodeagent.plan.users import PodName
 from nodeagent.processes import Process, cgroup_of, inspect, sees_all_processes
 
 # systemd's slices have `_` where the uid has `-`; a static pod's uid is a hash without either.

@@ -4,13 +4,12 @@ import pytest
 
 from nodeagent.cluster.drain.eviction import Evictions, asks_for_eviction, evictions
 from nodeagent.cluster.drain.pods import Pod
-from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, MigDisabled, WhenInUse
 from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, HealthLimits, MigMode, ObservedNode
 from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import PodName, Usage, User
 from nodeagent.structs import replace
 from tests.cluster.drain.rig import used
 from tests.plan.cards import NOT_KNOWN, card, wanted, with_instances

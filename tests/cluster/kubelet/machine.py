@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.cluster.kubelet.processes import ProcessPods
+from nodeagent.plan.users import PodName
 
 
 class Machine:

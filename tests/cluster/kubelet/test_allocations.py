@@ -5,7 +5,7 @@ from nodeagent.cluster.kubelet.device_users import Allocations, PodsByPid, with_
 from nodeagent.cluster.kubelet.processes import ProcessPod
 from nodeagent.gpu.users import GpuRef, MigDeviceRef
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import PodName, Usage, User
 
 ID = "1b2c3d4e-0000-5111-8222-333344445555"
 DRA = "gpu.nvidia.com"
@@ -57,13 +57,13 @@ def test_devices_of_claims() -> None:
 
 UUID_START = "1b2c3d4e-0000-5111-8222-33334444555"
 GPU, MIG, OTHER = f"GPU-{UUID_START}0", f"MIG-{UUID_START}1", f"MIG-{UUID_START}2"
-POD = allocations.PodName("team", "trainer")
+POD = PodName("team", "trainer")
 ALLOCATED = User(0, source="kubelet", namespace="team", pod="trainer", container="main")
 DEVICE = MigDeviceRef(GPU, 3, 5, 0, MIG, Placement(4, 2))
 WHOLE = GpuRef(GPU, 3, (Placement(0, 1), Placement(4, 2)))
 
 
-def held(*ids: str, pod: allocations.PodName = POD, container: str = "main") -> Allocations:
+def held(*ids: str, pod: PodName = POD, container: str = "main") -> Allocations:
     """A reading with one container that holds these, under a resource of any name."""
     found = (
         allocations.Holding(pod, container, allocations.read_device_id(device), "x.io/y")
@@ -150,7 +150,7 @@ def test_a_process_stands_for_its_pods_allocation() -> None:
 
 
 def test_a_process_of_another_pod_stands_for_no_other_pod() -> None:
-    pods = {7: ProcessPod("uid", "", allocations.PodName("team", "intruder"), "main")}
+    pods = {7: ProcessPod("uid", "", PodName("team", "intruder"), "main")}
     intruder, allocated = joined(held(MIG), pods, 7)
     assert (intruder.pod, allocated) == ("intruder", ALLOCATED)
 
@@ -168,8 +168,7 @@ def test_a_process_of_which_nothing_is_known_is_the_only_holders() -> None:
 
 def test_of_two_holders_it_is_unknown_which() -> None:
     both = Allocations(
-        held(f"{MIG}::0").holdings
-        + held(f"{MIG}::1", pod=allocations.PodName("team", "other")).holdings
+        held(f"{MIG}::0").holdings + held(f"{MIG}::1", pod=PodName("team", "other")).holdings
     )
     assert joined(both, {}, 7)[0] == User(7, "python")
     assert len(joined(both, {}, 7)) == 3

@@ -6,13 +6,12 @@ from typing import Literal
 import pytest
 
 from nodeagent.claims.names import DRIVER
-from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.cluster.kubelet.device_users import Allocations, KubeletUsage, kubelet_users
 from nodeagent.errors import GpuInUse
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UnknownUsers
 from nodeagent.plan.observed import Access, Gpu
-from nodeagent.plan.users import User
+from nodeagent.plan.users import PodName, User
 from nodeagent.settings import KubeletSettings
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.cluster.kubelet.machine import Machine

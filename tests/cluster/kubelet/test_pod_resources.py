@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.model import Allocated
-from nodeagent.cluster.kubelet.allocations import ByClaim, ByFile, ByUuid, Holding, PodName
+from nodeagent.cluster.kubelet.allocations import ByClaim, ByFile, ByUuid, Holding
 from nodeagent.cluster.kubelet.pod_resources import KubeletBusy, KubeletError, PodResourcesClient
 from nodeagent.errors import NodeagentError
+from nodeagent.plan.users import PodName
 from tests.machine_load import until
 from tests.simulated_cluster.kubelet import RATE_LIMITED, UNKNOWN_METHOD, Kubelet
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.cluster.kubelet.allocations import PodName
 from nodeagent.cluster.kubelet.processes import (
     Owner,
     ProcessOwners,
@@ -13,6 +12,7 @@ from nodeagent.cluster.kubelet.processes import (
     outside_pods,
     pod_of_cgroup,
 )
+from nodeagent.plan.users import PodName
 from tests.cluster.kubelet.machine import Machine
 from tests.processes.real import running
 
