@@ -31,7 +31,7 @@ from nodeagent.health.state_file import health_file
 from nodeagent.health.xid_findings import cause_of_xid
 from nodeagent.health.xids import default_table
 from nodeagent.pacing import RateLimit
-from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import ResetGpu, Step
 from nodeagent.reconcile.event_log import EventLog, EventType
@@ -192,7 +192,7 @@ class HealthService:
                 instances=tuple(readings.InstanceReading(i.id, i.placement) for i in gpu.instances),
             )
             for gpu in observed.gpus
-            if gpu.access is Access.OK and gpu.uuid
+            if gpu.answers and gpu.uuid
         )
         for gpu in gpus:
             self._own_changes.observed(gpu.uuid)

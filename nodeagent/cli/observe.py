@@ -11,7 +11,7 @@ from nodeagent.cli.shared_node import reading_node
 from nodeagent.documents import writing
 from nodeagent.plan.layouts import creatable
 from nodeagent.plan.mig import unlisted
-from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
+from nodeagent.plan.observed import Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.remedies import silent_remedy
 from nodeagent.structs import asdict
 from nodeagent.terminal.profiles_page import profiles_page
@@ -21,7 +21,7 @@ def run_export(options: Namespace, output: Output) -> ExitCode:
     """Write the document in YAML, or as JSON; fails when a GPU had to be left out."""
     observed = event_loop.run(_observed(options))
     _write(observed, output, mig_parted=options.export_format == "mig-parted")
-    silent = [gpu for gpu in observed.gpus if gpu.access is not Access.OK]
+    silent = [gpu for gpu in observed.gpus if not gpu.answers]
     for gpu in silent[:1]:
         more = f" (and {len(silent) - 1} more)" if len(silent) > 1 else ""
         complain(
@@ -52,7 +52,7 @@ def run_profiles(options: Namespace, output: Output) -> ExitCode:
     if output.is_text:
         output.page(profiles_page(offers))
     output.document({"gpus": [_gpu_json(gpu, more) for gpu, more in offers]})
-    answering = all(gpu.access is Access.OK for gpu in observed.gpus)
+    answering = all(gpu.answers for gpu in observed.gpus)
     return ExitCode.DONE if answering else ExitCode.FAILED
 
 
@@ -62,10 +62,10 @@ def _gpu_json(gpu: Gpu, more: dict[str, int]) -> dict[str, object]:
         "index": gpu.index,
         **{key: value for key, value in names.items() if value},
     }
-    if gpu.mig is not None or gpu.access is Access.OK:
+    if gpu.mig is not None or gpu.answers:
         known["migCapable"] = gpu.mig is not None
     known["profiles"] = [_profile_json(profile, more) for profile in gpu.profiles]
-    if gpu.access is not Access.OK:
+    if not gpu.answers:
         known["problem"] = f"{gpu.access}: {gpu.access_reason}"
     elif gpu.unlisted:
         known["problem"] = unlisted(gpu).message

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import yaml
 
 from nodeagent.documents.bounded_yaml import plain_scalar
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, ObservedNode
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, ObservedNode
 from nodeagent.plan.shares import (
     ALL_THREADS,
     ANY_USER,
@@ -200,7 +200,7 @@ def export_notes(observed: ObservedNode, *, mig_parted: bool = False) -> list[st
 
 def _notes(gpu: Gpu) -> Iterator[str]:
     name = f"GPU {gpu.index}"
-    if gpu.access is not Access.OK:
+    if not gpu.answers:
         yield f"{name} does not answer and is left out: {gpu.access_reason}"
         return
     if any(one.mps.runs.sharing.of_claims for one in gpu.devices() if one.mps):
@@ -234,7 +234,7 @@ def _sharing_notes(gpu: Gpu) -> Iterator[str]:
 
 
 def _answering(observed: ObservedNode) -> list[Gpu]:
-    return [gpu for gpu in observed.gpus if gpu.access is Access.OK]
+    return [gpu for gpu in observed.gpus if gpu.answers]
 
 
 def _grouped(pairs: Iterable[tuple[_K, _V]]) -> list[tuple[_K, list[_V]]]:

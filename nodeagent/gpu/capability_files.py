@@ -24,7 +24,7 @@ from nodeagent.gpu.users import (
     with_users,
 )
 from nodeagent.gpu.workers import Worker
-from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage, User
 from nodeagent.processes import name_of, sees_all_processes
 from nodeagent.structs import Struct, field
@@ -182,10 +182,10 @@ class CapabilityUsers(UsageSource):
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
         """Add their users, by what was `asked` before if given; no search without MIG devices."""
-        if not any(gpu.access is Access.OK and gpu.instances for gpu in gpus):
+        if not any(gpu.answers and gpu.instances for gpu in gpus):
             return list(gpus)
         reading = await (asked or self.ask())
-        return [with_users(gpu, [reading]) if gpu.access is Access.OK else gpu for gpu in gpus]
+        return [with_users(gpu, [reading]) if gpu.answers else gpu for gpu in gpus]
 
     async def read(self) -> UsageReading:
         try:

@@ -19,7 +19,7 @@ from nodeagent.errors import DeadlineExceeded, DriverError, GpuInUse, NodeagentE
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvidia_smi import reset_gpu, set_time_slice
 from nodeagent.gpu.nvml_errors import with_subject
-from nodeagent.gpu.observer import Observer, answers
+from nodeagent.gpu.observer import Observer
 from nodeagent.gpu.open_devices import commands_to_end, holders
 from nodeagent.gpu.recent import FRESH
 from nodeagent.gpu.steps import instances, modes
@@ -231,7 +231,7 @@ class Driver(Observer):
                 await self.pool.start()
             after = await self._read_without_users(gpu)
             _require_same(gpu, after.uuid, step)
-        if not answers(after):
+        if not after.answers:
             raise other_than_planned("silent", name=name, why=after.access_reason)
         if after.mig and after.mig.current != after.mig.pending:
             gpu.no_reset = "nvidia-smi reported a reset, but the MIG mode is still pending"

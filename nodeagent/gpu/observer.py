@@ -151,7 +151,7 @@ class Observer:
         Where anything else may be different it is read anew, without details.
         """
         device = self.pool.find(uuid)
-        if before is not None and device is not None and answers(before):
+        if before is not None and device is not None and before.answers:
             job = partial(read_changes, device, before, made, gone, users=users)
             with suppress(DriverError):
                 async with self.pool.lock.shared():
@@ -182,7 +182,7 @@ class Observer:
             if self.topology:
                 await self.topology.read(gpus, self.pool.session)
         seen = {gpu.uuid for gpu in gpus}
-        taken = {gpu.pci_bus_id for gpu in gpus if gpu.pci_bus_id and answers(gpu)}
+        taken = {gpu.pci_bus_id for gpu in gpus if gpu.pci_bus_id and gpu.answers}
         for gpu in [g for g in self._last.values() if g.uuid not in seen]:
             if gpu.pci_bus_id in taken:  # another GPU is in its place now
                 del self._last[gpu.uuid]
@@ -265,7 +265,7 @@ class Observer:
             or gpu.uuid in self._fresh_time_slices
             or self.original.time_slice(gpu.uuid) is not None
         )
-        if not concerned or not answers(gpu) or gpu.in_mig_mode:
+        if not concerned or not gpu.answers or gpu.in_mig_mode:
             return None
         now = asyncio.get_running_loop().time()
         read_at, known = self._fresh_time_slices.get(gpu.uuid, (-_TIME_SLICE_IS_FRESH, None))
@@ -333,9 +333,4 @@ class Observer:
 
 
 def _silent(gpus: Sequence[Gpu]) -> bool:
-    return bool(gpus) and not any(map(answers, gpus))
-
-
-def answers(gpu: Gpu) -> bool:
-    """Whether the driver answered for it when it was observed."""
-    return gpu.access is Access.OK
+    return bool(gpus) and not any(gpu.answers for gpu in gpus)

@@ -16,7 +16,7 @@ from msgspec.json import decode
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
-from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.shares import ComputeMode, TimeSlice
 from nodeagent.structs import replace
 
@@ -102,7 +102,7 @@ class OriginalSettings:
                 {
                     key
                     for gpu in gpus
-                    if gpu.access is Access.OK
+                    if gpu.answers
                     for key, value, shared in _settings_of(gpu)
                     if self._is_settled(key, value, shared=shared)
                 }

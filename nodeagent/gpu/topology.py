@@ -20,7 +20,7 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.nvml import MAX_LINKS, Device, call
 from nodeagent.gpu.nvml_errors import FUNCTION_NOT_FOUND, INVALID_ARGUMENT, is_unsupported
 from nodeagent.gpu.workers import Worker
-from nodeagent.plan.observed import NVSWITCH, Access, Gpu, NvLinks
+from nodeagent.plan.observed import NVSWITCH, Gpu, NvLinks
 from nodeagent.structs import replace
 
 OTHER = "other"
@@ -75,7 +75,7 @@ class Topology:
 
     def _is_due(self, gpu: Gpu) -> bool:
         return (
-            gpu.access is Access.OK
+            gpu.answers
             and self._attempts[gpu.uuid] < _ATTEMPTS
             and (
                 gpu.uuid not in self._read_in_mode or self._read_in_mode[gpu.uuid] is not _mode(gpu)

@@ -82,7 +82,7 @@ def fences(findings: Iterable[Finding], observed: ObservedNode) -> Fences:
 
 def _fence(finding: Finding, gpu: Gpu) -> Fence:
     place = finding.place
-    divided = gpu.mig is not None and gpu.mig.current
+    divided = gpu.in_mig_mode
     unhealthy = None
     if place.instance is not None and divided:  # without MIG nothing keeps work off some slices
         now = (i.placement for i in gpu.instances if i.id == place.instance)

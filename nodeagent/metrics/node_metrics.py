@@ -10,7 +10,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.plan.layouts import Card, creatable, fragmentation, free_slots
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, with_use
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsMemory
@@ -25,7 +25,7 @@ def node_samples(state: NodeState) -> Iterator[AgentSample]:
     for phase in Phase:
         yield AgentSample("nodeagent_phase", int(phase is state.phase), (phase.value,))
     for gpu in state.observed.gpus:
-        if gpu.access is Access.OK and gpu.mig is not None and gpu.mig.current:
+        if gpu.answers and gpu.in_mig_mode:
             yield from _layout(gpu)
     devices = _devices(state)
     for daemon in state.mps:

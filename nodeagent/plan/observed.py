@@ -280,9 +280,14 @@ class Gpu(Struct, frozen=True):
         return Problem.of(code, case, gpu=self.uuid, path=path, **named)
 
     @property
+    def answers(self) -> bool:
+        """Whether the driver answered for it when it was observed."""
+        return self.access is Access.OK
+
+    @property
     def is_there(self) -> bool:
         """The driver answers for it, and health does not find it gone."""
-        return self.access is Access.OK and not self.health_limits.gone
+        return self.answers and not self.health_limits.gone
 
     @property
     def in_mig_mode(self) -> bool:
@@ -329,7 +334,7 @@ class Gpu(Struct, frozen=True):
     @property
     def idle(self) -> bool:
         """Proven to have no user at all, inside instances or outside."""
-        return self.access is Access.OK and not any(usage.in_use for usage in self.usages)
+        return self.answers and not any(usage.in_use for usage in self.usages)
 
 
 Place = TypeVar("Place", Gpu, ComputeInstance)  # what has users and a daemon

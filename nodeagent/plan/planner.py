@@ -119,7 +119,7 @@ def once_free(blocked: GpuPlan, policy: Policy = _DEFAULT_POLICY) -> GpuPlan | N
     blocked by something else too. Of the devices in use as few as possible are taken for free.
     """
     goal, gpu = blocked.goal, blocked.before
-    if blocked.verdict is not Verdict.BLOCKED or goal is None or gpu.access is not Access.OK:
+    if blocked.verdict is not Verdict.BLOCKED or goal is None or not gpu.answers:
         return None
     if not _BROKEN.isdisjoint(problem.code for problem in blocked.problems):  # or another GPU is
         return None
@@ -145,7 +145,7 @@ def _freed(gpu: Gpu, uuids: Collection[str]) -> Gpu:
 
 
 def _steps(desired: DesiredGpu, gpu: Gpu, policy: Policy) -> tuple[Step, ...]:
-    if gpu.access is not Access.OK:
+    if not gpu.answers:
         raise PlanRefused(inaccessible(gpu, desired))
     if gpu.health_limits.gone and not desired.ends:
         raise PlanRefused(_gone(gpu, desired.path))
@@ -201,7 +201,7 @@ def layout_of(gpu: Gpu, goal: DesiredGpu | None = None) -> DesiredGpu:
     reserved = goal.reserved if goal else ()
     gpu = without(gpu, reserved)
     path = f"GPU {gpu.index} as it was"
-    if gpu.mig is None or not gpu.mig.current:
+    if not gpu.in_mig_mode:
         return DesiredGpu(
             mig=None if gpu.mig is None else MigDisabled(path),
             path=path,

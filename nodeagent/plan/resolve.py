@@ -28,7 +28,7 @@ from nodeagent.plan.desired import (
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.mig import not_mig_capable, unlisted
 from nodeagent.plan.names import ProfileName, device_name, find, nearest_profile
-from nodeagent.plan.observed import Access, Gpu, GpuInstanceProfile, ObservedNode
+from nodeagent.plan.observed import Gpu, GpuInstanceProfile, ObservedNode
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve_mps import OnGpu, mps_by_device, wanted_mps
@@ -96,7 +96,7 @@ def _matches_nothing(document: PlanDocument, observed: ObservedNode) -> Problem:
 
 def _desired(on: OnGpu, entry: PlanEntry) -> DesiredGpu:
     desired = DesiredGpu(None, entry.path, entry.when_in_use, dra=entry.dra, share=entry.share)
-    if on.gpu.access is not Access.OK:  # the planner reports it; nothing can be checked
+    if not on.gpu.answers:  # the planner reports it; nothing can be checked
         return desired
     mig = _desired_mig(on, entry)
     desired = replace(desired, mig=mig, time_slice=_time_slice_of(on, entry))
@@ -237,7 +237,7 @@ def select(entry: PlanEntry, observed: ObservedNode, problems: list[Problem]) ->
         gpus = _named(entry.devices, observed, problems)
     else:  # for MIG: all GPUs that have it, as far as that is known
         mig = isinstance(entry.mig, MigEnabled | MigLayout)
-        gpus = [g for g in observed.gpus if not mig or g.mig or g.access is not Access.OK]
+        gpus = [g for g in observed.gpus if not mig or g.mig or not g.answers]
     return [gpu for gpu in gpus if gpu in observed.gone or _passes(entry, gpu)]
 
 

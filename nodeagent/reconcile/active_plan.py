@@ -21,7 +21,7 @@ from nodeagent.plan.desired import (
     unclaimed,
 )
 from nodeagent.plan.numbers import Numbers, numbered, numbers_of
-from nodeagent.plan.observed import Access, ObservedNode
+from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import GpuPlan, NodePlan, Policy, Verdict, worst
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
@@ -253,7 +253,7 @@ class ActivePlan:
     def _require_answers(self, candidate: ReadPlan, observed: ObservedNode) -> None:
         """Refuse a plan as before while a GPU because of which it was refused does not answer."""
         if self._refused and self._refused[0] is candidate:
-            silent = {gpu.uuid for gpu in observed.gpus if gpu.access is not Access.OK} - {""}
+            silent = {gpu.uuid for gpu in observed.gpus if not gpu.answers} - {""}
             if not silent.isdisjoint(problem.gpu for problem in self._refused[1]):
                 raise DocumentError(self._refused[1])
 

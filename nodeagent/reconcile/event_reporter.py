@@ -8,7 +8,7 @@ import structlog
 
 from nodeagent.mps.lifecycle.model import Report, ReportSubject
 from nodeagent.pacing import RateLimit
-from nodeagent.plan.observed import NOT_LISTED, Access, Gpu, ObservedNode
+from nodeagent.plan.observed import NOT_LISTED, Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, StepReport, StepResult, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import silent_remedy
@@ -82,7 +82,7 @@ class EventReporter:
             self._events.add(EventType.GPU_LOST, why, gpu=gpu.uuid, remedy=silent_remedy(gpu))
         self._silent = frozenset(silent)
         for gpu in node.gpus:
-            if gpu.access is Access.OK:
+            if gpu.answers:
                 words = layout_words(gpu)
                 self._layouts[gpu.uuid] = (self._layouts.get(gpu.uuid, ("", words))[1], words)
         for index, calls in node.slow:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from nodeagent.plan.desired import DesiredGpu
-from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import (
     GpuOutcome,
     GpuPlan,
@@ -107,7 +107,7 @@ async def execute_gpu(plan: GpuPlan, terms: Execution) -> GpuOutcome:
 
 def _check_end(plan: GpuPlan, seen: Gpu, terms: Execution) -> list[Problem]:
     """Plan once more, to see whether the GPU is what it was to become."""
-    if seen.access is not Access.OK:
+    if not seen.answers:
         return [inaccessible(seen, plan.goal)]
     rest = terms.plan_for(layout_of(plan.after, plan.goal), seen)
     if rest.verdict is Verdict.IN_SYNC:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from nodeagent.errors import DriverError, GpuInUse, NodeagentError, StillInUse
 from nodeagent.plan.observed import (
-    Access,
     DeviceDaemon,
     Gpu,
     ObservedNode,
@@ -74,10 +73,7 @@ class NodeReader:
         self._driver.details = self._shared()
         self._newer.clear()
         observed = await self._driver.observe(details=details or bool(self._driver.details))
-        newest = (
-            self._newer.get(gpu.uuid, gpu) if gpu.access is Access.OK else gpu
-            for gpu in observed.gpus
-        )
+        newest = (self._newer.get(gpu.uuid, gpu) if gpu.answers else gpu for gpu in observed.gpus)
         gpus = tuple(self._completed(gpu) if gpu.uuid else gpu for gpu in newest)
         self._observation.node = replace(observed, gpus=gpus)
         return self._observation.node
@@ -179,7 +175,7 @@ class NodeController(NodeReader):
         # What a step made or set meanwhile may be missing in what was observed.
         quiet = self._steps_begun == ended
         present = {device.uuid for gpu in observed.gpus for device in gpu.devices()}
-        answer = all(gpu.access is Access.OK for gpu in observed.gpus)
+        answer = all(gpu.answers for gpu in observed.gpus)
         # A MIG device of which the driver does not say which it is, may be any of those missing.
         if quiet and present and answer and "" not in present:
             if any(state.device not in present for state in self._fleet.statuses()):
@@ -272,7 +268,7 @@ class NodeController(NodeReader):
             gpu = await self.observe_gpu(uuid)
             others = outside_mps(as_used(gpu).usage)
             why, remedy = "", silent_remedy(gpu)
-            if gpu.access is not Access.OK:
+            if not gpu.answers:
                 why = f"does not answer ({gpu.access_reason})"
             elif gpu.in_mig_mode:
                 why, remedy = "is in MIG mode", "write mig: disabled beside mps in its entry"
@@ -290,10 +286,10 @@ class NodeController(NodeReader):
             lost = uuid != step.gpu and self.seen is not None and self.seen.has_lost(uuid)
             with suppress(DriverError) if lost else nullcontext():  # it may be back
                 gpu = await self.observe_gpu(uuid)
-                lost = lost and gpu.access is not Access.OK
+                lost = lost and not gpu.answers
             if lost:
                 continue  # nothing works on it any more
-            if gpu.access is not Access.OK:
+            if not gpu.answers:
                 why, mend = gpu.access_reason, silent_remedy(gpu)
                 raise GpuInUse.of("mpsUsersUnknown", device=step.device, why=why, mend=mend)
             for device in as_used(gpu).devices():

@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 from nodeagent.errors import DriverError, Transient
 from nodeagent.plan.desired import DesiredGpu
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Policy, StepResult
 from nodeagent.reconcile.executor import execute_gpu, side_by_side
 from nodeagent.reconcile.step_run import Execution, NodeDriver, OnProgress, only_adds, only_removes
@@ -113,7 +113,7 @@ class GpuOwners:
         async def read(gpu: Gpu) -> None:
             lock = self._owners[gpu.uuid].lock
             new = any(device.memory is None for one in gpu.instances for device in one.compute)
-            if gpu.access is Access.OK and new and not lock.locked():
+            if gpu.answers and new and not lock.locked():
                 async with lock:
                     with suppress(DriverError):
                         self._keep(await self._opened().observe_gpu(gpu.uuid))

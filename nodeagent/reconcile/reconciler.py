@@ -127,7 +127,7 @@ class Reconciler:
             log.exception("reconciliation failed")
             fault = f"{type(error).__name__}: {error}"
             return self._failed(Problem.of(Code.STEP_FAILED, "ownFault", fault=fault))
-        if all(gpu.access is Access.OK for gpu in self.states.newest.observed.gpus):
+        if all(gpu.answers for gpu in self.states.newest.observed.gpus):
             self._failures = 0
             return pause
         self._failures += 1

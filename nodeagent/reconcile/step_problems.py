@@ -8,7 +8,7 @@ from typing import assert_never
 
 from nodeagent.errors import GpuInUse, GpuLost, NodeagentError, error_sentence
 from nodeagent.plan import steps
-from nodeagent.plan.observed import Access, Device, Gpu, Placement
+from nodeagent.plan.observed import Device, Gpu, Placement
 from nodeagent.plan.plan import StepReport, StepResult
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands, in_use_remedy
@@ -61,7 +61,7 @@ def not_as_planned(
 def not_restored(before: Gpu, seen: Gpu, cause: Problem | None) -> Problem:
     """The problem of a rollback that did not restore the layout; `cause`: a step of it failed."""
     now = f"it now has {layout_words(seen)}"
-    if seen.access is not Access.OK:
+    if not seen.answers:
         now = f"its present layout is not known ({seen.access_reason or seen.access})"
     why, had = cause.message if cause else "", layout_words(before)
     return before.problem(Code.NOT_RESTORED, had=had, now=now, why=why)

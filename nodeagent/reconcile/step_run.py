@@ -143,7 +143,7 @@ class StepRun:
         if not step.device:  # it was made since
             if self._made.seen is None:
                 seen = await self.observe()
-                self._made.seen = seen if seen.access is Access.OK else None
+                self._made.seen = seen if seen.answers else None
             step = self._made.named(step)
         if isinstance(step, SetComputeMode):
             await self._take(number, step)
@@ -205,7 +205,7 @@ class StepRun:
         as expected, the remaining steps are planned again.
         """
         seen = await self.observe()
-        if seen.access is not Access.OK:
+        if not seen.answers:
             self.failure = inaccessible(seen, self._goal)
             return
         plan, rest = self.plan, self.plan.steps[number:]

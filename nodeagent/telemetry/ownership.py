@@ -12,7 +12,7 @@ from types import MappingProxyType
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.sources import Number
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, ObservedNode
+from nodeagent.plan.observed import ComputeInstance, Gpu, ObservedNode
 from nodeagent.plan.users import User
 from nodeagent.structs import Struct, field, replace
 from nodeagent.telemetry.samples import ProcessReading
@@ -56,13 +56,13 @@ def uses(
     """
     found: dict[Device, DeviceUse] = {}
     for gpu in observed.gpus:
-        if gpu.access is not Access.OK:
+        if not gpu.answers:
             continue
         for device, users, servers in _devices(gpu):
             use = _use(users, servers, processes.get(device), owner_of, held.get(device, ()))
             if use.owners:
                 found[device] = use
-    answering = {gpu.uuid for gpu in observed.gpus if gpu.access is Access.OK}
+    answering = {gpu.uuid for gpu in observed.gpus if gpu.answers}
     made = {d: DeviceUse(tuple(sorted(owners))) for d, owners in held.items() if d[0] in answering}
     return {**made, **found}
 

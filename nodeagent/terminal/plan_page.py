@@ -4,7 +4,6 @@ did.
 
 from collections.abc import Iterable
 
-from nodeagent.plan.observed import Access
 from nodeagent.plan.plan import (
     GpuOutcome,
     GpuPlan,
@@ -215,7 +214,7 @@ def _outcome_summary(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> 
     number = sum(1 for gpu in outcome.gpus for step in gpu.steps if step.result is StepResult.DONE)
     done, left = f"{quantity(number, 'step')} done", f"{quantity(len(rest.steps), 'step')} left"
     # Every GPU that is not in sync had all its steps done, and could not be read back.
-    unread = [gpu for gpu in outcome.gpus if gpu.after.access is not Access.OK]
+    unread = [gpu for gpu in outcome.gpus if not gpu.after.answers]
     open_gpus = {gpu.before.key for gpu in rest.gpus if gpu.verdict is not Verdict.IN_SYNC}
     if rest.verdict is Verdict.IN_SYNC:
         if any(gpu.failed for gpu in outcome.gpus) or any(gpu.problems for gpu in rest.gpus):

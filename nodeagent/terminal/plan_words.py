@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, GpuInstance
+from nodeagent.plan.observed import DeviceDaemon, Gpu, GpuInstance
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import (
@@ -140,7 +140,7 @@ def _cell(instance: GpuInstance, fate: str, tone: Tone) -> Cell:
 
 def mode_words(gpu: Gpu) -> str:
     """Why there is no instance to draw."""
-    if gpu.access is not Access.OK:
+    if not gpu.answers:
         return f"{gpu.access}: {gpu.access_reason}" if gpu.access_reason else str(gpu.access)
     if gpu.mig is None:
         return "no MIG on this card"

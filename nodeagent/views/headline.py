@@ -206,7 +206,7 @@ def gpus_not_read(observed: ObservedNode, health: HealthState | None) -> tuple[G
     if health is None or health.at is None:
         return ()
     judged = {uuid for uuid, past in health.gpus.items() if past.checked}
-    return tuple(g for g in observed.gpus if g.access is Access.OK and g.uuid not in judged)
+    return tuple(g for g in observed.gpus if g.answers and g.uuid not in judged)
 
 
 def not_read_words(gpus: tuple[Gpu, ...]) -> str:
@@ -243,7 +243,7 @@ def _users_unknown(state: NodeState) -> Iterator[Trouble]:
     """GPUs whose users neither the driver nor the kubelet reports."""
     for gpu in state.observed.gpus:
         unknown = next((usage for usage in gpu.usages if not usage.known), None)
-        if gpu.access is Access.OK and unknown is not None:
+        if gpu.answers and unknown is not None:
             why = f": {unknown.reason}" if unknown.reason else ""
             text = f"The users of GPU {gpu.index} are not known{_end(why)}"
             remedy = "Until they are known, it counts as in use. Run `nodeagent check`."

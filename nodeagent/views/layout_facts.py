@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from nodeagent.plan.layouts import Card, creatable, free_slots
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.users import as_used
 from nodeagent.views.shapes import Json, MpsDaemon, as_json
 from nodeagent.views.status_report import nvlink_shape
@@ -81,7 +81,7 @@ def _label_name(profile: str) -> str:
 def _gpu(gpu: Gpu, daemons: Sequence[MpsDaemon]) -> Json:
     report: Json = {"uuid": gpu.uuid} if gpu.uuid else {}
     report["index"] = gpu.index
-    if gpu.access is not Access.OK:
+    if not gpu.answers:
         return {**report, "access": gpu.access.value}
     if gpu.mig is not None:
         report["mig"] = MODE_WORD[gpu.mig.current]
@@ -97,7 +97,7 @@ def _gpu(gpu: Gpu, daemons: Sequence[MpsDaemon]) -> Json:
 
 
 def _is_in_mig_mode(gpu: Gpu) -> bool:
-    return gpu.access is Access.OK and gpu.in_mig_mode
+    return gpu.answers and gpu.in_mig_mode
 
 
 def _instances(gpu: Gpu) -> Json:

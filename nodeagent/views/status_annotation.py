@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.users import as_used
 from nodeagent.views.claims import Claim, ClaimPhase
@@ -147,7 +147,7 @@ def _gpu(gpu: Gpu) -> Json:
     """A GPU as JSON. `mode` is of MIG, and absent without MIG. `used` is of the GPU itself if it
     has no instances; where the users are not known, it counts as used.
     """
-    unknown = gpu.access is not Access.OK
+    unknown = not gpu.answers
     report: Json = {"uuid": gpu.uuid} if gpu.uuid else {"index": gpu.index}
     if unknown:
         report["access"] = gpu.access.value

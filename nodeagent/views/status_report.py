@@ -88,7 +88,7 @@ _FIGURES = (  # that are shown as they were read
 def _gpu(
     gpu: Gpu, state: NodeState, health: status_shapes.Health, free: FreeShare | None
 ) -> status_shapes.Gpu:
-    answers = gpu.access is Access.OK
+    answers = gpu.answers
     found: _Readings = state.readings if answers else {}
     whole = found.get((gpu.uuid, None), _NOT_READ)
     bits = whole.clock_reasons
@@ -230,9 +230,7 @@ def _health(gpu: Gpu, health: HealthState | None, remedies: HealthRemedies) -> s
     """What the checks found; and that the driver does not answer, where they know not yet."""
     found = of_gpu(health, gpu.uuid) if health and gpu.uuid else ()
     report = health_shape(found, remedies, gpu.index)
-    if gpu.access is Access.OK or any(
-        f.check == Check.GPU_ACCESS or f.cause in GONE for f in found
-    ):
+    if gpu.answers or any(f.check == Check.GPU_ACCESS or f.cause in GONE for f in found):
         return report
     row = BY_CAUSE["gpuLost" if gpu.access is Access.LOST else "gpuUnknown"]
     silence = status_shapes.HealthFinding(

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, assert_never
 
 from nodeagent.plan import steps
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance, users_of
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, users_of
 from nodeagent.plan.users import User
 
 MODE_WORD = {True: "enabled", False: "disabled"}  # of MIG
@@ -58,7 +58,7 @@ def layout_words(gpu: Gpu) -> str:
 
 
 def _mig_words(gpu: Gpu) -> str:
-    if gpu.access is not Access.OK:
+    if not gpu.answers:
         return "a layout that is not known"
     if gpu.mig is None:
         return "no MIG"

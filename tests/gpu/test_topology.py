@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.gpu.observer import answers
 from nodeagent.gpu.topology import Topology
 from nodeagent.plan.observed import Access, Gpu, NvLinks
 from nodeagent.simulation import SimulatedNode, Switches, simulated
@@ -132,7 +131,7 @@ async def test_a_failure_is_tried_again_a_few_times() -> None:
 async def test_slow_calls_hold_a_look_up_for_a_moment_together() -> None:
     async with reading("h100-80gb:8", patience=QUICK) as (driver, node):
         node.inject(LINKS, delay=QUICK / 3, times=None)
-        assert all(answers(gpu) for gpu in (await driver.observe()).gpus)
+        assert all(gpu.answers for gpu in (await driver.observe()).gpus)
         assert node.journal.total(LINKS) <= 3
 
 

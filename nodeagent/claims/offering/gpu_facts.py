@@ -15,7 +15,7 @@ from nodeagent.gpu import nvml
 from nodeagent.gpu.device import GpuDevice
 from nodeagent.gpu.nvml_errors import is_unsupported
 from nodeagent.gpu.pool import GpuPool
-from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
 
 SYSFS = Path("/sys")
@@ -53,7 +53,7 @@ class FactsReader:
             self._known.clear()
         found: dict[str, GpuFacts] = {}
         for gpu in gpus:
-            if gpu.uuid and gpu.access is Access.OK:
+            if gpu.uuid and gpu.answers:
                 found[gpu.uuid] = self._known.get(gpu.uuid) or await self._read(gpu)
         return found
 

@@ -27,7 +27,7 @@ from nodeagent.plan.desired import (
     without,
 )
 from nodeagent.plan.layouts import Card
-from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, GpuInstance, Placement
+from nodeagent.plan.observed import DeviceDaemon, Gpu, GpuInstance, Placement
 from nodeagent.plan.search import best_layout
 from nodeagent.plan.shares import WantedMps
 from nodeagent.structs import Struct, replace
@@ -100,7 +100,7 @@ def goal_with_claims(
     blocked and names the claim.
     """
     goal = replace(goal, reserved=held)
-    if gpu.access is not Access.OK:
+    if not gpu.answers:
         return goal
     here = [(d, r.title) for r in records for d in r.devices if d.gpu == gpu.uuid and d.fixed]
     devices, shared = [device for device, _ in here], set[Placement | None]()

@@ -157,7 +157,7 @@ def _offered_devices(
     held: Mapping[str, OfferedDevice],
 ) -> tuple[Mapping[str, OfferedDevice], Problem | None]:
     """By name, and why they are fewer than the mode promises."""
-    if gpu.access is not Access.OK and not context.rules.is_off:
+    if not gpu.answers and not context.rules.is_off:
         # What is known of it now may be nothing at all.
         staying = {n: d for n, d in before.items() if WITHDRAWN not in (t.key for t in d.taints)}
         return staying, _silent(gpu)
@@ -222,7 +222,7 @@ def _taint_keys(
     limits, place = gpu.health_limits, places(gpu).get(device.name)
     found: list[str] = []
     unhealthy = limits.whole or limits.slices & (place.placement.mask if place else -1)
-    if unhealthy or gpu.access is not Access.OK:
+    if unhealthy or not gpu.answers:
         found.append(UNHEALTHY)
     free = left is None or (place and fits(CounterScheme.of(gpu).consumption(place), left))
     if context.held_back or not free:

@@ -27,7 +27,7 @@ from nodeagent.claims.serving.cdi import device_id
 from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.errors import Transient, UnknownDevice
 from nodeagent.plan.desired import MpsEntry
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.shares import ANY_USER, Account, TimeSlice, WantedMps
 from nodeagent.structs import replace
 
@@ -56,7 +56,7 @@ def intended(
             remedy = "; ".join(filter(None, (error.remedy, anew)))
             raise UnknownDevice(f"{claim}: {error.message}", remedy=remedy) from error
         gpu, place = located.gpu, located.part
-        if gpu.access is not Access.OK:
+        if not gpu.answers:
             raise Transient.of("gpuSilent", claim=claim, gpu=gpu)
         consumed, own_rules = result.consumed, rules(gpu)
         profile, mps = place.profile if place else None, None

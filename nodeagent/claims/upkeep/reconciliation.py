@@ -17,7 +17,7 @@ from nodeagent.claims import model
 from nodeagent.claims.outcomes import usage_of
 from nodeagent.claims.parts import daemon_of, daemon_of_part, instance_of
 from nodeagent.mps.lifecycle.model import DaemonPhase
-from nodeagent.plan.observed import Access, Gpu, GpuInstance, ObservedNode, Placement
+from nodeagent.plan.observed import Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def foreign_instances(snapshot: Snapshot) -> Iterator[Problem]:
         if found.instance is not None and found.is_there
     }
     for gpu in snapshot.node.gpus:
-        if gpu.access is not Access.OK or any(gpus is None or gpu.uuid in gpus for gpus in held):
+        if not gpu.answers or any(gpus is None or gpu.uuid in gpus for gpus in held):
             continue
         for instance in gpu.instances:
             known = (gpu.uuid, instance.id) in own
@@ -123,7 +123,7 @@ class _Found:
 
 def _find(device: model.ClaimedDevice, snapshot: Snapshot, *, rebooted: bool) -> _Found:
     gpu = snapshot.node.gpu(device.gpu)
-    if gpu is None or gpu.access is not Access.OK:
+    if gpu is None or not gpu.answers:
         why = f"the driver does not list {device.gpu}"
         if gpu is not None:
             why = f"GPU {gpu.index} does not answer: {gpu.access_reason}"

@@ -15,7 +15,7 @@ from nodeagent.cli import event_loop
 from nodeagent.cli.checks import PreflightFinding, error, ok, warning
 from nodeagent.errors import DriverError, NodeagentError
 from nodeagent.plan.mig import unlisted
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.remedies import reset_remedy, silent_remedy
 from nodeagent.programs import require_own
 from nodeagent.settings import KubeletSettings
@@ -41,7 +41,7 @@ def driver_findings(observed: ObservedNode | DriverError) -> Iterator[PreflightF
 
 def _gpu_finding(gpu: Gpu) -> PreflightFinding:
     check, name = f"gpu {gpu.index}", gpu.name or gpu.uuid or "the GPU"
-    if gpu.access is not Access.OK:
+    if not gpu.answers:
         mend = silent_remedy(gpu)
         why = gpu.access_reason
         return error(check, NodeagentError.of("gpuUnanswered", gpu=name, why=why, mend=mend))

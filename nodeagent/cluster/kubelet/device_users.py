@@ -17,7 +17,7 @@ from nodeagent.cluster.kubelet.processes import ProcessPod, ProcessPods
 from nodeagent.errors import NodeagentError
 from nodeagent.gpu import users
 from nodeagent.gpu.users import GpuRef, MigDeviceRef, UnknownUsers, UsageReading, UsageSource
-from nodeagent.plan.observed import Access, ComputeInstance, Gpu, GpuInstance
+from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.users import PodName, Usage, User
 from nodeagent.structs import replace
 
@@ -86,16 +86,16 @@ class KubeletUsage(UsageSource):
         self, gpus: Sequence[Gpu], asked: Awaitable[UsageReading] | None = None
     ) -> list[Gpu]:
         """Add allocations as users, and name the pods of processes; `asked`: a question begun."""
-        if not any(_answers(gpu) for gpu in gpus):
+        if not any(gpu.answers for gpu in gpus):
             return list(gpus)
         reading = await (asked or self.ask())
         pods = await self._pods_of(gpus)
-        return [with_allocations(g, reading, pods) if _answers(g) else g for g in gpus]
+        return [with_allocations(g, reading, pods) if g.answers else g for g in gpus]
 
     async def _pods_of(self, gpus: Sequence[Gpu]) -> PodsByPid:
         if self._processes is None:
             return {}
-        devices = [device for gpu in gpus if _answers(gpu) for device in gpu.devices()]
+        devices = [device for gpu in gpus if gpu.answers for device in gpu.devices()]
         pids = {user.pid for device in devices for user in device.usage.processes if user.pid}
         return await asyncio.to_thread(self._processes.of, pids)
 
@@ -145,10 +145,6 @@ class KubeletUsage(UsageSource):
 
         running = self._processes.running if self._processes else frozenset
         return PodResourcesClient(self._socket, deadline=self._deadline, running=running)
-
-
-def _answers(gpu: Gpu) -> bool:
-    return gpu.access is Access.OK
 
 
 # --- what was allocated ---------------------------------------------------------------------------

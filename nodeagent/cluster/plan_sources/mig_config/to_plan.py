@@ -18,7 +18,7 @@ from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import WantedInstance
 from nodeagent.plan.layouts import Card, CardProfile
 from nodeagent.plan.names import ProfileName
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import select
 from nodeagent.plan.search import best_layout
@@ -110,7 +110,7 @@ def _unknown(
     has_file: bool,
 ) -> NoPlan | UnreadablePlan:
     silent = without_profiles(observed)
-    waiting = [gpu for gpu in silent if gpu.access is not Access.OK]
+    waiting = [gpu for gpu in silent if not gpu.answers]
     if not observed.gpus or waiting:
         who = listed(f"GPU {gpu.index}" for gpu in waiting) or "the node's GPUs"
         return NoPlan(
@@ -200,8 +200,7 @@ def without_profiles(observed: ObservedNode) -> tuple[Gpu, ...]:
     return tuple(
         gpu
         for gpu in observed.gpus
-        if not any(p.placements for p in gpu.profiles)
-        and (gpu.mig is not None or gpu.access is not Access.OK)
+        if not any(p.placements for p in gpu.profiles) and (gpu.mig is not None or not gpu.answers)
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from nodeagent.cluster.plan_sources.nos import grammar
 from nodeagent.cluster.plan_sources.nos.grammar import NosDeviceUse, StatusKey
 from nodeagent.documents.reading import digest_of
-from nodeagent.plan.observed import Access, Gpu
+from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import as_used
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
 from nodeagent.views.node_state import NodeState, Phase
@@ -80,7 +80,7 @@ def _counted(state: NodeState, annotations: Mapping[str, str]) -> tuple[set[int]
     silent: set[int] = set()
     counts: _Counts = Counter()
     for gpu in state.observed.gpus:
-        answers = gpu.access is Access.OK and not state.driver_error
+        answers = gpu.answers and not state.driver_error
         if answers or gpu.instances:
             counts.update(_devices(as_used(gpu), asked.get(gpu.index, ()), answers=answers))
         else:

@@ -22,7 +22,7 @@ from nodeagent.cluster.plan_sources.nos.grammar import (
 from nodeagent.documents.findings import MAX_PROBLEMS
 from nodeagent.documents.terms import MAX_INDEX, MAX_INSTANCES
 from nodeagent.plan.names import ProfileName, find, nearest_profile
-from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
 from nodeagent.structs import replace
@@ -160,7 +160,7 @@ def _no_such_gpu(one: DeviceRequest, known: Mapping[int, Gpu]) -> Problem | None
 
 def _no_such_profile(one: DeviceRequest, name: ProfileName, gpu: Gpu | None) -> Problem | None:
     """The problem of a profile that the card lacks; None also while its profiles are not known."""
-    if gpu is not None and gpu.access is Access.OK and gpu.mig is None:
+    if gpu is not None and gpu.answers and gpu.mig is None:
         what = f"asks for {quote(one.profile)}, but {gpu.title} has no MIG"
         return one.fault(Code.NOT_MIG_CAPABLE, what, "remove it", gpu=gpu.uuid)
     if gpu is None or not gpu.profiles or len(find(name, gpu.profiles)) == 1:
@@ -195,4 +195,4 @@ def _emptied(requests: Mapping[int, _GpuRequest], observed: ObservedNode) -> lis
     as a whole.
     """
     left = [gpu for gpu in observed.gpus if gpu.index not in requests]
-    return [_GpuRequest(gpu.index, gpu) for gpu in left if gpu.mig is not None and gpu.mig.current]
+    return [_GpuRequest(gpu.index, gpu) for gpu in left if gpu.in_mig_mode]
