@@ -10,7 +10,6 @@ import ipaddress
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -18,10 +17,10 @@ from typing import Final
 import structlog
 
 from nodeagent.pacing import RateLimit
+from nodeagent.structs import Struct, replace
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
+class RequestLimits(Struct, frozen=True):
     """The bounds of one listener; no listener shares them with another. Times are in seconds.
 
     The connections of one peer exceed what followers, scrapes and previews can hold together. So
@@ -120,8 +119,7 @@ class Refusals:
 LOOPBACK: Final = "loopback"
 
 
-@dataclass(slots=True, eq=False)
-class RequestSlot:
+class RequestSlot(Struct, eq=False):
     """One connection of `peer`; `end` closes it at once. `waiting`: for its client."""
 
     peer: str

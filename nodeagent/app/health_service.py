@@ -11,7 +11,6 @@ names otherwise end when the agent starts.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -37,7 +36,7 @@ from nodeagent.plan.steps import ResetGpu, Step
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.signals import Signal
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.health_sources import HealthReadings, OwnChanges
 from nodeagent.telemetry.kernel_errors import KernelErrors
 from nodeagent.telemetry.samples import SampleBatch
@@ -58,8 +57,7 @@ _MIN_SAVE_INTERVAL = 1.0  # seconds between two writes of the state
 _MAX_SAVE_INTERVAL = 600.0  # seconds after which the state is written though nothing was found
 
 
-@dataclass(frozen=True, slots=True)
-class HealthPaths:
+class HealthPaths(Struct, frozen=True):
     """The paths of the kernel log (None: it is not read), the state (None: it is not kept),
     the user's own classes of XIDs (None: there are none), and the devices on the PCI bus (None:
     they are not looked at).

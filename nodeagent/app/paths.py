@@ -8,7 +8,6 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ from nodeagent.reconcile.writer_lock import FILE_NAME as LOCK_NAME
 from nodeagent.reconcile.writer_lock import OtherWriter, WriterLock
 from nodeagent.settings import Settings
 from nodeagent.signals import Signal
+from nodeagent.structs import Struct
 
 _CLAIMS = "claims"  # the folder below state.dir in which claims have their records
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
+class Simulation(Struct, frozen=True):
     """Where simulated GPUs and their MPS have their files and programs.
 
     `state` is the file that other commands share, `nvidia_smi` the command in place of the real
@@ -48,8 +47,7 @@ class Simulation:
     throwaway: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(Struct, frozen=True):
     """The places of one agent. `simulation`: None on real GPUs."""
 
     settings: Settings

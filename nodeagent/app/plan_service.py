@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from nodeagent.reconcile.active_plan import ActivePlan
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.settings import Settings
+from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
@@ -26,8 +26,7 @@ _RESTART_OF_PODS = "`kubectl -n nodeagent rollout restart daemonset/nodeagent`"
 _MARGIN = 30.0  # seconds that a look at the plan file may be late
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsFile:
+class SettingsFile(Struct, frozen=True):
     """The settings file; `load` reads all sources of settings anew and may block."""
 
     path: Path

@@ -1,7 +1,6 @@
 """What the services of one agent have in common, made before all of them."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Self
 
 from nodeagent.app.paths import Paths
@@ -13,11 +12,11 @@ from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
 from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.settings import PlanSettings, Settings
 from nodeagent.signals import Signal
+from nodeagent.structs import Struct
 from nodeagent.views.node_state import NodeState
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """What services share. `states`: the node as the loop left it, `observation`: as seen last."""
 
     settings: Settings

@@ -8,13 +8,13 @@ memory, so that it gets the whole device. Capacities are counted by the schedule
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile
 from nodeagent.plan.resolve_mps import max_clients
 from nodeagent.plan.shares import ALL_THREADS, MIB, MIN_THREADS, written_bytes
+from nodeagent.structs import Struct
 
 MEMORY: Final = "gpu.nvidia.com/memory"  # bytes; as NVIDIA's driver names it
 THREADS: Final = "threads"  # percent
@@ -23,8 +23,7 @@ CLIENTS: Final = "clients"  # places for MPS contexts
 STEP: Final = 256 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class RequestPolicy:
+class RequestPolicy(Struct, frozen=True):
     """What requests consume of a capacity: `least`, or as many steps more as they need; `default`
     where they say nothing.
     """
@@ -34,8 +33,7 @@ class RequestPolicy:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Consumed:
+class Consumed(Struct, frozen=True):
     """What an allocation consumes of a device: bytes, percent of the threads (0: none were
     requested) and places for clients.
     """

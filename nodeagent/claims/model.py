@@ -15,6 +15,7 @@ from nodeagent.plan.desired import MpsEntry
 from nodeagent.plan.observed import GpuInstance, Placement
 from nodeagent.plan.shares import TimeSlice, WantedMps
 from nodeagent.plan.users import PodName
+from nodeagent.structs import Struct
 
 # The uids that may become part of a file's name or of a CDI device's.
 UID: Final = re.compile(r"[0-9a-f][0-9a-f-]{0,63}")
@@ -36,8 +37,7 @@ CLASSES: Final = (
 """Lists the device classes with their configurations."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimReference:
+class ClaimReference(Struct, frozen=True):
     """A claim by namespace and name. Its commands are those that its tenant may run."""
 
     namespace: str
@@ -68,8 +68,7 @@ class ClaimReference:
         return f"kubectl get resourceclaim -n {self.namespace} {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """A device that a claim was allocated.
 
     `request` is as in the allocation, `main` or `main/sub`. `configuration` is how the device shall
@@ -105,8 +104,7 @@ class RecordPhase(StrEnum):
     RELEASING = "releasing"  # being taken down
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedDevice:
+class ClaimedDevice(Struct, frozen=True):
     """What stands for one result on the GPU with the UUID `gpu`.
 
     `profile` and `placement` are those of a MIG device's GPU instance; "" and None for the GPU as
@@ -251,8 +249,7 @@ class ClaimState(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated:
+class Allocated(Struct, frozen=True):
     """A device that the kubelet gave to a container for a claim, from its pod-resources."""
 
     namespace: str

@@ -8,13 +8,13 @@ it means is looked up among the names that the GPU's own profiles make.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from nodeagent.errors import UnknownDevice
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Gpu, GpuInstanceProfile, Placement
+from nodeagent.structs import Struct
 from nodeagent.text import listed
 
 DRIVER: Final = "gpu.nodeagent.io"
@@ -22,8 +22,7 @@ NVIDIA_DRIVER: Final = "gpu.nvidia.com"  # which this agent's may be called, too
 WHOLE_GPU = "gpu"
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePlace:
+class DevicePlace(Struct, frozen=True):
     """One place of one of a GPU's profiles."""
 
     profile: GpuInstanceProfile
@@ -35,8 +34,7 @@ class DevicePlace:
         return mig_device_name(self.profile.name, self.placement.start)
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(Struct, frozen=True):
     """What a pool and a device name mean; `part` None is the whole GPU."""
 
     gpu: Gpu

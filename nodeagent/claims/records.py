@@ -13,11 +13,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from msgspec import MsgspecError, Struct, json
+from msgspec import MsgspecError, json
 
 from nodeagent.claims.model import UID, ClaimRecord
 from nodeagent.claims.offering.planned import goal_with_claims
@@ -28,7 +27,7 @@ from nodeagent.gpu.kernel import boot_id
 from nodeagent.plan.desired import DesiredGpu, Reserved
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 from nodeagent.text import listed
 from nodeagent.waiting import uncancelled
 
@@ -43,8 +42,7 @@ class RecordNotKept(NodeagentError):
     """A record cannot be written or removed; what was there is still there."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableRecord:
+class UnreadableRecord(Struct, frozen=True):
     """A record that cannot be used. `gpus` are the UUIDs that it is about, None: it may be any;
     `uid` is "" where not even the names of the records can be read.
     """

@@ -14,7 +14,6 @@ every hour: claims are served without it.
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, NoReturn
 
@@ -30,6 +29,7 @@ from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import time_text
 from nodeagent.cluster.keeper import Keeper, WriteIntervals
 from nodeagent.pacing import RateLimit
+from nodeagent.structs import Struct
 
 log = structlog.get_logger(__name__)
 
@@ -103,8 +103,7 @@ class ClaimEventPublisher:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimStatus:
+class ClaimStatus(Struct, frozen=True):
     """What one claim's status should have."""
 
     namespace: str

@@ -8,23 +8,22 @@ where too many wait. Memory and requests are bounded.
 import random
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.node_view import time_text
 from nodeagent.cluster.client.requests import JsonObject
 from nodeagent.cluster.keeper import Keeper, WriteIntervals
+from nodeagent.structs import Struct
 from nodeagent.views.text import shortened
 
 _COMPONENT = "nodeagent"
 _MAX_MESSAGE = 1024  # characters; the API allows no more
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectReference:
+class ObjectReference(Struct, frozen=True):
     """What an Event is about; the Event is in its namespace."""
 
     api_version: str
@@ -34,8 +33,7 @@ class ObjectReference:
     uid: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeEvent:
+class NodeEvent(Struct, frozen=True):
     """An Event to publish; equal ones have the same cause. `reason` is one word in CamelCase.
 
     It is about the Node where `about` is None.
@@ -47,8 +45,7 @@ class NodeEvent:
     about: ObjectReference | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EventIntervals:
+class EventIntervals(Struct, frozen=True):
     """Times in seconds, sizes in causes."""
 
     interval: float = 6.0  # one request in so long, in the long run
@@ -58,8 +55,10 @@ class EventIntervals:
     retry: tuple[float, float] = (0.5, 30.0)  # at first, at most
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+_INTERVALS: Final = EventIntervals()
+
+
+class _Waiting(Struct, eq=False):
     """How often it happened since it was published last."""
 
     count: int
@@ -67,8 +66,7 @@ class _Waiting:
     last: datetime
 
 
-@dataclass(slots=True)
-class _Published:
+class _Published(Struct):
     name: str
     count: int
 
@@ -84,7 +82,7 @@ class EventPublisher:
         access: ClusterAccess,
         node: str,
         *,
-        intervals: EventIntervals = EventIntervals(),
+        intervals: EventIntervals = _INTERVALS,
         jitter: Callable[[], float] = random.random,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

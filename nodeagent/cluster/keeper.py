@@ -18,6 +18,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from nodeagent.cluster.client import faults
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.pacing import Allowance, Backoff
+from nodeagent.structs import Struct
 from nodeagent.waiting import ends_within
 
 Key = TypeVar("Key", bound=Hashable)
@@ -42,8 +43,7 @@ class Adapter(Protocol[Key_contra, Value]):
         """Read what is there again, after a write conflict. Raises `ClusterFault`."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteIntervals:
+class WriteIntervals(Struct, frozen=True):
     """Times in seconds; pairs are the first and the longest wait of a backoff.
 
     After a quiet time `burst` requests for a key go at once; only continuous changes are held to
@@ -57,8 +57,7 @@ class WriteIntervals:
     denied: tuple[float, float] = (0.5, 300.0)  # after a final refusal, the longest at once
 
 
-@dataclass(slots=True)
-class _Entry(Generic[Value]):
+class _Entry(Struct, Generic[Value]):
     """One key: what is wanted, and how writing it went."""
 
     value: Value

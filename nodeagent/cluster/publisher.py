@@ -7,7 +7,6 @@ can be.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
@@ -27,7 +26,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventLog, EventType
 from nodeagent.reconcile.plan_update import PlanUpdate
 from nodeagent.signals import Signal
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, field, replace
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.shapes import Cluster
 from nodeagent.views.status_annotation import StatusAnnotation
@@ -39,8 +38,7 @@ log = structlog.get_logger(__name__)
 _NAME_IT: Final = "set node_name to one of: kubectl get nodes"
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherIntervals:
+class PublisherIntervals(Struct, frozen=True):
     """Times in seconds. `patience`: shorter work is reported only at its end, so that a quick
     change is one write. `first_answer`: how long the API server is awaited at the start
     before the recorded plan counts.
@@ -51,6 +49,9 @@ class PublisherIntervals:
     follow: WatchIntervals = field(default_factory=WatchIntervals)
     write: WriteIntervals = field(default_factory=WriteIntervals)
     events: EventIntervals = field(default_factory=EventIntervals)
+
+
+_INTERVALS: Final = PublisherIntervals()
 
 
 class NodePublisher:
@@ -69,7 +70,7 @@ class NodePublisher:
         events: EventLog,
         labels: bool = False,
         taints: bool = False,
-        intervals: PublisherIntervals = PublisherIntervals(),
+        intervals: PublisherIntervals = _INTERVALS,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._access = access

@@ -7,7 +7,6 @@ is no polling, and no loop without a wait in it, however a server misbehaves.
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Generic, Literal, NoReturn, Protocol, TypeVar
 
 from msgspec import Raw
@@ -55,8 +54,7 @@ _LINE: Final = Decoder(_Line)
 _OBJECT: Final = Decoder(_Object)
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
+class WatchEvent(Struct, frozen=True):
     """Up to `version`: what happened to the object of this name, which is `object` in JSON now."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
@@ -79,8 +77,7 @@ def read_event(line: bytes, purpose: str) -> WatchEvent:
     return WatchEvent(found.type, metadata.resource_version, metadata.name, bytes(found.object))
 
 
-@dataclass(frozen=True, slots=True)
-class WatchIntervals:
+class WatchIntervals(Struct, frozen=True):
     """Times in seconds; pairs are ranges from which each time is drawn anew.
 
     A silent watch is followed by one that goes on where it was: a server that has stopped leaves

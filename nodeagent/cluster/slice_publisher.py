@@ -9,7 +9,6 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import structlog
@@ -64,8 +63,7 @@ class _Slice(Struct):
 _SLICE: Final = Decoder(_Slice)
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedSlice:
+class PublishedSlice(Struct, frozen=True):
     """A ResourceSlice as the API server has it."""
 
     name: str
@@ -89,8 +87,7 @@ def read_slice(text: bytes) -> PublishedSlice:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(Struct, frozen=True):
     """How publishing stands. `problem` says why less is published than wanted, None while all is;
     `others` are other drivers with slices of the node; `keeps_taints` is False once the API server
     has dropped the taint of a device.

@@ -10,13 +10,13 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from nodeagent.catalogue import section
 from nodeagent.errors import NodeagentError
 from nodeagent.files.unasked import open_below
+from nodeagent.structs import Struct
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
@@ -33,8 +33,7 @@ class PathRefused(NodeagentError):
     """A file or directory cannot be used, or not safely; what is there was left."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenDirectory:
+class OpenDirectory(Struct, frozen=True):
     """An open directory. `path` is for messages, and so is `use`, by which the catalogue has what
     to do where it, or something in it, is refused.
     """

@@ -25,6 +25,7 @@ from nodeagent.gpu.nvml_calls import ABSENT, constant
 from nodeagent.gpu.nvml_errors import NO_PERMISSION, silence_of, with_subject
 from nodeagent.gpu.workers import JOB_LIMIT, Worker
 from nodeagent.health.readings import Answer, GpuEvent, GpuEventKind, XidEvent, XidSource
+from nodeagent.structs import Struct
 
 _XID: Final = constant("nvmlEventTypeXidCriticalError")
 _MIG_CHANGE: Final = constant("nvmlEventMigConfigChange")
@@ -36,8 +37,7 @@ _TIMEOUT = 10  # NVML's code for "nothing happened"
 _MAX_EVENTS = 256  # events in one delivery
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """The driver was bound to a GPU (2) or taken off it (1); `gpu` is NVML's number for it."""
 
     kind: int
@@ -72,8 +72,7 @@ class _Sets:
             self.system = None
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """Seconds. `wait`: how long at a time in NVML, up to `waits` times; `deadline`: what each may
     take longer; `pause`: before an event set that failed is made anew, `incomplete`: one that a GPU
     is missing.
@@ -86,6 +85,9 @@ class Timing:
     incomplete: float = 30.0
 
 
+_TIMING: Final = Timing()
+
+
 @dataclass(slots=True)
 class EventListener:
     """Delivers the events of a driver that was entered.
@@ -95,7 +97,7 @@ class EventListener:
     """
 
     driver: Driver
-    timing: Timing = Timing()
+    timing: Timing = _TIMING
     uptime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     failure: DriverError | None = None
     last: float | None = None

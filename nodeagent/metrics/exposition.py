@@ -6,12 +6,12 @@ takes some 50 times as long. Its parser reads what is written here back in the t
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import assert_never
 
 from nodeagent.metrics.samples import GpuIdentity, Labels, Node, NvLink, Slice, Subject, WholeGpu
 from nodeagent.metrics.sources import Number
+from nodeagent.structs import Struct, field
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -21,8 +21,7 @@ _FASTEST = 1  # a level above it takes several times as long for a few percent
 _LEAST = 5e-7  # below it six decimals would say 0
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """All series of one name, by their label block; values that are not finite are left out.
 
     `format` writes a number: DCGM has whole ones and doubles with six decimals, the agent's own
@@ -106,8 +105,7 @@ def gpu_labels(gpu: GpuIdentity) -> Labels:
     )
 
 
-@dataclass(slots=True)
-class LabelBlocks:
+class LabelBlocks(Struct):
     """Label blocks of a text by subject, each written once.
 
     `host` is the host's label: `Hostname` up to dcgm-exporter 4.8.2, `hostname` since, or none.

@@ -8,7 +8,6 @@ what a GPU cannot be is not accepted while that GPU does not answer.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from nodeagent.documents.reading import digest_of, read_document
 from nodeagent.errors import DocumentError, NodeagentError
@@ -37,7 +36,7 @@ from nodeagent.reconcile.plan_update import (
     UnreadablePlan,
     last_good_plan,
 )
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, field, replace
 from nodeagent.views.shapes import Refused
 
 _NOTHING_DESIRED = DesiredNode({})
@@ -47,8 +46,7 @@ HostFor = Callable[[PlanDocument], Host]
 _NEVER = frozenset({Verdict.INVALID, Verdict.UNSATISFIABLE})
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
+class ReadPlan(Struct, frozen=True):
     """A text that was read without fault, and what of the host bore on it then."""
 
     text: PlanText
@@ -56,8 +54,7 @@ class ReadPlan:
     host: Host
 
 
-@dataclass(frozen=True, slots=True)
-class PlanEvaluation:
+class PlanEvaluation(Struct, frozen=True):
     """What to do for an observation.
 
     `plan` is None while no document is in force; `document`, `desired` and `observed` are what it

@@ -9,7 +9,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from nodeagent.errors import DriverError, Transient
@@ -19,7 +18,7 @@ from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodeOutcome, NodePlan, Poli
 from nodeagent.reconcile.executor import execute_gpu, side_by_side
 from nodeagent.reconcile.step_run import Execution, NodeDriver, OnProgress, only_adds, only_removes
 from nodeagent.signals import Signal
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 
 
 class Expected(Enum):
@@ -32,8 +31,7 @@ class Expected(Enum):
     REMOVAL = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """What one source wants of the GPU with the UUID `gpu`.
 
     `goal` gives that for the GPU as it is, all that is not the source's own left alone; it may

@@ -6,7 +6,6 @@ in force. Only root may read it: a plan can name users and limits of other peopl
 itself a plan that `nodeagent plan -f` reads: what the agent adds are comments.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -16,26 +15,24 @@ from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.plan.numbers import Numbers
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Problem
+from nodeagent.structs import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class PlanText:
+class PlanText(Struct, frozen=True):
     """A document as found; `configuration` names the one meant in an nvidia-mig-parted file."""
 
     text: bytes
     configuration: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeptPlan:
+class KeptPlan(Struct, frozen=True):
     """A plan that was accepted, and which GPUs its numbers stand for."""
 
     plan: PlanText
     numbers: Numbers = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NoPlan:
+class NoPlan(Struct, frozen=True):
     """The source holds no plan; `reason` is a sentence, such as that the file is not there.
 
     `problem` is set where a plan is required, and None where it is optional.
@@ -45,8 +42,7 @@ class NoPlan:
     problem: Problem | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadablePlan:
+class UnreadablePlan(Struct, frozen=True):
     """The source holds something that cannot be read."""
 
     problem: Problem

@@ -29,7 +29,7 @@ from nodeagent.reconcile.loop_control import Abandoned, Heartbeats, LoopControl
 from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.reconcile.work_queue import Retry, WorkQueue, blocking_pids, undisturbing
 from nodeagent.signals import Signal
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 from nodeagent.views.mps import MpsOverview
 from nodeagent.views.node_state import NodeState, Phase, blocking_codes, phase_of
 from nodeagent.views.text import layout_words
@@ -40,8 +40,7 @@ NAME = "reconciler"
 _MAX_AGE = 0.2  # seconds after which what was seen is not acted upon without another look
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """The settings of the reconciler. Times in seconds.
 
     `resync`: the longest time between two looks. `patience`: how long it may be busy without a sign

@@ -9,7 +9,6 @@ half-way.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
@@ -32,7 +31,7 @@ from nodeagent.plan.steps import (
     Step,
 )
 from nodeagent.reconcile.step_problems import not_as_planned, step_failed
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 from nodeagent.waiting import end_of
 
 # A daemon that does not end is not among them: what follows would take its device away.
@@ -69,8 +68,7 @@ class NodeDriver(StepDriver, Protocol):
 OnProgress = Callable[[StepReport], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(Struct, frozen=True):
     """What the runs of all GPUs have in common."""
 
     driver: StepDriver

@@ -6,7 +6,6 @@ was then changed by another program, or lost its layout at a reset) may be left 
 """
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeagent.pacing import Backoff
@@ -16,12 +15,11 @@ from nodeagent.plan.plan import GpuOutcome, GpuPlan, NodePlan, Verdict
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.step_problems import not_as_planned
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 from nodeagent.views.text import layout_words, users
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
+class _Failure(Struct, frozen=True):
     """How often a GPU failed since it was last in sync, and what the last attempt left behind."""
 
     situation: object

@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from nodeagent.plan.plan import Policy
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.settings import KubernetesSettings
+from nodeagent.structs import replace
 from nodeagent.structs import replace as replaced
 from nodeagent.views.node_state import NodeState
 from tests import rig

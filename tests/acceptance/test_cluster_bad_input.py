@@ -1,6 +1,5 @@
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 
 from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.simulation import SimulatedNode
+from nodeagent.structs import replace
 from tests.acceptance.cluster_rig import NODE, PACE, Member, plan_text
 from tests.machine_load import until
 from tests.simulated_cluster.agent import PLAN, STATUS, digest

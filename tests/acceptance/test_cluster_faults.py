@@ -1,12 +1,12 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nodeagent.simulation import SimulatedNode
+from nodeagent.structs import replace
 from tests.acceptance.cluster_rig import NODE, PACE, SOON, Member, plan_text
 from tests.machine_load import until
 from tests.simulated_cluster import faults

@@ -1,11 +1,11 @@
 import asyncio
 import threading
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
 from nodeagent.api.limits import TCP_LIMITS
+from nodeagent.structs import replace
 from tests.api.serving import api, assert_described
 from tests.machine_load import stretched, until
 from tests.rig import plan_text

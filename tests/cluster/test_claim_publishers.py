@@ -1,7 +1,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from nodeagent.cluster.claim_publishers import (
 from nodeagent.cluster.client.access import ClusterAccess
 from nodeagent.cluster.client.faults import ClusterFault
 from nodeagent.reconcile.event_log import EventLog
+from nodeagent.structs import replace
 from tests.claims import samples
 from tests.cluster.client.rig import running
 from tests.machine_load import until

@@ -16,7 +16,6 @@ the planner's own rule, set by set.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
 from math import gcd
 from operator import or_, sub
@@ -25,7 +24,7 @@ from nodeagent.claims.names import DevicePlace, places
 from nodeagent.plan.layouts import Card
 from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Gpu, GpuInstance, GpuInstanceProfile
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 
 # Cards have at most 2,319 legal sets; a card with very many more is not enumerated at all.
 _MAX_SETS = 20_000
@@ -33,8 +32,7 @@ _MAX_SETS = 20_000
 Amounts = Mapping[str, int]  # by counter; a counter that is not in it is not touched
 
 
-@dataclass(frozen=True, slots=True)
-class CounterScheme:
+class CounterScheme(Struct, frozen=True):
     """The counters of one kind of card.
 
     `step` is how many memory slices one counter stands for. `engines` has the amounts that a
@@ -142,8 +140,7 @@ def mismatch(gpu: Gpu, pinned: frozenset[str] = frozenset()) -> str:
     return _mismatch(profiles, gpu.compute_capability, pinned)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(Struct, frozen=True):
     """A device as the comparison needs it: `index` of its profile in the planner's table, memory
     slices as bits, and what it takes of each counter in the order of the totals.
     """

@@ -7,13 +7,12 @@ mig.go), and the standard ones under `resource.kubernetes.io/`. What is not know
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS, Consumed, RequestPolicy, policies
 from nodeagent.claims.names import WHOLE_GPU, DevicePlace
 from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import Gpu
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, field, replace
 
 _NVIDIA = "gpu.nvidia.com/"
 UUID = _NVIDIA + "uuid"
@@ -23,8 +22,7 @@ _WITHOUT_DOMAIN = frozenset({SHARING, THREADS, CLIENTS})
 MAX_VALUE_LENGTH = 64  # bytes of a string or version
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(Struct, frozen=True):
     """An attribute that is compared as a version; `text` is semantic versioning's form."""
 
     text: str
@@ -33,16 +31,14 @@ class Version:
 AttributeValue = bool | int | str | Version
 
 
-@dataclass(frozen=True, slots=True)
-class Taint:
+class Taint(Struct, frozen=True):
     """Nothing new is scheduled on it; `added` in seconds since 1970, in UTC."""
 
     key: str
     added: int
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedDevice:
+class OfferedDevice(Struct, frozen=True):
     """`consumes` has the amounts by counter, none where the device takes from none.
 
     `capacity` in bytes for memory, in percent for threads, else in pieces. Where it has `policies`,
@@ -57,8 +53,7 @@ class OfferedDevice:
     policies: Mapping[str, RequestPolicy] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
+class GpuFacts(Struct, frozen=True):
     """What attributes have beside what is observed of a GPU; empty where it is not known.
 
     Versions as the driver writes them (`580.65.06`, `13.0`); `pcie_root` as in `pci0000:01`.

@@ -16,7 +16,6 @@ offered, and no device takes from a counter: Kubernetes has those only where `dy
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
@@ -35,6 +34,7 @@ from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import idle_reset_remedy
 from nodeagent.plan.resolve_mps import VOLTA
+from nodeagent.structs import Struct
 
 _NOTHING_MADE: Final = "with dra.mode static nothing is made"
 
@@ -47,8 +47,7 @@ class Mode(StrEnum):
     DYNAMIC = "dynamic"
 
 
-@dataclass(frozen=True, slots=True)
-class FixedInstance:
+class FixedInstance(Struct, frozen=True):
     """A GPU instance of a planned layout, at its first memory slice.
 
     `kept_back` says why it keeps its place and is not offered, "": it is.
@@ -63,8 +62,7 @@ class FixedInstance:
         return mig_device_name(self.profile, self.start)
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(Struct, frozen=True):
     """What the plan says of a GPU that it names. `fixed` are the instances of a planned layout,
     none where it is no layout, and `is_there`: all of the layout is.
     """
@@ -80,8 +78,7 @@ class Planned:
         return any(instance.device == device for instance in self.fixed)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRules:
+class GpuRules(Struct, frozen=True):
     """What of one GPU claims may have.
 
     `planned` is None where no plan names it. `closed` says why nothing is offered at all, "": it
@@ -149,8 +146,7 @@ def _entry_of(planned: Planned | None, otherwise: str = "") -> str:
     return f"{planned.goal.path} of the plan" if planned else otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedNames:
+class OfferedNames(Struct, frozen=True):
     """The names of the devices, and why they are fewer than the mode promises (None: they are not).
 
     `counted`: MIG devices and the whole GPU take from the counters.

@@ -13,7 +13,6 @@ all. Counters are written before the devices that take from them, deletions firs
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,6 +28,7 @@ from nodeagent.claims.offering.devices import (
 )
 from nodeagent.claims.offering.pool_offer import PoolOffer
 from nodeagent.errors import NodeagentError
+from nodeagent.structs import Struct
 
 API_VERSION = "resource.k8s.io/v1"
 COUNTER_SET = "gpu"  # there is one in each pool
@@ -44,8 +44,7 @@ class UnreadableSlice(NodeagentError):
     """A ResourceSlice of this driver is not as this agent writes it."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReference:
+class NodeReference(Struct, frozen=True):
     """The Node that owns the slices, and the name of its driver."""
 
     name: str
@@ -236,8 +235,7 @@ _GATES = {
 _QUANTITIES = (".value", ".default", ".min", ".step")
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Struct, frozen=True):
     """A field that the server did not keep; `gate` is the feature gate behind which it is."""
 
     path: str
@@ -284,8 +282,7 @@ def _same_quantity(one: str, other: str) -> bool:
 # --- what is to be written ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SliceDiff:
+class SliceDiff(Struct, frozen=True):
     """The slices to delete, by name, and then whole objects to write, in this order. One with a
     `resourceVersion` replaces that version, the others are new.
     """

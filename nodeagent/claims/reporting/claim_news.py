@@ -5,19 +5,18 @@ Pure but for what it remembers: what was so when it was asked last.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, RecordPhase
 from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.claims.serving.attempts import Attempt, Operation
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import Struct
 
 MISMATCH: Final = "ClaimMismatch"  # what a pod does wrong, perhaps one that has just come
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimNews:
+class ClaimNews(Struct, frozen=True):
     """One thing that happened to a claim; `reason` is that of the Event. `gpu` is the UUID of the
     only GPU that it has devices of, "" where there is not one.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, assert_never
 
@@ -16,7 +15,7 @@ from nodeagent.claims.serving.attempts import Attempt, Operation
 from nodeagent.claims.serving.claim_pods import ClaimKey, ClaimPods
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, field, replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare, FreeShare
 from nodeagent.views.text import time_json
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.claims.records import UnreadableRecord
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimFacts:
+class ClaimFacts(Struct, frozen=True):
     """All that is known; `attempts`, `upkeep_problems` (what the last round of upkeep left) and
     `pod_problems` are by uid, `health` by pool and device. `boot_id` is this start of the machine.
     """

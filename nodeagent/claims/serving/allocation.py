@@ -6,7 +6,6 @@ written by tenants and administrators.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from nodeagent.claims import model
 from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS, Consumed
@@ -25,6 +24,7 @@ from nodeagent.claims.serving.nvidia_configuration import NvidiaConfiguration, k
 from nodeagent.documents.findings import DocumentPath
 from nodeagent.errors import DocumentError
 from nodeagent.plan.shares import TimeSlice
+from nodeagent.structs import Struct
 from nodeagent.text import quote
 
 
@@ -75,8 +75,7 @@ def read_state(claim: ClaimObject | None, record: model.ClaimRecord) -> model.Cl
 # --- the reader -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Configured:
+class _Configured(Struct, frozen=True):
     """A configuration as it was written, and as it was read."""
 
     written: WrittenConfiguration
@@ -92,8 +91,7 @@ class _Configured:
         return self.found.sharing if isinstance(self.found, NvidiaConfiguration) else self.found
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
+class _Reader(Struct, frozen=True):
     """Reads the allocated devices of one claim. Configurations for NVIDIA's driver count with
     `nvidia` and where this driver is called so, are refused with `refuses`, and else passed over.
     """

@@ -10,7 +10,6 @@ being started) is waited for within the kubelet's call, and only then is the ans
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -22,6 +21,7 @@ from nodeagent.errors import DriverError, NodeagentError, StillInUse, Transient,
 from nodeagent.files.open_directory import PathRefused
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.signals import Signal
+from nodeagent.structs import Struct, replace
 from nodeagent.waiting import ends_within
 
 FORGOTTEN_AFTER: Final = 600.0  # seconds; the kubelet repeats a call every few
@@ -34,8 +34,7 @@ class Operation(StrEnum):
     RELEASE = "release"
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """The newest attempt at a claim, where it runs or was refused. `since` is when the first of
     these attempts was begun, in seconds since 1970; `last` when the newest one ended, by a clock
     that does not jump.
@@ -50,8 +49,7 @@ class Attempt:
     refusal: Problem | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """An attempt that is over: how many seconds it took, and why it failed, "" where it did not."""
 
     operation: Operation

@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeVar
@@ -28,7 +27,7 @@ from nodeagent.gpu.capability_files import Instance
 from nodeagent.mps.files.client_files import slot_device
 from nodeagent.mps.shares import SLOT_VARIABLE
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 
 T = TypeVar("T")
 
@@ -74,8 +73,7 @@ def claim_of(name: str) -> str | None:
 # --- the document ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerDevice:
+class ContainerDevice(Struct, frozen=True):
     """A claim's device and its files: `minors` of /dev/nvidia<minor>, `capabilities` of
     /dev/nvidia-caps/nvidia-cap<n> for a MIG device's GPU instance and compute instance.
     """
@@ -148,8 +146,7 @@ def _mps_edits(mps: MpsEdits) -> Edits:
 # --- the files ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimFiles:
+class ClaimFiles(Struct, frozen=True):
     """`toolkit` is what each container needs. Every method blocks on the disk."""
 
     directory: Path

@@ -6,18 +6,16 @@ device, with or without MPS, one of the two would never be used, and no program 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from nodeagent.claims.model import ClaimedDevice, ClaimRecord, ClaimRefused
 from nodeagent.claims.serving.pod_object import PodObject
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import Share, WantedMps
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(Struct, frozen=True):
     """What reaches one container, or all devices of one request: `where` names it. One of the
     devices at least has MPS.
     """

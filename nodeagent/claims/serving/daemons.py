@@ -6,7 +6,6 @@ Claims that have shares of one GPU have one daemon together, each with a kind of
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodeagent.claims.capacity import Consumed, capacity_of
@@ -19,22 +18,20 @@ from nodeagent.plan.observed import Gpu, GpuInstanceProfile
 from nodeagent.plan.problems import Code
 from nodeagent.plan.resolve_mps import OnGpu, wanted_mps
 from nodeagent.plan.shares import MIB, Host, Share, Slot, WantedMps, percentage_text
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 
 # Of a share whose claim says nothing: the share's own limits.
 _AS_IT_IS = MpsEntry("", Shares((ShareEntry("clients", None, None, None, ""),), ""))
 
 
-@dataclass(frozen=True, slots=True)
-class MpsEdits:
+class MpsEdits(Struct, frozen=True):
     """The place of a claim's containers in the MPS daemon of their device."""
 
     daemon: DaemonSpec
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimDaemons:
+class ClaimDaemons(Struct, frozen=True):
     """Where no class names a user, MPS runs as `user`, else as `default_user`, which is never root.
     `run_dir` has the daemons' directories; with `private_shm` each device has its own /dev/shm.
     `poll` asks all daemons of the node who their clients are.

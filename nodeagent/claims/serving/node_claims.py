@@ -8,7 +8,6 @@ kubelet, which repeats each call until it succeeds, finishes it.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -28,7 +27,7 @@ from nodeagent.errors import NodeagentError, StillInUse
 from nodeagent.plan.desired import DesiredGpu
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.reconcile.owner import Expected, GpuOwners, Part
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 from nodeagent.waiting import uncancelled
 
 Fetch = Callable[[str, str], Awaitable[ClaimObject | None]]
@@ -38,8 +37,7 @@ FetchPod = Callable[[str, str], Awaitable[PodObject | None]]
 MAX_PODS: Final = 16  # that are read before a claim is prepared; it is reserved for 256 at most
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimPlaces:
+class ClaimPlaces(Struct, frozen=True):
     """Where claims are kept. `boot_id`: this start of the machine."""
 
     node: str

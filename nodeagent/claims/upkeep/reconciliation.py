@@ -9,7 +9,6 @@ when its devices have no users; not knowing counts as use.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
@@ -19,13 +18,13 @@ from nodeagent.claims.parts import daemon_of, daemon_of_part, instance_of
 from nodeagent.mps.lifecycle.model import DaemonPhase
 from nodeagent.plan.observed import Gpu, GpuInstance, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import Struct, field
 
 if TYPE_CHECKING:
     from nodeagent.claims.records import UnreadableRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """What is read of all claims at one moment. `claims` and `files` are by uid; a claim that is
     not in them is unknown, a file missing. `allocations` None: the kubelet did not answer.
     `planned` are GPU and placement of the instances that belong to a plan.
@@ -51,8 +50,7 @@ class ClaimAction(StrEnum):
     RELEASE = "release"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """`problem`: why a claim is left that is not as it should be."""
 
     action: ClaimAction
@@ -102,8 +100,7 @@ def foreign_instances(snapshot: Snapshot) -> Iterator[Problem]:
 # --- a device beside the hardware -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """A device on its `gpu`: it `is_there`, with its GPU instance if it has one; or that `instance`
     is in its place, and was not made for it; or it is missing. `unknown`: why that is not known;
     `lost`: nothing on the GPU works any more.

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
 from typing import Final, Generic, Self, TypeVar
 from urllib.parse import quote, urlencode
@@ -26,7 +26,7 @@ from nodeagent.cluster.client.credentials import Credentials, Endpoint, read_end
 from nodeagent.cluster.client.faults import ClusterFault, CredentialsUnusable, NotAuthenticated
 from nodeagent.cluster.client.requests import JsonObject, Request
 from nodeagent.own_thread import OwnThread
-from nodeagent.structs import Struct, read_in_threads
+from nodeagent.structs import Struct, read_in_threads, replace
 
 Made = TypeVar("Made")
 Read = Callable[[bytes], Made]
@@ -46,8 +46,7 @@ _AT_ONCE: Final = 64 << 10  # bytes that are parsed in the event loop
 _KEPT: Final = 75.0
 
 
-@dataclass(frozen=True, slots=True)
-class Listed(Generic[Made]):
+class Listed(Struct, Generic[Made], frozen=True):
     """The objects that a list holds, and the version to watch from."""
 
     items: tuple[Made, ...]

@@ -13,13 +13,14 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.programs import run_program
+from nodeagent.structs import Struct, replace
 
 _DEADLINE = 60.0  # seconds of a program that has credentials
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -71,8 +72,7 @@ class InCluster:
         return Endpoint(url, authority.encode(), authorization=f"Bearer {token}")
 
 
-@dataclass(frozen=True, slots=True)
-class Kubeconfig:
+class Kubeconfig(Struct, frozen=True):
     """A kubeconfig file; `context` None takes its current one."""
 
     path: Path

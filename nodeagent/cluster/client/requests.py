@@ -4,14 +4,13 @@ For each there is a right in manifests/, and no right is there without one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from msgspec.json import Decoder
 
-from nodeagent.structs import Struct
+from nodeagent.structs import Struct, field, replace
 
 JsonObject = dict[str, Any]
 
@@ -21,8 +20,7 @@ _RESOURCES: Final = f"/apis/{DRA_GROUP}/v1"
 _SLICES: Final = "resourceslices"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """One request; `purpose` describes it in a few words.
 
     `longer` is how many seconds the whole answer may take beyond the time in which it must begin.
@@ -37,8 +35,7 @@ class Request:
     longer: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Right:
+class Right(Struct, frozen=True):
     """The right to `verb` a resource (`pods/eviction`); "" is every namespace, or every name."""
 
     verb: str

@@ -8,11 +8,11 @@ recorded on the Node alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, assert_never
 
 from nodeagent.cluster.client.node_view import CHANGING, NodeView, has_taint
 from nodeagent.cluster.drain.pods import PodSelector
+from nodeagent.structs import Struct, field
 
 if TYPE_CHECKING:  # settings are not pure
     from nodeagent.settings import KubernetesSettings
@@ -22,8 +22,7 @@ RESTART_DUE: Final = "nodeagent.io/device-plugin-restart-due"
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeChange:
+class NodeChange(Struct, frozen=True):
     """One merge patch of the Node; None removes a key. `unschedulable`, and `changing` (the taint
     of that name), are left as they are where they are None.
 

@@ -7,7 +7,6 @@ the planner still finds the plan blocked.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.plan.desired import DesiredGpu, DesiredNode, WhenInUse
@@ -17,13 +16,12 @@ from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.users import PodName
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, field, replace
 
 _READY = (Verdict.IN_SYNC, Verdict.APPLICABLE)
 
 
-@dataclass(frozen=True, slots=True)
-class Evictions:
+class Evictions(Struct, frozen=True):
     """The pods to evict now with the reason of each, those that terminate already, and the
     problems because of which no pod of a GPU is evicted.
     """

@@ -24,6 +24,7 @@ from nodeagent.cluster.drain.pods import Pod, PodSelector, read_pod
 from nodeagent.pacing import Backoff
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.structs import Struct
 
 if TYPE_CHECKING:
     from nodeagent.settings import KubernetesSettings
@@ -34,8 +35,7 @@ log = structlog.get_logger(__name__)
 _ANSWERING: Final = {"nos": OtherManager.NOS, "mig-config": OtherManager.MIG_MANAGER}
 
 
-@dataclass(frozen=True, slots=True)
-class DrainIntervals:
+class DrainIntervals(Struct, frozen=True):
     """Times in seconds; pairs are the shortest and the longest wait of a backoff.
 
     `round_answer`: how long a round of the loop waits for the list of pods, and `list_age`: how

@@ -6,7 +6,6 @@ pods are not known, by the label that selects this node for them.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -16,6 +15,7 @@ from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.pods import Pod
 from nodeagent.cluster.kubelet.allocations import Holding
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import Struct
 
 Pods = tuple[Pod, ...] | None
 
@@ -30,8 +30,7 @@ class OtherManager(StrEnum):
     INSTASLICE = "instaslice"
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """A program to find. `label` brings its pods to a node, but is no evidence where our own
     plan source serves it, which is `source`.
     """

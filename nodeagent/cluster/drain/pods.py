@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final, Self
 
 from msgspec.json import Decoder
 
 from nodeagent.plan.users import PodName
-from nodeagent.structs import Struct, read_in_threads
+from nodeagent.structs import Struct, field, read_in_threads
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
 # The minute since 1970 that a CronJob puts behind its name, from 2025 to 2084: no date looks alike.
@@ -16,8 +15,7 @@ _MINUTE: Final = re.compile(r"-(29|[3-5]\d)\d{6}$")
 _DYNAMIC_MIG: Final = re.compile(r"(?:^|,)\s*DynamicMIG=true\s*(?:,|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True):
     """A pod on this node.
 
     `terminating`: its deletion was requested. `controller` is the kind of its controlling owner
@@ -51,8 +49,7 @@ class Pod:
         return str(self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class PodSelector:
+class PodSelector(Struct, frozen=True):
     """Selects pods of this node, in any namespace: those that have all of `labels`, or, where it is
     set, those of DaemonSets whose node selector or affinity names the node label `selects`.
     """

@@ -5,11 +5,11 @@ identifies a device, never the resource's name.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from nodeagent.claims.names import NVIDIA_DRIVER, WHOLE_GPU
 from nodeagent.plan.users import PodName
+from nodeagent.structs import Struct
 
 _UUID: Final = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE: Final = re.compile(rf"(?:GPU|MIG)-{_UUID}(?![0-9a-f])", re.ASCII | re.IGNORECASE)
@@ -25,38 +25,33 @@ _OWN_MIG: Final = re.compile(r"mig-.+-(\d{1,9})", re.ASCII)
 _DRA_PASSED_THROUGH: Final = re.compile(r"gpu-vfio-\d+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class ByUuid:
+class ByUuid(Struct, frozen=True):
     """The device of this UUID, in small letters; it may be none of this node's GPUs."""
 
     uuid: str
 
 
-@dataclass(frozen=True, slots=True)
-class ByFile:
+class ByFile(Struct, frozen=True):
     """The GPU whose file is /dev/nvidiaN, or one of its GPU instances."""
 
     minor: int
     gpu_instance: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ByPlace:
+class ByPlace(Struct, frozen=True):
     """The MIG device that has memory slice `start` of the GPU whose file is /dev/nvidiaN."""
 
     minor: int
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Anywhere:
+class Anywhere(Struct, frozen=True):
     """Some device of this node; its name does not identify it."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ByClaim:
+class ByClaim(Struct, frozen=True):
     """A device that a claim (namespace and name) has of this agent's own driver: the MIG device at
     memory slice `start` of the GPU with this UUID, in small letters, or, if `start` is None, the
     GPU as a whole or a share of it.
@@ -70,8 +65,7 @@ class ByClaim:
 DeviceId = ByUuid | ByFile | ByPlace | ByClaim | Anywhere
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True):
     """A device that a container holds, running or about to start.
 
     `resource` is the device plugin's; empty for a device of a resource claim (DRA).

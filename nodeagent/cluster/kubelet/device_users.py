@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
@@ -19,7 +18,7 @@ from nodeagent.gpu import users
 from nodeagent.gpu.users import GpuRef, MigDeviceRef, UnknownUsers, UsageReading, UsageSource
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance
 from nodeagent.plan.users import PodName, Usage, User
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, replace
 
 if TYPE_CHECKING:
     from nodeagent.cluster.kubelet.pod_resources import PodResourcesClient
@@ -150,8 +149,7 @@ class KubeletUsage(UsageSource):
 # --- what was allocated ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Allocations:
+class Allocations(Struct, frozen=True):
     """Everything that was allocated at one moment."""
 
     holdings: tuple[allocations.Holding, ...] = ()

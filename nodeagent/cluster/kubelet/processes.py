@@ -9,12 +9,12 @@ cgroup driver; containerd, CRI-O or Docker). The kubelet names its log folders a
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from nodeagent.plan.users import PodName
 from nodeagent.processes import Process, cgroup_of, inspect, sees_all_processes
+from nodeagent.structs import Struct, replace
 
 # systemd's slices have `_` where the uid has `-`; a static pod's uid is a hash without either.
 _POD: Final = re.compile(
@@ -25,8 +25,7 @@ _SESSIONS: Final = "/user.slice/"
 _REMOVED: Final = " (deleted)"  # behind the cgroup of a zombie whose pod was cleared away
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessPod:
+class ProcessPod(Struct, frozen=True):
     """A process in a pod; what cannot be found out is empty, and `name` None.
 
     `container_id` is the runtime's, `container` the name.
@@ -143,8 +142,7 @@ _SHORT_ID: Final = 12  # letters of a container's id that people and tools show
 _UNIT: Final = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Owner:
+class Owner(Struct, frozen=True, order=True):
     """The owner of processes on a device, or of its allocation; what is not known is empty.
 
     A pod has `namespace`, `pod` and, where it is known, `container`. Outside a cluster one of the

@@ -7,14 +7,13 @@ not certain; the daemon's own limits hold for everybody, whatever they say.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nodeagent.catalogue import filled, section
 from nodeagent.mps.clients.limits import ClientLimits, limits_in_force, own_limits
 from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABLE
 from nodeagent.plan.shares import ALL_THREADS, MIB, Share, WantedMps, percentage_text, written_bytes
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, field, replace
 from nodeagent.views.mps import client_words, plain_number
 from nodeagent.views.shapes import MpsClient, MpsMemory
 
@@ -22,8 +21,7 @@ from nodeagent.views.shapes import MpsClient, MpsMemory
 PAGE = 2 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class ClientFacts:
+class ClientFacts(Struct, frozen=True):
     """A client process as read: `client` without its share and limits, `start_time` in the kernel's
     clock ticks since boot, `environment` the variables of MPS that it was started with (None: they
     cannot be read), `seen` when it was seen to be a client first, `memory_used`
@@ -71,8 +69,7 @@ ENDED_FOR = frozenset(
 _NO_SHARE = frozenset({OffenceKind.NO_SHARE, OffenceKind.UNCLEAR_SHARE})
 
 
-@dataclass(frozen=True, slots=True)
-class Offence:
+class Offence(Struct, frozen=True):
     """One thing that is wrong with a client: `message` is a sentence without its subject, which
     is the client; `outcome` says what came of ending it, once that was tried.
     """
@@ -87,8 +84,7 @@ class Offence:
         return f"MPS client {client_words(self.client)} {self.message}{outcome}"
 
 
-@dataclass(slots=True)
-class Judged:
+class Judged(Struct):
     """A client with its share and limits, and all that is wrong with it."""
 
     facts: ClientFacts

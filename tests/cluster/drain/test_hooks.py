@@ -1,6 +1,5 @@
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from nodeagent.errors import UsageError
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.structs import replace
 from tests.cluster.drain import rig
 from tests.machine_load import until
 from tests.plan.cards import wanted

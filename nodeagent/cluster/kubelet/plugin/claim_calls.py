@@ -8,7 +8,6 @@ finds the work done, or waits for it again.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -18,6 +17,7 @@ from nodeagent.claims.reporting.device_reports import DeviceHealth
 from nodeagent.claims.serving.attempts import REPORT_FAULT, Operation
 from nodeagent.errors import NodeagentError
 from nodeagent.signals import Signal
+from nodeagent.structs import Struct
 from nodeagent.waiting import ends_within
 
 log = structlog.get_logger(__name__)
@@ -26,8 +26,7 @@ ANSWER_WITHIN: Final = 40.0  # seconds; the kubelet cancels a call after 45
 HEARTBEAT: Final = 10.0  # seconds; the kubelet takes what it was not sent for 30 s as Unknown
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ClaimName:
+class ClaimName(Struct, frozen=True, order=True):
     """A ResourceClaim, as the kubelet names it."""
 
     namespace: str
@@ -44,8 +43,7 @@ NodeagentError, whose text stands in the Event of the claim's pod.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True):
     operation: Operation
     claim: ClaimName
     task: asyncio.Task[tuple[ClaimedDevice, ...]]

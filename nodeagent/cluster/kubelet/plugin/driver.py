@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, Literal
@@ -23,6 +22,7 @@ from nodeagent.cluster.kubelet.generated import pluginregistration_pb2 as regist
 from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, HealthFeed
 from nodeagent.cluster.kubelet.plugin.sockets import check_path, remove_dead, serve
 from nodeagent.errors import NodeagentError
+from nodeagent.structs import Struct
 
 log = structlog.get_logger(__name__)
 
@@ -90,8 +90,7 @@ def _service(name: str, **methods: tuple[type[Message], Any]) -> grpc.GenericRpc
     return grpc.method_handlers_generic_handler(name, handlers)
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(Struct, frozen=True):
     """What the kubelet has said of the driver last; `reason` has its words when it refused it."""
 
     state: Literal["not yet seen", "registered", "refused"] = "not yet seen"

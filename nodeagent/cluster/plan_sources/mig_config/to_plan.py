@@ -9,7 +9,6 @@ fit on the very card, so nothing depends on the count that a driver claims.
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from nodeagent.documents.bounded_yaml import read_tree
@@ -23,6 +22,7 @@ from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import select
 from nodeagent.plan.search import best_layout
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from nodeagent.structs import Struct
 from nodeagent.text import listed, nearest_names, quote
 
 _MIG_CONFIGS = "mig-configs"
@@ -42,8 +42,7 @@ def can_be_named(name: str) -> bool:
     return _VALUE.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class DeferredMigConfig:
+class DeferredMigConfig(Struct, frozen=True):
     """The configuration `name`, as in the label; `file_text` is the mounted mig-parted file, None
     without one.
     """

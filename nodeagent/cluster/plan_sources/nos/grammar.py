@@ -8,7 +8,6 @@ in an annotation's key: like the device plugin, nos writes `1g.10gb.me` for `1g.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, islice
 
@@ -17,6 +16,7 @@ from nodeagent.documents.terms import MAX_INSTANCES
 from nodeagent.plan.names import ProfileName, device_name, find
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Code, Problem
+from nodeagent.structs import Struct
 from nodeagent.text import quote
 
 _DOTTED = re.compile(r"([^+]*?gb)\.(.+)")
@@ -68,8 +68,7 @@ def _device_on(gpu: Gpu, text: str) -> str | None:
     return device_name(profile.name, profile.slices, compute)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRequest:
+class DeviceRequest(Struct, frozen=True):
     """`count` devices of `profile`, as nos spells it, on the GPU with this NVML index.
 
     `where` is the path of the annotation that requests them.
@@ -87,8 +86,7 @@ class DeviceRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
+class Requests(Struct, frozen=True):
     """What annotations request. If anything is `wrong`, none of it may be acted upon.
     What is `ignored` nos ignores, too, but without a word.
     """
@@ -121,8 +119,7 @@ class NosDeviceUse(StrEnum):
     UNKNOWN = "unknown"  # nos reads it and never writes it
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class StatusKey:
+class StatusKey(Struct, frozen=True, order=True):
     """What a status annotation counts: devices of `profile` on the GPU with this index."""
 
     index: int

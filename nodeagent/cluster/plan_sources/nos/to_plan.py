@@ -7,7 +7,6 @@ of nos' plan: a new id that requests the same is the same plan, with the same di
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from nodeagent.cluster.plan_sources.nos.grammar import (
     BY_MIG,
@@ -25,15 +24,14 @@ from nodeagent.plan.names import ProfileName, find, nearest_profile
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
-from nodeagent.structs import replace
+from nodeagent.structs import Struct, field, replace
 from nodeagent.text import did_you_mean, listed, quote
 
 _SOME_ID = "0"  # which one it is does not matter to the plan
 _MAX_NAMED = 3  # further places in a sentence about the first
 
 
-@dataclass(frozen=True, slots=True)
-class DeferredNosPlan:
+class DeferredNosPlan(Struct, frozen=True):
     """What nos requests by these annotations and labels."""
 
     annotations: Mapping[str, str]
@@ -106,8 +104,7 @@ def _as_one(faults: tuple[Problem, ...]) -> Problem:
 # --- the GPUs -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _GpuRequest:
+class _GpuRequest(Struct, frozen=True):
     """What one GPU is asked to be: MIG with these instances."""
 
     index: int

@@ -1,7 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,6 +15,7 @@ from nodeagent.cluster.kubelet.plugin.claim_calls import (
     StillWorking,
 )
 from nodeagent.errors import NodeagentError
+from nodeagent.structs import replace
 from tests.cluster.kubelet.plugin.rig import CLAIM, Claims, devices_of, now
 from tests.simulated_cluster.kubelet_claims import CALL_WITHIN, SILENCE
 
