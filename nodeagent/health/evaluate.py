@@ -61,9 +61,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate `reading` on top of `state`; `observed` has who uses what a finding hits."""
     now = reading.at
-    if (
-        state.at is not None and state.boot_id == reading.boot_id
-    ):  # uptime never goes back in a boot
+    # Uptime never goes back in a boot.
+    if state.at is not None and state.boot_id == reading.boot_id:
         now = now._replace(uptime=max(now.uptime, state.at.uptime))
     rebooted = state.boot_id not in ("", reading.boot_id)
     state = replace(state, xids=_of_what_is_there(state, reading, rebooted=rebooted))

@@ -87,9 +87,8 @@ def _fence(finding: Finding, gpu: Gpu) -> Fence:
     if place.instance is not None and divided:  # without MIG nothing keeps work off some slices
         now = (i.placement for i in gpu.instances if i.id == place.instance)
         unhealthy = place.placement or next(now, None)
-    if (
-        unhealthy is None
-    ):  # also where it is not known where it lay: the whole GPU is under suspicion
+    # Also where it is not known where it lay: the whole GPU is under suspicion.
+    if unhealthy is None:
         return Fence(gpu.uuid, None, frozenset({gpu.uuid, *_devices(gpu.instances)}), finding)
     instances = tuple(i for i in gpu.instances if i.placement.mask & unhealthy.mask)
     exact = next(

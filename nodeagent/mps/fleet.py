@@ -219,9 +219,8 @@ class Fleet:
         await asyncio.gather(*(self._end(supervisor) for supervisor in gone))
 
     async def _end(self, supervisor: Supervisor) -> None:
-        supervisor.handle(
-            model.DrainRequested(0.0, force=True)
-        )  # also ends a drain that has its turn
+        # It also ends a drain that has its turn.
+        supervisor.handle(model.DrainRequested(0.0, force=True))
         try:
             async with self._lock_for_plan(supervisor.device):
                 await requests.end(supervisor)

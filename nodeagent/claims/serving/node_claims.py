@@ -298,9 +298,8 @@ class NodeClaims:
         except StillInUse:
             if not is_shared:
                 raise
-            await (
-                self.files.daemons.poll()
-            )  # clients that have just ended are known until they answer
+            # Clients that have just ended are known until they answer.
+            await self.files.daemons.poll()
             require_done(await self._owners.settle(part, only_plan=only_plan), record)
 
     # --- what no record is of ---------------------------------------------------------------------

@@ -23,9 +23,8 @@ class NoToolkitEdits(NodeagentError):
     """No CDI document says what a container needs to use a GPU at all."""
 
 
-_Mark = tuple[
-    Path, int, int, int
-]  # path, inode, change time and size, which differ for new content
+# Path, inode, change time and size, which differ for new content.
+_Mark = tuple[Path, int, int, int]
 
 
 class ToolkitEdits:
