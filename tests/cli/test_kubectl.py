@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from msgspec import to_builtins
 
 from nodeagent import kubectl as plugin
 from nodeagent.use.advice import Advice
-from tests.machine_load import stretched
 from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.real_api_server import RealApiServer, why_not
 
@@ -230,16 +228,13 @@ def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
     (tmp_path / "execgpusnodeagentsilent.err").write_text(refused)
     (tmp_path / "execgpusnodeagentsilent.code").write_text("1")
     shown = run("advise", "-n", "team-a", getpods=pods, execgpusnodeagentsilent="", **answers)
-    assert (
-        shown.stdout
-        == """\
+    assert shown.stdout == """\
 WORKLOAD            CARD  HAS      NODES  HELD  PEAK    FREES  ADVICE
 1000\\x1b[2J (main)  H100  gpu      1      20h   79.0Gi  0%     larger
 1000\\x1b[2J (main)  H100  share    1      20h   -       0%     smaller share of 3Gi 10%
 team-a/web (main)   H100  3g.40gb  3      60h   12.0Gi  25%    smaller 2g.20gb
 team-a/web (main)   H100  gpu      2      40h   30.0Gi  0%     notEnough
-"""
-    )
+"""  # fmt: skip
     missed = "at-silent: kubectl exec failed: no agent answers\n"
     assert (shown.returncode, shown.stderr) == (1, missed)
     alone = {"getpods": {"items": [pod("a")]}, "execgpusnodeagenta": {"advice": []}}
@@ -268,7 +263,6 @@ def asked_once(status: Any, plan: str = "version: v1") -> dict[str, Any]:
 
 
 def test_waiting_for_a_plan(run: Run, tmp_path: Path) -> None:
-    """It ends as the agent's own commands do: done, failed, refused, blocked."""
     wait = ("wait", "n1", "--timeout", "0")
     done = STATUS | {"phase": "InSync"}
     other = "sha256:" + "8" * 64
@@ -286,11 +280,8 @@ def test_waiting_for_a_plan(run: Run, tmp_path: Path) -> None:
     failed = ended(STATUS | {"phase": "Failed", "message": "it broke"}, "--digest", DIGEST)
     assert failed == (1, "", f"{first}Failed: it broke")
     assert ended(STATUS | {"digest": other}, "--digest", DIGEST) == (1, "", f"{first}at {other}")
-    assert ended(done | {"rejected": refused}, "--digest", other) == (
-        2,
-        "",
-        f"nodeagent: plan {other} is refused: gpus[0].mig: there is no 8g.40gb\\x1b",
-    )
+    words = f"nodeagent: plan {other} is refused: gpus[0].mig: there is no 8g.40gb\\x1b"
+    assert ended(done | {"rejected": refused}, "--digest", other) == (2, "", words)
     for damaged in ("[", "[]", None, {"headline": 1}, {"rejected": 1}):
         assert ended(damaged, "--digest", DIGEST) == (1, "", f"{first}at no plan")
     assert ended(done, "--digest", "777")[0] == 2
@@ -386,7 +377,7 @@ node n1: warning: Something is in use.
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_two_hundred_nodes_of_a_real_server(real_server: RealApiServer, tmp_path: Path) -> None:
-    """From one list, in under two seconds of this machine's time."""
+    """From one list, in under two seconds of a processor."""
     assets = os.environ.get("KUBEBUILDER_ASSETS", "/usr/local/kubebuilder/bin")
     config, token = tmp_path / "config", tmp_path / "token"
     token.write_text(real_server.token)
@@ -397,13 +388,13 @@ def test_two_hundred_nodes_of_a_real_server(real_server: RealApiServer, tmp_path
     nodes = {"kind": "List", "apiVersion": "v1", "items": items}
     assert not real_server.kubectl("create", "-f-", given=nodes)
     try:
-        begun = time.monotonic()
+        before = sum(os.times()[2:4])  # of all programs that ended
         shown = said(_ran((), environment))
-        took = time.monotonic() - begun
+        took = sum(os.times()[2:4]) - before
         named = _ran(("--kubeconfig", str(config)), environment | {"KUBECONFIG": "/nowhere"})
     finally:
         real_server.kubectl("delete", "--wait=false", "-f-", given=nodes)
     assert shown.count("\nfleet-") == 200
     assert "200 nodes with an agent (200 warning), " in shown
     assert named.stdout == shown
-    assert took < stretched(2)
+    assert took < 2.0
