@@ -163,15 +163,15 @@ def test_spreads_are_of_seconds() -> None:
     agent, node = Agent(), with_memory(divided({3: [user(0, "a")]}))
     part = (GPU.uuid, 3)
     for second in range(101):
-        busy = 90.0 if second > 90 else 20.0
+        busy = 100.0 if second > 90 else 20.0
         memory = (9 if second == 50 else 3) << 30
         read = {part: Reading(memory=memory, utilization=busy, sm_active=busy / 2)}
         agent.see(node, 1.0, {part: busy / 100}, read=read)
     use = agent.uses["a", "1g.10gb"]
     step = 100 / 40
     about: Any = pytest.approx(20, abs=step)
-    assert use.engine == Spread(about, 90.0, 90.0, 100.0)
-    assert (use.sm and use.sm.peak, use.dram) == (45.0, None)
+    assert use.engine == Spread(about, 100.0, 100.0, 100.0)
+    assert (use.sm and use.sm.peak, use.dram) == (50.0, None)
     assert use.memory
     assert use.memory.peak == 9 << 30
     assert 3 << 30 <= use.memory.p95 <= (3 << 30) + (10 << 30) / 40

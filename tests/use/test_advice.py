@@ -82,6 +82,13 @@ LOADS = {
     "a share of a slice": (
         H100, use(H100, "share of 3g.40gb", 30, 5, granted=30, threads=40, full=9),
         "larger share 39.5 GiB 40 %"),
+    "a whole card whose multiprocessors are full": (A100, use(A100, "gpu", 30, 99), "keep"),
+    "a share that was measured for half of the time": (
+        T4, replace(use(T4, "share", 2, granted=8, threads=50), sm=steady(10, DAY)),
+        "smaller share 3 GiB 15 %"),
+    "a share of a slice that was": (
+        H100, replace(use(H100, "share of 3g.40gb", 2, granted=30, threads=40), sm=steady(5, DAY)),
+        "smaller share 3 GiB 40 %"),
     "a share of all": (T4, use(T4, "share", 15, granted=15, full=9, held=DAY), "larger"),
 }  # fmt: skip
 

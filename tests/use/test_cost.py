@@ -16,7 +16,7 @@ from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.use.advice import advise
 from nodeagent.use.digest import Holder
-from nodeagent.use.records import MOST, Grant, Measured, Records
+from nodeagent.use.records import MOST, Digest, Grant, Measured, Records
 from nodeagent.use.state_file import use_file
 from nodeagent.views.node_state import NodeState
 from tests.plan.cards import Multiset
@@ -70,6 +70,18 @@ def test_pods_of_random_names_displace_each_other_alone(tmp_path: Path) -> None:
     assert kept
     again.restore(kept, 0.0)
     assert again.kept(0.0).uses() == records.kept(0.0).uses()
+
+
+def test_what_is_written_is_a_copy() -> None:
+    """It is written in a thread, while more is added."""
+    records = Records()
+    _add(records, "server")
+    kept = records.kept(0.0)
+    before = kept.uses()
+    _add(records, "server")
+    assert kept.uses() == before
+    with pytest.raises(ValueError, match="bins of another number"):  # as of another version
+        Digest(bins=bytearray(4))
 
 
 # --- a scrape -------------------------------------------------------------------------------------
