@@ -107,28 +107,26 @@ class Restore:
 
     async def run(self) -> NoReturn:
         backoff = Backoff(*self._node.intervals.restore)
-        try:
-            while True:
-                await self._due.wait()
-                self._due.clear()
-                if self._working or self._last_round is None:
-                    continue  # `end_round` sets the event
-                try:
-                    await self._put_back()
-                except faults.ClusterFault as fault:
-                    self._record(fault)
-                    await asyncio.sleep(backoff.next())
-                    self._due.set()
-                else:
-                    backoff.reset()
-                    self._record(None)
-        finally:
-            self._allocatable.forget()
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if self._working or self._last_round is None:
+                continue  # `end_round` sets the event
+            try:
+                await self._put_back()
+            except faults.ClusterFault as fault:
+                self._record(fault)
+                await asyncio.sleep(backoff.next())
+                self._due.set()
+            else:
+                backoff.reset()
+                self._record(None)
 
     async def shut_down(self, *, within: float) -> None:
         """Put back at once what can be in so many seconds; nothing is awaited any more."""
         self._working = self.holds_cordon = False
         self._last_round = None
+        self._allocatable.forget()
         try:
             async with asyncio.timeout(within):
                 await self._put_back()

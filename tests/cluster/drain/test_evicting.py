@@ -113,6 +113,26 @@ async def test_a_budget_is_kept_said_and_asked_again(server: ApiServer, tmp_path
         await until(lambda: it.around.problems == ())
 
 
+async def test_another_plan_does_not_wait_for_the_budget_of_the_last(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    """Its pods are asked at once, and soon again."""
+    server.pods.budgets |= {("team", "a"): "x", ("team", "b"): "x"}
+    async with rig.agent(server, tmp_path, cordon=True) as it:
+
+        def tries(pod: str) -> int:
+            return rig.asked(server).count(f"POST /api/v1/namespaces/team/pods/{pod}/eviction")
+
+        settle(it, held("a"))
+        await until(lambda: tries("a") == 4)
+        settle(it, rig.AFTER)
+        await until(lambda: it.codes() == [])
+        settle(it, held("-", "b"))
+        began = asyncio.get_running_loop().time()
+        await until(lambda: tries("b") == 2)
+        assert asyncio.get_running_loop().time() - began < 0.3
+
+
 async def test_no_pod_is_evicted_for_a_plan_that_is_gone(server: ApiServer, tmp_path: Path) -> None:
     """What is asked for may be another thing while the node is being cordoned."""
     async with rig.agent(server, tmp_path, cordon=True) as it:
@@ -122,6 +142,10 @@ async def test_no_pod_is_evicted_for_a_plan_that_is_gone(server: ApiServer, tmp_
         settle(it, rig.AFTER)
         await asyncio.sleep(0.5)
         assert evicted(server) == []
+        assert not cordoned(server)
+        settle(it, held("a"))
+        await until(lambda: evicted(server) == ["a"])
+        await it.around.shut_down(within=5)
         assert not cordoned(server)
 
 

@@ -160,6 +160,15 @@ async def test_a_stop_in_the_middle_puts_back_at_once(server: ApiServer, tmp_pat
         assert rig.labels(server)["device-plugin"] == "true"
 
 
+async def test_a_stop_awaits_no_offer(server: ApiServer, tmp_path: Path) -> None:
+    async with rig.agent(server, tmp_path, cordon=True, allocatable_deadline=5) as it:
+        assert await it.round() == ()
+        await asyncio.sleep(0.05)
+        assert unschedulable(server), "until pods can have the new devices"
+        await it.around.shut_down(within=5)
+        assert not unschedulable(server)
+
+
 async def test_the_plugins_pod_is_deleted_once(server: ApiServer, tmp_path: Path) -> None:
     server.pods.gone("plugin", "gpu")
     server.add_pod("plugin", namespace="gpu", node=rig.NODE, labels=rig.PLUGIN)

@@ -311,6 +311,13 @@ def test_what_else_hands_out_gpus(
     assert bool(expected) == bool(found)
 
 
+async def test_one_that_has_come_is_seen_before_a_change(server: ApiServer, tmp_path: Path) -> None:
+    async with agent(server, tmp_path) as it:
+        assert await it.round(AFTER, AFTER) == ()
+        server.add_pod("late", node=NODE, **MANAGER_POD)
+        assert [p.code for p in await it.round()] == [Code.OWNED]
+
+
 async def test_a_silent_server_is_not_waited_for(server: ApiServer, tmp_path: Path) -> None:
     server.add_pod("here", node=NODE, **MANAGER_POD)
     async with agent(server, tmp_path) as it:
