@@ -34,6 +34,8 @@ async def test_the_release_of_a_slice(node: SimulatedNode, home: Home, comes_bac
     if comes_back in ("at a reboot", "never"):
         home.boot_id = "second"
         node.reboot()
+        if comes_back == "never":
+            node.lose(0)
     async with home.core() as (claims, hardware):
         if comes_back == "as it was":
             with pytest.raises(ClaimHeldUp, match="is held: mig-1g-10gb-2 of claim team/trainer-0"):

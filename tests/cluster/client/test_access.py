@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.claims.serving import pod_object
 from nodeagent.cluster.client import faults, requests
 from nodeagent.cluster.client.access import ClusterAccess, read_object
 from nodeagent.cluster.client.credentials import InCluster, Kubeconfig
@@ -288,6 +289,13 @@ async def test_a_404_of_no_object(server: ApiServer, access: ClusterAccess, faul
     server.faults.next(1, fault)
     with pytest.raises(faults.ObjectMissing):
         await access.find(requests.get_claim("a", "p"), read_object)
+
+
+async def test_a_pod_that_is_too_deep(server: ApiServer, access: ClusterAccess) -> None:
+    """Also in what is not read of it."""
+    server.faults.next(1, Html(200, '{"x": ' + "[" * 20_000))
+    with pytest.raises(faults.ClusterFault, match="recursion"):
+        await access.find(requests.get_pod("a", "p"), pod_object.read_pod)
 
 
 async def test_an_eviction_and_a_budget(server: ApiServer, access: ClusterAccess) -> None:
