@@ -16,6 +16,8 @@ from bench.processes import cpu_seconds, resident
 from bench.tables import percentile, show
 from nodeagent.metrics.catalogue import Level, Tier, catalogue
 from nodeagent.metrics.selection import default_selection, default_text
+from nodeagent.use.state_file import FILE_NAME
+from tests.use.full_node import keep
 
 SCRAPES = 300
 WATCHED = 30.0  # seconds
@@ -24,7 +26,9 @@ SAMPLES = 10_000
 
 
 def run() -> None:
-    """h100-80gb:8 with 56 instances, a sample each second, the default fields and 40 more."""
+    """h100-80gb:8 with 56 instances, a sample each second, the default fields and 40 more; with
+    records of 500 workloads.
+    """
     with tempfile.TemporaryDirectory() as folder:
         counters = Path(folder) / "counters.csv"
         counters.write_text(_counters())
@@ -83,7 +87,9 @@ def _scraped(counters: Path) -> list[list[object]]:
 
 def _agent(counters: Path, *, interval: float) -> Running:
     agent = Running(
-        NODEAGENT_SAMPLE_INTERVAL=str(interval), NODEAGENT_METRICS_COUNTERS=str(counters)
+        prepare=lambda state: keep(state / FILE_NAME),
+        NODEAGENT_SAMPLE_INTERVAL=str(interval),
+        NODEAGENT_METRICS_COUNTERS=str(counters),
     )
     agent.wait_until_in_sync()
     time.sleep(3)

@@ -115,7 +115,7 @@ def a_load(name: str, board: Board, has: Has, chance: random.Random) -> Load:
     moments = []
     for number in range(SAMPLES):
         burst = number == 7
-        once = peak * (1.0 if burst else chance.uniform(0.3, 0.7))
+        once = peak * (1.0 if burst else chance.uniform(0.1, 0.4))
         part = 0.4 + number / SAMPLES if grows else once
         moments.append(
             Moment(
@@ -125,14 +125,14 @@ def a_load(name: str, board: Board, has: Has, chance: random.Random) -> Load:
             )
         )
     often = chance.choice((0.0, 0.5, 0.9)) if not has.profile or has.is_shared else 0.0
-    beside = [chance.random() < often for _ in range(SAMPLES)]
+    beside = [number < often * SAMPLES for number in range(SAMPLES)]
     if often and chance.random() < 0.5:  # at night it has nothing to do, and the device alone
         moments = [m if b else replace(m, work=0.0) for m, b in zip(moments, beside, strict=True)]
     return Load(name, moments, beside, has, chance.choice((1.0, 1.5)))
 
 
 def some_device(board: Board, chance: random.Random) -> Has:
-    device = chance.choice(("gpu", *(profile.name for profile in board.profiles)))
+    device = chance.choice(("gpu", "gpu", *(profile.name for profile in board.profiles)))
     if chance.random() < 0.5:
         return Has(device)
     of = Has(device)

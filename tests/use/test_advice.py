@@ -75,6 +75,8 @@ LOADS = {
         T4, use(T4, "share", 6, 25, granted=8, threads=25), "larger share 8 GiB 40 %"),
     "a share whose memory is full": (
         T4, use(T4, "share", 8, 5, granted=8, threads=25, full=9), "larger share 12 GiB 25 %"),
+    "a share of less than a GiB": (
+        T4, use(T4, "share", 0.59, 5, granted=0.6, threads=25, full=9), "larger share 1 GiB 25 %"),
     "a share that would shrink at once": (
         T4, use(T4, "share", 2.09, 5, granted=2.1, threads=25, full=9), "larger share 3 GiB 25 %"),
     "a share whose threads are full, with memory to spare": (
