@@ -241,7 +241,8 @@ async def test_before_a_later_release(node: SimulatedNode, home: Home) -> None:
         assert problem.remedy == (
             "start the release that wrote it; or check with nvidia-smi mig -lgi that the claim's "
             "instances are gone, and with nodeagent mps status that its MPS daemon is (nodeagent "
-            f"mps drain DEVICE ends it), and rm {path}"
+            f"mps drain DEVICE ends it), and rm {path}; the agent looks again "
+            "within a minute"
         )
         for asked in (claims.prepare(*names[0]), claims.release(UIDS[0])):
             with pytest.raises(NodeagentError) as refused:
