@@ -1,17 +1,11 @@
-"""A ResourceClaim's allocation: what counts for each device, hostile objects; and opaque
-parameters: the plan's words, and what tenants may not say.
-"""
+"""A claim's allocation, and opaque parameters: what counts, and what tenants may not say."""
 
-import copy
 from typing import Any
 
 import pytest
-from hypothesis import given, seed, settings
-from hypothesis import strategies as st
-from msgspec import DecodeError
 
 from nodeagent.claims.capacity import Consumed
-from nodeagent.claims.model import ClaimRefused, ClaimState, Result
+from nodeagent.claims.model import ClaimRefused, ClaimState
 from nodeagent.claims.serving.allocation import read_state
 from nodeagent.claims.serving.claim_object import Source
 from nodeagent.claims.serving.configuration import read_configuration, within_class
@@ -38,7 +32,6 @@ from tests.claims.samples import (
     result_json,
     share_json,
 )
-from tests.draws import draws
 
 
 def refused(claim: object, *, uid: str = UID) -> str:
@@ -211,15 +204,6 @@ def test_what_is_consumed_of_a_device() -> None:
     assert "consumedCapacity of request gpu: '0.5Gi' is not a quantity" in found_wrong
 
 
-# --- whatever the object is -----------------------------------------------------------------------
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner),
-    max_leaves=8,
-)
-
-
 @pytest.mark.parametrize(
     ("claim", "state"),
     [
@@ -237,49 +221,6 @@ def test_what_a_recorded_claim_is_now(claim: object, state: ClaimState) -> None:
     """One that cannot be read is not known, so that nothing of it is released."""
     found = claim_object(claim) if claim else None
     assert read_state(found, record()) is state
-
-
-def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    keys: list[Any] = list(value) if isinstance(value, dict) else []
-    if isinstance(value, list):
-        keys = list(range(len(value)))
-    below = [one for key in keys for one in places(value[key], (*path, key))]  # type: ignore[index]
-    return [path, *below]
-
-
-FULL = claim_json(
-    result_json(shareID=UID, adminAccess=False),
-    config=[
-        config_json(device_config(mps={"clients": {"memory": "8Gi", "threads": 25}})),
-        config_json(nvidia_config(strategy="MPS", mpsConfig={}), "FromClass", requests=["gpu"]),
-    ],
-)
-
-
-def outcome(claim: object, *, nvidia: bool) -> tuple[Result, ...] | str:
-    try:
-        return allocation(claim, nvidia=nvidia)
-    except (ClaimRefused, DecodeError) as error:
-        return str(error)
-
-
-@seed(12)
-@settings(max_examples=draws(200))
-@given(where=st.integers(0, 10**6), value=VALUES, nvidia=st.booleans())
-def test_any_value_in_any_place(where: int, value: object, nvidia: bool) -> None:
-    """It is read or refused; what is refused of a configuration in one printable line."""
-    claim: Any = copy.deepcopy(FULL)
-    paths = places(claim)
-    path = paths[where % len(paths)]
-    if not path:
-        claim = value
-    else:
-        above = claim
-        for key in path[:-1]:
-            above = above[key]
-        above[path[-1]] = value
-    found = outcome(claim, nvidia=nvidia)
-    assert isinstance(found, tuple) or (found.isprintable() and len(found) < 1000)
 
 
 # --- opaque parameters ----------------------------------------------------------------------------

@@ -4,16 +4,12 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nodeagent.documents.findings import MAX_PROBLEMS
 from nodeagent.documents.reading import MAX_PLAN, read_document
 from nodeagent.errors import DocumentError
 from nodeagent.plan.desired import MigDisabled
 from nodeagent.plan.problems import Code, Problem
-from tests.documents.test_schema import KEYS
-from tests.draws import draws
 
 PLAN = "version: v1\ngpus: [{devices: all, mig: disabled}]\n"
 FILE = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}\n"
@@ -73,43 +69,6 @@ def test_full_of_faults(document: dict[str, Any]) -> None:
         return time.process_time() - begin
 
     assert min(seconds() for _ in range(3)) < 0.3
-
-
-# --- anything at all --------------------------------------------------------------------------
-
-WORDS = st.sampled_from(
-    [
-        *(*KEYS, "v1", "all", "3g.40gb", "1c.3g.40gb", "8Gi", "long", "disabled", "enabled"),
-        *("mig-configs", "device-filter", "mig-enabled", "mig-devices", "0x233010DE"),
-    ]
-)
-TREES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text(max_size=5)
-    | WORDS,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(WORDS | st.text(max_size=3), inner, max_size=5)
-    ),
-    max_leaves=25,
-)
-NEARLY_PLANS = st.fixed_dictionaries(
-    {"version": st.just("v1"), "gpus": st.lists(st.dictionaries(WORDS, TREES, max_size=4))}
-)
-NEARLY_FILES = st.fixed_dictionaries(
-    {"version": st.just("v1"), "mig-configs": st.dictionaries(st.text(max_size=3), TREES)}
-)
-
-
-@settings(max_examples=draws(300))
-@given(TREES | NEARLY_PLANS | NEARLY_FILES, st.none() | st.text(max_size=2))
-def test_any_tree(tree: object, configuration: str | None) -> None:
-    """The same for texts that are well formed and full of the right words at wrong places."""
-    text = json.dumps(tree, ensure_ascii=False)
-    assert all(problem.message for problem in problems_of(text, configuration))
 
 
 # --- what holds a plan, and is none ---------------------------------------------------------------

@@ -99,7 +99,16 @@ def _from_file(read: Callable[[Path], object]) -> Callable[[bytes, Path], object
 def _one_configuration(text: bytes, _: Path) -> object:
     """The first that is named, as far as a pattern finds it."""
     named = re.search(rb'mig-configs"?:[\s{]*"?([\w.-]+)', text)
-    return read_document(text, configuration=named[1].decode() if named else None)
+    return _document(text, named[1].decode() if named else None)
+
+
+def _document(text: bytes, configuration: str | None = None) -> object:
+    try:
+        return read_document(text, configuration=configuration)
+    except DocumentError as error:
+        if not all(problem.message for problem in error.problems):
+            raise AssertionError("a problem without a message") from error
+        raise
 
 
 def _environment(text: bytes, _: Path) -> None:
@@ -120,7 +129,7 @@ _EACH_KIND = tuple({json.dumps(schema_of(name)): name for name in setting_names(
 def parsers() -> tuple[Parser, ...]:
     plans, files = both_ways(*_examples()), _mig_parted()
     return (
-        Parser("plan", lambda text, _: read_document(text), (DocumentError,), plans, _SMALLER),
+        Parser("plan", lambda text, _: _document(text), (DocumentError,), plans, _SMALLER),
         Parser(
             "mig-parted",
             _one_configuration,

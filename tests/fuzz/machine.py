@@ -165,10 +165,16 @@ _LOG = b"""\
 
 
 def _reply(text: bytes, _: Path) -> None:
-    """As the answer to one of the commands, and as that to a batch."""
-    said = text.decode(errors="replace")
+    """As the answer to each of the commands, and as that to a batch."""
+    said, refusals = text.decode(errors="replace"), []
     _parted(said, 3)
-    _COMMANDS[len(text) % len(_COMMANDS)].read(said.splitlines())
+    for command in _COMMANDS:
+        try:
+            command.read(said.splitlines())
+        except commands.UnexpectedReply as refusal:
+            refusals.append(refusal)
+    if len(refusals) == len(_COMMANDS):
+        raise refusals[0]
 
 
 def _log(text: bytes, _: Path) -> None:
@@ -255,6 +261,7 @@ def _cgroup(text: bytes, _: Path) -> None:
 def parsers() -> tuple[Parser, ...]:
     """One for each kind of file, message or text."""
     replies = (
+        b"",
         b"815\n4711\n",
         b"ACTIVE\n",
         b"33.3\n",

@@ -21,5 +21,7 @@ def test_no_input_gets_past_its_reader(tmp_path: Path, name: str, many: bool) ->
 @pytest.mark.parametrize("name", all_parsers())
 def test_inputs_begin_with_some_that_are_accepted(tmp_path: Path, name: str) -> None:
     parser = all_parsers()[name]
-    assert run(parser, range(len(parser.seeds)), "1", tmp_path).accepted > 0
+    found = run(parser, range(len(parser.seeds)), "1", tmp_path)
+    assert found.accepted > 0
+    assert not found.faults
     assert input_of(parser, "1", 777) == input_of(parser, "1", 777) != input_of(parser, "2", 777)

@@ -5,8 +5,6 @@ import pkgutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nodeagent.documents.xids import read_xid_table
 from nodeagent.errors import DocumentError
@@ -202,8 +200,3 @@ def test_records_of_kmsg_have_time_and_number() -> None:
 def test_other_lines_tell_nothing(line: str) -> None:
     """Neither do broken ones."""
     assert read_lines([line], 0.0) == ((), None)
-
-
-@given(st.text(max_size=200), st.text(max_size=200))
-def test_no_text_is_too_strange(head: str, tail: str) -> None:
-    read_lines([head, f"NVRM: Xid (PCI:0000:1a:00): {tail}", f"1,2,3,-;{head}"], 0.0)

@@ -184,17 +184,3 @@ def test_the_floor_rule(printed: str, mebibytes: int, agrees: bool) -> None:
     assert limit is not None
     assert str(limit) == printed
     assert limit.agrees_with(mebibytes) is agrees
-
-
-@given(st.text(max_size=60))
-def test_no_reply_crashes_the_reading(text: str) -> None:
-    for command in (
-        get_client_list(7),
-        get_server_list(),
-        get_server_status(7),
-        get_memory_limit(),
-    ):
-        try:
-            command.read(text.splitlines())
-        except UnexpectedReply:
-            continue
