@@ -108,7 +108,6 @@ def of(state: NodeState, runs_as: RunsAs = "pod") -> Headline:
 
 
 def test_every_kind() -> None:
-    """By its severity and code, in a sentence."""
     for severity, code, values in KINDS:
         found = of(node(values))
         assert (found.severity, found.code) == (severity, code), code
@@ -354,8 +353,7 @@ def test_nothing_in_it_grows_with_time() -> None:
 
 
 def test_gpus_that_no_check_has_read_yet() -> None:
-    fresh = health()
-    assert of(node({"health": fresh})).text == "The health of GPUs 0 and 1 was not read yet."
+    assert of(node({"health": health()})).text == "The health of GPUs 0 and 1 was not read yet."
     half = health(GpuReading(FIRST, 0, memory_unrepairable=False), GpuReading(SECOND, 1))
     assert of(node({"health": half})).text == "The health of GPU 1 was not read yet."
 
@@ -398,6 +396,5 @@ def test_a_gpu_that_is_inspected_gets_no_new_pods() -> None:
 def test_a_gpu_is_bound_to_the_driver_by_its_address() -> None:
     remedies = HealthRemedies("gpu-node-0", "pod", OBSERVED)
     address = OBSERVED.gpus[1].pci_bus_id[4:].lower()
-    assert f"`echo {address} > /sys/bus/pci/drivers/nvidia/bind`" in remedies.of(
-        "gpuUnbound", Action.NONE, 1
-    )
+    found = remedies.of("gpuUnbound", Action.NONE, 1)
+    assert f"`echo {address} > /sys/bus/pci/drivers/nvidia/bind`" in found
