@@ -1,6 +1,6 @@
 """What the agent says of itself in metrics: its steps and rounds, its readers, what it costs."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import islice, product
 
 from nodeagent.metrics.agent_metrics import AgentSample, Durations, agent_families
@@ -142,15 +142,15 @@ def _slots(report: StepReport, kinds: tuple[type, ...]) -> range:
 
 
 def advice_samples(
-    advice: Iterable[Advice], held: Collection[Iterable[tuple[str, ...]]]
+    advice: Iterable[Advice], held: Collection[tuple[Hashable, tuple[str, ...]]]
 ) -> Iterator[AgentSample]:
-    """What is to be changed of what is held now, those that free most first; `held`: of each device
-    the first four labels of those who have it. No more than devices, of which a page has far more.
+    """What is to be changed of what is held now, those that free most first; `held`: devices, and
+    the first four labels of who has one. No more than devices, of which a page has far more.
     """
-    of_now = {labels for some in held for labels in some}
+    devices, of_now = {device for device, _ in held}, {labels for _, labels in held}
     changes = (one for one in advice if one.verdict in {"smaller", "larger"})
     found = dict.fromkeys(  # who had shares of several sizes has several
         (a.container, a.namespace, a.workload, a.device, a.verdict, a.advised) for a in changes
     )
-    for labels in islice((one for one in found if one[:4] in of_now), len(held)):
+    for labels in islice((one for one in found if one[:4] in of_now), len(devices)):
         yield AgentSample("nodeagent_advice_info", 1, labels)

@@ -6,7 +6,7 @@ counts for a pod's account counts for the records of its workload, too.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import add
 from types import MappingProxyType
 from typing import Any, Final
@@ -166,13 +166,11 @@ class Accounts:
         more = [seconds * part for part in (hold.gpus, hold.slices) for seconds in (passed, used)]
         account.totals = tuple(map(add, account.totals, more))
 
-    def held(self) -> Collection[list[tuple[str, ...]]]:
-        """Who has each device now: container, namespace, workload, and the kind of device."""
-        found: dict[Device, list[tuple[str, ...]]] = defaultdict(list)
+    def held(self) -> Iterator[tuple[Device, tuple[str, ...]]]:
+        """What is held now, by whom: container, namespace, workload, and the kind of device."""
         for (device, _), hold in self._holds.items():
             of, has = hold.holder(self.workloads).named(""), hold.grant.device if hold.grant else ""
-            found[device].append((of.container, of.namespace, of.name, has))
-        return found.values()
+            yield device, (of.container, of.namespace, of.name, has)
 
     def samples(self) -> Iterator[AgentSample]:
         """Time held and used, and for how long devices that are held have done nothing."""

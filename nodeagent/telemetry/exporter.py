@@ -163,7 +163,7 @@ class Exporter:
         ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
         samples = [*node_samples(state), *self.accounts.samples(), ignored, self._build]
         samples += health_samples(state.health) if state.health else ()
-        samples += advice_samples(self.advice, self.accounts.held())
+        samples += advice_samples(self.advice, tuple(self.accounts.held()))
         families = self._families(sample, self._selection)
         return render([*families, *agent_families(samples), *self.work.families()])
 

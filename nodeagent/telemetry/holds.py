@@ -72,12 +72,9 @@ def holds_of(
             sharing = len(holders)
             for holder, owners in holders.items():
                 share = shares.get((device, holder.namespace, holder.pod))
-                names = named.get((holder.namespace, holder.pod), {})
-                grant = _grant(gpu, instance, share, names)
-                hold = DeviceHold(
-                    labels, gpus / sharing, size / sharing, sharing, tuple(owners), grant
-                )
-                found[device, holder] = hold
+                grant = _grant(gpu, instance, share, named[holder.namespace, holder.pod])
+                parts_of = gpus / sharing, size / sharing, sharing
+                found[device, holder] = DeviceHold(labels, *parts_of, tuple(owners), grant)
     return found
 
 

@@ -135,8 +135,8 @@ def test_the_metric_has_changes_alone_of_what_is_held_now_and_no_more_than_devic
     other_size = replace(many[2], granted_memory=39 * GIB)
     found = advise([*many, most, other_size, use(H100, "1g.10gb", 1, 3)], [H100])
     assert sum(one.verdict == "keep" for one in found) == 1
-    held = [[("main", "team-a", name, "3g.40gb")] for name in ("c", "b", "x")]
-    held[0] += [("main", "team-a", "z", "gpu"), ("main", "team-a", "x", "1g.10gb")]
+    held = [(name, ("main", "team-a", name, "3g.40gb")) for name in ("c", "b", "x")]
+    held += [("c", ("main", "team-a", *of)) for of in (("z", "gpu"), ("x", "1g.10gb"))]
     samples = list(advice_samples(found, held))
     assert [sample.labels[2] for sample in samples] == ["z", "b", "c"]
     assert samples[0].labels[3:] == ("gpu", "smaller", "1g.10gb")
