@@ -190,8 +190,11 @@ async def test_events_of_the_last_hour() -> None:
         assert (event["facts"], event["count"], event["first"]) == ({"seconds": 0.5}, 2, 1)
         assert event["since"] <= event["time"]
         assert await served.get("/v1/events?within=0") == (200, [])
-        status, refused = await served.get("/v1/events?within=1h")
-        assert (status, refused["error"]) == (400, 'within is a whole number of seconds, not "1h"')
+        for given in ("1h", "9" * 10, "\u0663"):  # the last one is a digit that is no ASCII
+            status, refused = await served.get(f"/v1/events?within={given}")
+            error = f'within is a whole number of seconds, not "{given}"'
+            assert (status, refused["error"]) == (400, error)
+        assert (await served.get(f"/v1/events?within={'9' * 9}"))[0] == 200
         headers = {"Accept": "text/event-stream"}
         address = f"{served.base}/v1/events?within=3600"
         async with served.session.get(address, headers=headers) as answer:
