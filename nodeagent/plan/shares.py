@@ -38,7 +38,21 @@ class ComputeMode(StrEnum):
     EXCLUSIVE_PROCESS = "exclusiveProcess"
 
 
-class Share(Struct, frozen=True):
+class _OfPlan(Struct, frozen=True):
+    """What has a `path`, its place in the plan: equal things are equal wherever a plan has them."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _OfPlan) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        fields = (name for name in self.__struct_fields__ if name != "path")
+        return type(self), *(getattr(self, name) for name in fields)
+
+
+class Share(_OfPlan, frozen=True):
     """One kind of client: `count` of them (None: however many come), each with these limits.
 
     `memory` is in whole MiB and `threads` in percent, at most two decimals; None: no limit of
@@ -55,16 +69,6 @@ class Share(Struct, frozen=True):
     path: str = ""
     total: Annotated[int, Meta(ge=0)] | None = None
     by_device: tuple[tuple[str, Annotated[int, Meta(ge=1)], int | None], ...] = ()
-
-    def __eq__(self, other: object) -> bool:
-        """Compare without `path`: equal limits are equal wherever a plan has them."""
-        return isinstance(other, Share) and self._compared() == other._compared()
-
-    def __hash__(self) -> int:
-        return hash(self._compared())
-
-    def _compared(self) -> tuple[object, ...]:
-        return self.name, self.count, self.memory, self.threads, self.total, self.by_device
 
     def memory_on(self, device: str) -> int | None:
         """The MiB that a client may have on this device (a UUID); None: no limit."""
@@ -127,7 +131,7 @@ class Account(Struct, frozen=True):
     any_user: bool = False
 
 
-class WantedMps(Struct, frozen=True):
+class WantedMps(_OfPlan, frozen=True):
     """What one device's control daemon has to be, whichever device that is.
 
     `devices`: the GPUs (UUIDs) that it serves together, in the order of their ordinals; it is that
@@ -138,16 +142,6 @@ class WantedMps(Struct, frozen=True):
     account: Account
     path: str = ""
     devices: tuple[str, ...] = ()
-
-    def __eq__(self, other: object) -> bool:
-        """Compare without `path`, as a Share does."""
-        return isinstance(other, WantedMps) and self._compared() == other._compared()
-
-    def __hash__(self) -> int:
-        return hash(self._compared())
-
-    def _compared(self) -> tuple[object, ...]:
-        return self.sharing, self.account, self.devices
 
     def devices_on(self, device: str) -> tuple[str, ...]:
         """All that it serves, as the daemon of `device`."""
