@@ -87,8 +87,8 @@ def test_each_kind_is_for_its_devices() -> None:
 @pytest.mark.parametrize(
     ("kind", "device", "remedy"),
     [
-        ("GpuConfig", MIG_DEVICE, "(write MigDeviceConfig in spec."),
-        ("MigDeviceConfig", "gpu", "(write GpuConfig in spec."),
+        ("GpuConfig", MIG_DEVICE, "(write MigDeviceConfig; it is written in spec."),
+        ("MigDeviceConfig", "gpu", "(write GpuConfig; it is written in spec."),
     ],
 )
 def test_a_kind_that_names_the_request_of_another(kind: str, device: str, remedy: str) -> None:
@@ -207,7 +207,7 @@ def test_a_node_that_does_not_honour_them(driver: str, source: str, writer: str)
         f'configuration of {writer}: config[0].kind: found "MigDeviceConfig" of NVIDIA\'s driver, '
         "which this node does not honour (set dra.nvidia_configs: true for the node's agent, or "
         "write gpu.nodeagent.io/v1 DeviceConfig with mps or timeSlice for the driver "
-        "gpu.nodeagent.io in spec."
+        "gpu.nodeagent.io; it is written in spec."
     ) in refused(config, nvidia=False)
 
 
