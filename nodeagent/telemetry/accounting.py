@@ -16,7 +16,7 @@ from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
 from nodeagent.plan.observed import ObservedNode
-from nodeagent.structs import Struct, replace
+from nodeagent.structs import Struct
 from nodeagent.telemetry.holds import DeviceHold, holds_of
 from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, UNUSED, Device, DeviceUse, device_of
 from nodeagent.use.digest import PodKey
@@ -133,12 +133,9 @@ class Accounts:
             if active.get(key[0], 1.0) < _IDLE_BELOW
         }
         if 0.0 < passed <= self._longest_gap:
-            for key, before in self._holds.items():
+            for key, hold in self._holds.items():
                 device, holder = key
                 goes_on, part = key in holds, active.get(device)
-                # A container is known soon after its pod.
-                owners = (before if before.owners[0].container else holds.get(key, before)).owners
-                hold = replace(before, owners=owners)
                 worked = None if part is None else min(max(part, 0.0), 1.0) * goes_on
                 self._add(holder, hold, passed, passed * (worked or 0.0))
                 if hold.grant is None:

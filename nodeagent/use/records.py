@@ -136,7 +136,10 @@ class Records:
         """Count `passed` seconds of a device of which the holder was one of `sharing`; it was
         `active` for a part of them (None: not measured).
         """
-        digest, grant = self._newer.pop(key, None) or Digest(), key[1]
+        (holder, grant), digest = key, self._newer.pop(key, None) or Digest()
+        nameless = (replace(holder, container=""), grant) if holder.container else key
+        if first := self._newer.pop(nameless, None):  # a container is known soon after its pod
+            digest = first.merged(digest)
         if len(self._newer) >= MOST:
             old = islice(self._newer, MOST // 2)
             del self._newer[min(old, key=lambda key: self._newer[key].held)]

@@ -294,12 +294,11 @@ def test_a_client_without_limits_has_all_of_its_part() -> None:
 def test_two_containers_of_a_pod_are_one_holder() -> None:
     """From the begin on, when they are not known yet."""
     agent = Agent()
-    agent.see(whole(user(0, "a-0", container="")))
-    for _ in range(2):
-        agent.see(whole(user(0, "a-0"), user(0, "a-0", container="side")))
+    for containers in ([""], [""], ["main", "side"], ["main", "side"]):
+        agent.see(whole(*(user(0, "a-0", container=name) for name in containers)))
     (use,) = agent.records.kept(0.0).uses()
     assert use.holder == Holder("workload", "a", "team", "main,side")
-    assert use.held == 20.0
+    assert use.held == 30.0
     agent.see(whole(*(user(0, "b", container=f"container-{number}") for number in range(999))))
     agent.see(whole())
     assert len(agent.uses["b", "gpu"].holder.container) == 255
