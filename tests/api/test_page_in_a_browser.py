@@ -1,4 +1,5 @@
 import json
+import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from nodeagent.api.limits import Refusals
 from nodeagent.api.listening import listen
 from nodeagent.reconcile.event_log import EventType
+from nodeagent.structs import replace
 from nodeagent.views.node_state import Reading
 from nodeagent.views.status_report import status_json
 from tests.api.browser import CHROMIUM, Tab, tab
@@ -31,6 +33,11 @@ READ_TWICE = "document.querySelectorAll('.picture > :not([aria-hidden])').length
 ESCAPE = "new KeyboardEvent('keydown', {key: 'Escape', bubbles: true})"
 TYPED = "dispatchEvent(new Event('input'))"
 WITH_ROOM = {"idle", "busy", "working", "blocked", "many", "sharing", "no plan"}
+COLUMNS = "[...document.querySelectorAll('.grid > thead th')].filter((th) => !th.hidden).length"
+ADVISED = "[...document.querySelectorAll('#advice tbody')].map((one) => one.rows.length)"
+_AXE = os.environ.get("NODEAGENT_TEST_AXE")  # the path of axe-core's axe.min.js
+AXE = Path(_AXE).read_text(encoding="utf-8") if _AXE else ""
+VIOLATIONS = "axe.run().then((all) => all.violations.map((one) => [one.id, one.nodes[0].html]))"
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
@@ -47,7 +54,7 @@ async def _is_dense(page: Tab, name: str, gpus: int) -> None:
     assert await page.value("document.querySelectorAll('#gpus tr.gpu').length") == gpus
     if name in {"full", "one lost"}:
         await page.show_on(390, "light")
-        assert await page.value("document.documentElement.scrollHeight") < 3000
+        assert await page.value("document.documentElement.scrollHeight") < 2300
         await page.show_on(1280, "light")
         assert await page.value("byId('gpus').getBoundingClientRect().bottom") < 800
         silent = await page.value("document.querySelectorAll('#gpus .at-silence').length")
@@ -61,11 +68,14 @@ async def _fits_every_screen(page: Tab, name: str, pictures: Path | None) -> Non
             assert await page.value(FITS), f"{name} is wider than {width} pixels"
             if pictures:
                 await page.picture(pictures / f"{name}-{width}-{scheme}.png")
+                if AXE:
+                    await page.value(AXE + "; 0")
+                    assert await page.value(VIOLATIONS) == [], name
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["", "pictures"])
 def pictures(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """Where pictures are to be left for people to look at, which takes most of the time."""
+    """Where pictures are to be left for people to look at; they and axe take most of the time."""
     return tmp_path if request.param else None
 
 
@@ -108,6 +118,9 @@ async def test_every_state_on_every_screen(tmp_path: Path, pictures: Path | None
             assert rows == len(status.get("claims", [])), "one of several with the same key is lost"
             advised = await page.value("byId('advice').textContent")
             assert "(main)3g.40gb, 40.0 GiB2 d 7 hsmaller: 1g.10gb, frees 38 %" in advised
+            known = {key for gpu in status["gpus"] for key in gpu}
+            columns = 6 + ("smClock" in known) + bool(known & {"xids", "eccCorrected"})
+            assert await page.value(COLUMNS) == columns * bool(status["gpus"]), name
             wrong = await page.value("byId('mps').textContent.includes('no memory limit')")
             assert wrong is (name == "sharing"), "the last client is left out"
             hidden = await page.value(r"byId('mps').textContent.includes('in\\u202efer.py')")
@@ -187,3 +200,17 @@ async def test_the_page_follows_the_agent_and_its_end(
             await page.until("!document.body.classList.contains('away')")
             assert await page.value("byId('banner').hidden")
         assert page.errors == []
+
+
+async def test_most_advice_is_folded(tmp_path: Path) -> None:
+    agent = Agent(OBSERVED)
+    agent.state, smaller = IDLE, agent.advised[0]
+    keep = [replace(smaller, workload=f"w{n}", verdict="keep") for n in range(70)]
+    async with listen(agent, HOST, 0, Refusals()) as port, tab(tmp_path) as page:
+        for advised, rows in (((), []), (keep[:1], [1]), ((*keep, *[smaller] * 9), [5, 50])):
+            agent.advised = tuple(advised)
+            await page.open(f"http://{HOST}:{port}/")
+            await page.until("byId('gpus').textContent !== ''")
+            assert await page.value(ADVISED) == rows
+            folded = await page.value("byId('advice').querySelectorAll('details table').length")
+            assert folded == bool(rows)

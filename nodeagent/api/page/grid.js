@@ -92,6 +92,12 @@ function modelWords(gpus) {
   return counted(gpus.map((gpu) => gpu.name || "GPU of unknown model"));
 }
 
+/* A column of which nothing is known has no room; the cells of GPUs that answer are its. */
+function hideEmpty(head, cells) {
+  if (!cells.length || cells.some((cell) => cell.textContent || cell.querySelector("svg"))) return;
+  [head, ...cells].forEach((cell) => { cell.hidden = true; });
+}
+
 /* `planned` has the plan's GPUs by index, `owners` the users of MPS clients by pid. */
 function drawGpus(status, plan, history) {
   const { gpus } = status, daemons = status.mps, claims = status.claims || [];
@@ -107,12 +113,15 @@ function drawGpus(status, plan, history) {
   show("models", modelWords(gpus), " ", isOld ? mark("▲", "as known last", "tone-warning") : "");
   show("legend", isOld ? list([mark("?", "last known", "is-silent")], { class: "legend" })
     : legend(gpus, planned));
+  const rows = gpus.map((gpu) => gpuRow(gpu, node));
   const heads = GRID.map((name, at) =>
     element("th", { scope: "col", role: "columnheader", class: "at-" + at }, name));
+  GRID.forEach((_, at) => hideEmpty(heads[at],
+    rows.flatMap((row) => [...row.querySelectorAll(".gpu > .at-" + at)])));
   const grid = { class: "grid", role: "table", "aria-labelledby": "gpus-title" };
   show("gpus", gpus.length ? element("table", grid,
     element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, heads)),
-    gpus.map((gpu) => gpuRow(gpu, node))) : "");
+    rows) : "");
 }
 
 /* --- opening and closing --- */

@@ -130,12 +130,19 @@ function adviceRow(one) {
   ] };
 }
 
+const MOST_ADVICE = 5, MOST_FOLDED = 50; // that have a row, and that have one once unfolded
+
 function drawAdvice({ advice = [] } = {}) {
-  const [first, rest] = firstOnes(advice, (one) => one.advised);
+  const first = advice.filter((one) => one.verdict === "smaller" || one.verdict === "larger")
+    .slice(0, MOST_ADVICE);
+  const rest = advice.filter((one) => !first.includes(one));
   const columns = ["Holder", "Has", "Held", "Advice", "Why"];
   const some = (words, ones) => table(words, columns, ones.map(adviceRow));
+  const all = rest.length > MOST_FOLDED
+    ? element("p", {}, "All: ", element("a", { href: "/v1/advice" }, "/v1/advice")) : "";
   show("advice", first.length ? some("Which slice or share would do for whom", first) : "",
-    rest.length ? folded(plural(rest.length, "more holder"), some("The other holders", rest)) : "");
+    rest.length ? folded(plural(rest.length, first.length ? "more holder" : "holder"),
+      some("The other holders", rest.slice(0, MOST_FOLDED)), all) : "");
 }
 
 /* --- the plan --- */
