@@ -159,7 +159,8 @@ async def _end(process: Process) -> None:
 def _kill_running() -> None:
     """They may be run by threads that nothing waits for, such as those that read credentials."""
     for process in tuple(_running):
-        _kill(process)
+        if process.returncode is None:
+            _kill(process)
 
 
 def _kill(process: Process) -> None:
