@@ -42,6 +42,7 @@ from nodeagent.plan.observed import Gpu, ObservedNode, Placement
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import ANY_USER
 from nodeagent.reconcile.owner import GpuOwners
+from nodeagent.views.health_remedies import HealthRemedies
 
 if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
@@ -294,12 +295,11 @@ class ClaimsService:
 
     def _device_health(self) -> tuple[DeviceHealth, ...]:
         state = self._states.newest
+        node = self._observation.node or state.observed  # which may be older than a record
         return device_health(
             self.claims.store.records,
-            self._observation.node or state.observed,  # which may be older than a record
+            HealthRemedies(state.node, state.runs_as, node),
             self._health(),
-            node_name=state.node,
-            runs_as=state.runs_as,
             unread=state.unread,
             now=time.time(),
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.cluster.client.presence import runs_as
 from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.original_settings import OriginalSettings
 
@@ -60,7 +60,7 @@ def _sources(
         return  # as in `kubelet_users`, which most commands need not import then
     from nodeagent.cluster.kubelet.device_users import kubelet_users
 
-    in_cluster = is_in_cluster(settings.kubernetes)
+    in_cluster = bool(runs_as(settings.kubernetes))
     kubelet = kubelet_users(
         settings.kubelet, in_cluster=in_cluster, simulated=simulated, recorded=recorded
     )

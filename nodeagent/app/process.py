@@ -20,7 +20,7 @@ from nodeagent.app.plan_service import SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.service import Agent
 from nodeagent.catalogue import section
-from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.cluster.client.presence import runs_as
 from nodeagent.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -56,7 +56,7 @@ def run(
     sslproto.SSLProtocol.max_size = _TLS_BUFFER
     notifier = Notifier.take_from(os.environ)
     configure_logging(form=settings.log.format, level=settings.log.level)
-    for problem in settings.dra.without_effect(in_cluster=is_in_cluster(settings.kubernetes)):
+    for problem in settings.dra.without_effect(in_cluster=bool(runs_as(settings.kubernetes))):
         log.warning(problem.message, remedy=problem.remedy)
     places = Paths(settings, simulation)
     places.make_state_directory()

@@ -4,7 +4,7 @@ import asyncio
 from typing import Self
 
 from nodeagent.app.paths import Paths
-from nodeagent.cluster.client.presence import is_in_cluster, runs_as
+from nodeagent.cluster.client.presence import runs_as
 from nodeagent.errors import UsageError
 from nodeagent.processor_waits import RunningTime
 from nodeagent.reconcile.event_log import EventLog
@@ -31,15 +31,15 @@ class Shared(Struct, frozen=True):
     @classmethod
     def of(cls, settings: Settings, paths: Paths) -> Self:
         """Make them in the event loop; raises UsageError for a source that needs a cluster."""
-        in_cluster = is_in_cluster(settings.kubernetes)
-        source = source_of(settings.plan, in_cluster=in_cluster)
+        how = runs_as(settings.kubernetes)
+        source = source_of(settings.plan, in_cluster=bool(how))
         return cls(
             settings,
             paths,
-            in_cluster,
+            bool(how),
             EventLog(),
             LoopControl(),
-            Signal(NodeState(settings.node_name, source, runs_as=runs_as(settings.kubernetes))),
+            Signal(NodeState(settings.node_name, source, runs_as=how)),
             Heartbeats(RunningTime(asyncio.get_running_loop().time)),
             LastObservation(),
         )

@@ -15,7 +15,7 @@ from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import is_simulated, lock_file, observed_node, run_dir
 from nodeagent.cli.output import Output
-from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.cluster.client.presence import runs_as
 from nodeagent.errors import DriverError, UsageError
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.setup import accounts_for, has_private_shm
@@ -48,7 +48,7 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     except UsageError as wrong:
         yield error("settings", wrong)
         return
-    in_cluster = is_in_cluster(settings.kubernetes)
+    in_cluster = bool(runs_as(settings.kubernetes))
     yield ok("settings", "valid")
     yield from _claims(settings, in_cluster=in_cluster)
     simulated = is_simulated(options)

@@ -10,7 +10,7 @@ from nodeagent.cli.commands import COMMANDS
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output, formatted
 from nodeagent.cli.parser import Parser, build_parser, parse
-from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.cluster.client.presence import runs_as
 from nodeagent.documents.plan import plan_schema
 from nodeagent.errors import UsageError
 from nodeagent.runbook import Entry, runbook
@@ -34,7 +34,7 @@ def run_explain(options: Namespace, output: Output) -> ExitCode:
 def _is_in_cluster(options: Namespace) -> bool:
     """Whether the node is in a cluster; bad settings, which may be what is asked about, say no."""
     try:
-        return is_in_cluster(command_settings(options).kubernetes)
+        return bool(runs_as(command_settings(options).kubernetes))
     except UsageError:
         return False
 

@@ -17,7 +17,7 @@ from nodeagent.cli.command_settings import flags_of
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.node import SIMULATED_SMI, SimulatedGpus, is_simulated, is_throwaway, simulation
 from nodeagent.cli.output import Output, write_to_stderr
-from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.cluster.client.presence import runs_as
 from nodeagent.cluster.plan_sources.registry import CARRIERS
 from nodeagent.documents.bounded_yaml import MAX_TEXT
 from nodeagent.errors import NodeagentError
@@ -88,7 +88,7 @@ def _flags(options: Namespace) -> dict[str, object]:
 
 
 def _carrier(settings: Settings) -> str:
-    in_cluster = is_in_cluster(settings.kubernetes)
+    in_cluster = bool(runs_as(settings.kubernetes))
     source = source_of(settings.plan, in_cluster=in_cluster)
     if source == "file":
         return str(settings.plan.file)

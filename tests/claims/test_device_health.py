@@ -9,6 +9,7 @@ from nodeagent.health.state import GpuHistory, HealthState
 from nodeagent.health.table import new_finding
 from nodeagent.plan.observed import Access, Gpu, MigMode, ObservedNode, Placement
 from nodeagent.structs import replace
+from nodeagent.views.health_remedies import HealthRemedies
 from tests.claims import samples
 from tests.claims.snapshots import instance
 
@@ -33,10 +34,8 @@ def judged(
     health = HealthState(findings=findings, gpus={samples.GPU: GpuHistory(index=3)})
     (found,) = device_health(
         [claim or samples.record(samples.mig_device(instance=7))],
-        node,
+        HealthRemedies("gpu-node-0", "pod", node),
         health,
-        node_name="gpu-node-0",
-        runs_as="pod",
         unread=unread,
         now=NOW,
     )
@@ -87,7 +86,7 @@ def test_a_device_that_is_gone() -> None:
         assert found.message.startswith(f"{device.result.device} of GPU 3 (H100) is gone; ")
         for phase in (RecordPhase.INTENT, RecordPhase.RELEASING):
             claim = samples.record(device, phase=phase)
-            assert device_health([claim], node, node_name="n", runs_as="pod", now=NOW) == ()
+            assert device_health([claim], HealthRemedies("n", "pod", node), now=NOW) == ()
 
 
 @pytest.mark.parametrize(

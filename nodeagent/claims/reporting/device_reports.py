@@ -16,7 +16,6 @@ from nodeagent.health.state import HealthState
 from nodeagent.plan.observed import Access, ObservedNode
 from nodeagent.structs import replace
 from nodeagent.views.health_remedies import HealthRemedies
-from nodeagent.views.shapes import RunsAs
 from nodeagent.views.text import shortened
 
 Status = Literal["healthy", "unhealthy", "unknown"]
@@ -46,11 +45,9 @@ _SHOWS: Final = "the agent makes it again, and `nodeagent claims` shows what kee
 
 def device_health(
     records: Iterable[ClaimRecord],
-    node: ObservedNode,
+    remedies: HealthRemedies,
     health: HealthState = _NO_HEALTH,
     *,
-    node_name: str,
-    runs_as: RunsAs,
     unread: str = "",
     now: float,
 ) -> tuple[DeviceHealth, ...]:
@@ -60,7 +57,7 @@ def device_health(
     where a claim that is ready does not have it any more; nothing is said of one that is not there
     yet. `unread`: why nothing new is known of the GPUs, if so.
     """
-    remedies = HealthRemedies(node_name, runs_as, node)
+    node = remedies.observed
     fenced = fences(health.findings, node).all
     found: dict[tuple[str, str], DeviceHealth] = {}
     for record, device in ((one, device) for one in records for device in one.devices):

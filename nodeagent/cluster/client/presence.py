@@ -1,4 +1,4 @@
-"""Whether the node belongs to a cluster, found out without importing what talks to one."""
+"""How the agent runs in a cluster, if in one, found out without importing what talks to it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,16 @@ if TYPE_CHECKING:
 TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
-def is_in_cluster(
+def runs_as(
     settings: KubernetesSettings,
     *,
     environment: Mapping[str, str] = os.environ,
     token: Path = TOKEN,
-) -> bool:
+) -> RunsAs:
     """Judge by the settings `kubernetes.use` and `kubernetes.kubeconfig`, then by what the kubelet
     gives to a pod with a service account. Reads nothing but whether the token is there.
     """
-    if settings.use == "never":
-        return False
-    if settings.kubeconfig is not None:
-        return True
-    return bool(environment.get("KUBERNETES_SERVICE_HOST")) and token.exists()
-
-
-def runs_as(settings: KubernetesSettings) -> RunsAs:
-    """How the agent runs on its cluster's node; "" without a cluster."""
-    if not is_in_cluster(settings):
+    in_pod = bool(environment.get("KUBERNETES_SERVICE_HOST"))
+    if settings.use == "never" or not (settings.kubeconfig or (in_pod and token.exists())):
         return ""
-    return "pod" if os.environ.get("KUBERNETES_SERVICE_HOST") else "service"
+    return "pod" if in_pod else "service"

@@ -15,7 +15,7 @@ from nodeagent.cluster.client.credentials import (
     tls_context,
 )
 from nodeagent.cluster.client.faults import CredentialsUnusable
-from nodeagent.cluster.client.presence import is_in_cluster
+from nodeagent.cluster.client.presence import runs_as
 from nodeagent.settings import KubernetesSettings
 from tests.cluster.client.rig import certificate
 
@@ -224,13 +224,14 @@ def test_a_missing_kubeconfig_and_a_missing_context_are_errors(tmp_path: Path) -
 def test_a_cluster_is_there_where_one_is_named_or_given(tmp_path: Path) -> None:
     given, pod = Path("/k"), {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
-    def found(use: Literal["auto", "never"], kubeconfig: Path | None, **environment: str) -> bool:
+    def found(use: Literal["auto", "never"], kubeconfig: Path | None, **environment: str) -> str:
         settings = KubernetesSettings(use=use, kubeconfig=kubeconfig)
-        return is_in_cluster(settings, environment=environment, token=tmp_path / "token")
+        return runs_as(settings, environment=environment, token=tmp_path / "token")
 
-    assert found("auto", given)
+    assert found("auto", given) == "service"
+    assert found("auto", given, **pod) == "pod"
     assert not found("auto", None, **pod)  # a pod whose service account is not mounted
     (tmp_path / "token").write_text("x")
-    assert found("auto", None, **pod)
+    assert found("auto", None, **pod) == "pod"
     assert not found("auto", None)
     assert not found("never", given, **pod)
