@@ -13,7 +13,10 @@ HELD = f"namespace_workload:nodeagent_gpus_held:rate5m{OF_CHOSEN}"
 USED = f"namespace_workload:nodeagent_gpus_used:rate5m{OF_CHOSEN}"
 IDLE = f"namespace_workload:nodeagent_gpus_idle:rate5m{OF_CHOSEN}"
 ALL_HELD = "namespace_workload:nodeagent_gpus_held:rate5m"
-SMALLER = 'nodeagent_advice_info{verdict="smaller", namespace=~"$namespace"}'
+SMALLER = (
+    "max by (namespace, workload, container, device, advised) "
+    '(nodeagent_advice_info{verdict="smaller", namespace=~"$namespace"})'
+)
 GPU_QUOTA = (
     'kube_resourcequota{{type="{}", namespace=~"$namespace", resource=~"'
     "requests[.](nvidia[.]com|deviceclass[.]resource[.]kubernetes[.]io)/.+"
@@ -128,8 +131,9 @@ USE_ROWS: Rows = (
             _by_workload("What they cost", f"topk(10, {_hours(IDLE)} * $price)", **COST, width=12),
             table(
                 "Smaller devices that would do",
-                f"topk(10, max by (namespace, workload, container, device, advised) ({SMALLER})"
-                f" * on (namespace, workload) group_left () {_hours(IDLE)})",
+                # Also of a workload whose name the records do not have.
+                f"topk(10, {SMALLER} * on (namespace, workload) group_left () {_hours(IDLE)}"
+                f" or {SMALLER} * 0)",
                 *("namespace", "workload", "container", "device", "advised", "Value"),
                 **{**HOURS, "value": "idle GPU-hours"},
                 width=24,
