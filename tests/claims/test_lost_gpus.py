@@ -82,11 +82,8 @@ async def test_a_claim_that_is_allocated_anew(node: SimulatedNode, home: Home) -
         assert (home.records(), laid_out(node), laid_out(node, 1)) == ([], [(2, 1)], [])
 
 
-@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("which", [0, 1])
-async def test_a_gpu_of_a_daemon(
-    machine: NodeRig, home: Home, which: int, *, restarts: bool
-) -> None:
+async def test_a_gpu_of_a_daemon(machine: NodeRig, home: Home, which: int) -> None:
     """The daemon ends with the last claim, and the other GPU is free; the lost one gets its compute
     mode back when it answers again.
     """
@@ -101,14 +98,12 @@ async def test_a_gpu_of_a_daemon(
                 await rig.round()
                 with pytest.raises(StillInUse, match=f"{program.pid}"):
                     await claims.release(UIDS[0])
-            if not restarts:
-                for uid in UIDS[:2]:
-                    await claims.release(uid)
+            for uid in UIDS[: 2 * which]:
+                await claims.release(uid)
         async with agent(home, machine, share="memory") as (claims, rig, parts):
             await parts.fleet.poll()
-            if restarts:
-                for uid in UIDS[:2]:
-                    await claims.release(uid)
+            for uid in UIDS[:2]:
+                await claims.release(uid)
             home.claims.clear()
             assert (parts.fleet.statuses(), machine.processes()) == ((), [])
             assert (modes(node)[other.index], modes(node)[lost.index]) == (DEFAULT, EXCLUSIVE)
