@@ -56,11 +56,9 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     yield from machine.driver_findings(observed)
     permission = machine.permission_finding(simulated=simulated)
     yield permission
-    programs = {"after_change.command": settings.after_change.command}
-    programs |= {} if simulated else {"nvidia_smi": settings.nvidia_smi}
-    yield from machine.own_programs_findings({k: v for k, v in programs.items() if v})
+    smi, reset_allowed = () if simulated else settings.nvidia_smi, settings.reset != "never"
+    yield from machine.own_programs_findings(settings.after_change.command, smi)
     if isinstance(observed, ObservedNode) and not simulated:
-        smi, reset_allowed = settings.nvidia_smi, settings.reset != "never"
         yield from machine.nvidia_smi_findings(observed, smi, reset_allowed=reset_allowed)
         yield from machine.persistence_findings(observed, smi)
         yield from machine.fabric_findings(commands())

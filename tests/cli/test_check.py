@@ -195,11 +195,11 @@ def test_a_program_that_others_can_write(h100: Program) -> None:
     [smi] = _smi(h100.directory, "GPU-a, Enabled")
     words = f"after_change: {{command: {smi} cdi}}"
     [_, found] = _check(h100, "--settings", h100.file(words, "s.yaml"))
-    assert "after_change.command" not in found
+    assert "programs" not in found
     Path(smi).chmod(0o757)
     [ended, found] = _check(h100, "--settings", h100.file(words, "s.yaml"))
-    assert (ended.code, found["after_change.command"]["level"]) == (1, "error")
-    assert f"`chmod go-w {smi}`" in found["after_change.command"]["message"]
+    assert (ended.code, found["programs"]["level"]) == (1, "error")
+    assert f"`chmod go-w {smi}`" in found["programs"]["message"]
     assert not list(machine.persistence_findings(_node(needs_reset=False), (smi,)))
 
 

@@ -68,13 +68,14 @@ def permission_finding(*, simulated: bool) -> PreflightFinding:
     return error(check, NodeagentError.of("migNotAllowed", user=os.geteuid()))
 
 
-def own_programs_findings(programs: Mapping[str, Sequence[str]]) -> Iterator[PreflightFinding]:
-    """The programs, by their settings, that are not run because others could replace them."""
-    for setting, (program, *_) in programs.items():
+def own_programs_findings(*commands: Sequence[str] | None) -> Iterator[PreflightFinding]:
+    """The programs of settings that are not run because other users could replace them."""
+    for program in (command[0] for command in commands if command):
         try:
             require_own(program, None)
         except OSError as found:
-            yield error(setting, NodeagentError.of("notOwn", program=program, why=found.strerror))
+            why = NodeagentError.of("notOwn", program=program, why=found.strerror)
+            yield error("programs", why)
 
 
 def nvidia_smi_findings(
