@@ -273,7 +273,7 @@ async def test_the_condition_and_the_event(tmp_path: Path) -> None:
             await until(lambda: headline()["severity"] == "error")
             assert headline()["text"] == f"{said}."
             assert headline()["code"] == "XidReset"
-            assert "run `nvidia-smi --gpu-reset -i 0` on the node" in headline()["remedy"]
+            assert "`nvidia-smi --gpu-reset -i 0`" in headline()["remedy"]
             await until(lambda: condition("GPUPartitionsReady")["message"].startswith(said))
             assert condition("GPUPartitionsReady")["status"] == "True"
             await until(lambda: any(e["reason"] == "GpuUnhealthy" for e in api.events))
