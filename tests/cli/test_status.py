@@ -145,13 +145,6 @@ def test_a_gpu_that_does_not_answer_is_drawn_as_it_was(program: Program) -> None
     assert "! unhealthy" in full
 
 
-def test_json_is_passed_through(program: Program) -> None:
-    answer = {**STATUS, "later": {"a": [1]}}
-    with answering(json.dumps(answer).encode()) as (where, _):
-        assert program("status", "--listen", where, "-o", "json").json == answer
-        assert yaml.safe_load(program("status", "--listen", where, "-o", "yaml").out) == answer
-
-
 def test_nothing_that_a_terminal_acts_on_gets_through(program: Program) -> None:
     """Names come from other users' programs; what is no character at all stays itself, too."""
     bad = ["\x9b2J", "\x7f", "a\u202eb", "\u2028", "\U000e0001", "\udc80"]

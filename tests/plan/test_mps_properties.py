@@ -104,7 +104,6 @@ def _instances(draw: st.DrawFn, gpu: Gpu, kind: str) -> list[WantedInstance]:
                 draw(WANTED),
             )
             for i in gpu.instances
-            for start in [st.sampled_from([None, i.placement.start])]
             for c in i.compute
         ]
     if kind == "parts":

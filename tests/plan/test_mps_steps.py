@@ -310,6 +310,3 @@ def test_a_daemon_left_behind_by_a_change_of_mode() -> None:
     found = replace(H100, mps=daemon(A))
     result = plan_gpu(DesiredGpu(MigEnabled("p"), "gpus[0]"), found)
     assert [StopMps] == kinds(result)
-
-
-# --- the way back -----------------------------------------------------------------------------

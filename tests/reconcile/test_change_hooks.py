@@ -34,6 +34,7 @@ class Recorded(ChangeHooks):
         self.ready.set()
         self.asked: list[str] = []
         self.prepared: list[NodePlan] = []
+        self.observed = ObservedNode()
 
     async def objections(
         self, evaluation: PlanEvaluation, todo: NodePlan, observed: ObservedNode
@@ -58,6 +59,7 @@ class Recorded(ChangeHooks):
         looked_at: datetime | None = None,
     ) -> None:
         self.asked.append("after_round")
+        self.observed = observed
 
 
 async def test_is_asked_before_and_notified_after(tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 import asyncio
 from collections import Counter
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.plan import NodePlan, Policy
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.reconcile.active_plan import PlanEvaluation
 from nodeagent.reconcile.change_hooks import ChangeHooks
 from nodeagent.reconcile.owner import Part
 from nodeagent.reconcile.plan_update import NoPlan
@@ -18,6 +15,7 @@ from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.state_file import STATE_VARIABLE
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.views.text import layout_words
+from tests.reconcile.test_change_hooks import Recorded
 from tests.reconcile.test_owner import made
 from tests.rig import CREATE, Rig, on_node, open_driver, plan_text, running
 
@@ -34,22 +32,6 @@ async def look_that_waits(rig: Rig, node: SimulatedNode) -> None:
     held = node.inject(LOOK, hang=True, times=1)
     rig.control.wake("the status is requested")
     await rig.until(lambda: not held.times)
-
-
-class Notified(ChangeHooks):
-    """Hooks that remember GPU 0's layout at the end of each round."""
-
-    def __init__(self) -> None:
-        self.layouts: list[str] = []
-
-    def after_round(
-        self,
-        evaluation: PlanEvaluation,
-        observed: ObservedNode,
-        postponed: frozenset[str] = frozenset(),
-        looked_at: datetime | None = None,
-    ) -> None:
-        self.layouts.append(layout_words(observed.gpus[0]))
 
 
 async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Path) -> None:
@@ -108,12 +90,12 @@ async def test_all_gpus_are_looked_at_after_a_reset(
 
 
 async def test_what_is_put_back_does_not_wait_for_details(tmp_path: Path) -> None:
-    around = Notified()
+    around = Recorded()
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, node):
         await rig.rest()
         held = node.inject("nvmlDeviceGetMemoryInfo", hang=True, times=1)
         rig.offer(ONE)
-        await rig.until(lambda: around.layouts[-1:] == ["1g.10gb at 6"])
+        await rig.until(lambda: "1g.10gb at 6" in map(layout_words, around.observed.gpus))
         node.clear_faults(held)
 
 

@@ -34,20 +34,6 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 # --- in sync --------------------------------------------------------------------------------------
 
 
-async def test_makes_the_node_what_the_plan_says(tmp_path: Path) -> None:
-    async with on_node(Rig(tmp_path), "h100-80gb:2") as (rig, _):
-        rig.offer("{3g.40gb: 1, 1g.10gb: 4}")
-        await rig.settle(Phase.IN_SYNC)
-        for index in (0, 1):
-            profiles = sorted(i.profile for i in rig.gpu(index).instances)
-            assert profiles == ["1g.10gb"] * 4 + ["3g.40gb"]
-        assert [s.phase for s in rig.states][:2] == [Phase.WORKING, Phase.IN_SYNC]
-        assert rig.state.digest.startswith("sha256:")
-        applied = EventType.APPLIED
-        assert rig.reported() == [EventType.PLAN_ACCEPTED, applied, applied]
-        assert not_ready(rig.state) == ()
-
-
 async def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path)) as (rig, _):
         rig.plan.offer(NoPlan("the plan file /etc/x does not exist"))

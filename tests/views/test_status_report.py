@@ -23,7 +23,7 @@ from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase, Reading
-from nodeagent.views.shapes import Json, MpsDaemon, Refused
+from nodeagent.views.shapes import Json, Refused
 from nodeagent.views.status_report import status_json
 
 THREE = GpuInstanceProfile(9, 2, "3g.40gb", 3, 40 << 30, 60, 2, (Placement(0, 4), Placement(4, 4)))
@@ -120,17 +120,6 @@ def test_one_gpu_by_its_uuid() -> None:
     assert [gpu["uuid"] for gpu in report["gpus"]] == ["GPU-1"]
     assert [problem["message"] for problem in report["problems"]] == ["one", "node"]
     assert status_json(state(), gpu="GPU-9") is None
-
-
-def test_one_gpu_has_the_daemon_that_it_shares_with_others() -> None:
-    first = Gpu(0, "GPU-0", instances=(), mig=None)
-    both = MpsDaemon(
-        device="GPU-0", devices=("GPU-0", "GPU-1"), state="Ready", restarts=0, clients=()
-    )
-    other = MpsDaemon(device="GPU-0", state="Ready", restarts=0, clients=())
-    seen = ObservedNode((first, replace(first, index=1, uuid="GPU-1")))
-    report = shown(state(observed=seen, mps=(both, other)), gpu="GPU-1")
-    assert [daemon.get("gpus") for daemon in report["mps"]] == [(0, 1)]
 
 
 def test_claims_are_there_where_they_are_served() -> None:
