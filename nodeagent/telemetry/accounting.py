@@ -6,7 +6,7 @@ counts for a pod's account counts for the records of its workload, too.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import add
 from types import MappingProxyType
 from typing import Any, Final
@@ -192,10 +192,14 @@ _NOTHING: Final = Measured()
 
 
 def _measured(hold: DeviceHold, use: DeviceUse, read: Reading, idle: float) -> Measured:
-    """What the device does where the holder has it alone, else what is known of its processes."""
-    if hold.sharing == 1:
+    """What the device does where the holder has it alone, else what is known of its processes. A
+    share is granted to each client, so of several the one that needs most counts.
+    """
+    is_share = hold.grant is not None and hold.grant.device.startswith("share")
+    largest = is_share and len(use.of(hold.owners, "pid")) > 1
+    if hold.sharing == 1 and not largest:
         return Measured(read.memory, read.utilization, read.sm_active, read.dram_active, idle)
-    memory = [use.memory[owner] for owner in hold.owners if owner in use.memory]
-    busy = [use.multiprocessors[owner] for owner in hold.owners if owner in use.multiprocessors]
-    engine = min(sum(busy), 100.0) if busy else None
-    return Measured(sum(memory) if memory else None, engine, idle=idle)
+    memory, busy = (use.of(hold.owners, figure) for figure in ("memory", "multiprocessors"))
+    join: Callable[[list[Any]], float] = max if largest else sum
+    engine = min(join(busy), 100.0) if busy else None
+    return Measured(join(memory) if memory else None, engine, idle=idle)

@@ -8,6 +8,7 @@ so that the sum is the device's. Pure.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import Entity, SampleSet, Slice, Subject, Value, WholeGpu
@@ -26,13 +27,15 @@ Device = tuple[str, int | None]  # a GPU by its UUID, and one of its instances, 
 
 
 class DeviceUse(Struct, frozen=True):
-    """The owners of a device, with the memory (bytes) and multiprocessors (percent) of each where
-    the driver reports them.
-    """
+    """The owners of a device, and the processes of each that are known."""
 
     owners: tuple[Owner, ...] = ()
-    memory: Mapping[Owner, int] = field(default_factory=dict)
-    multiprocessors: Mapping[Owner, float] = field(default_factory=dict)
+    processes: Mapping[Owner, tuple[ProcessReading, ...]] = field(default_factory=dict)
+
+    def of(self, owners: Iterable[Owner], figure: str) -> list[Any]:
+        """A figure of each of their processes in which it is known: memory or multiprocessors."""
+        processes = (one for owner in owners for one in self.processes.get(owner, ()))
+        return [value for one in processes if (value := getattr(one, figure)) is not None]
 
     @property
     def sole(self) -> Owner | None:
@@ -121,23 +124,17 @@ def _use(
         if user.pod and not user.pid  # an allocation
     ]
     holders += (owner for owner in held if owner.container)
-    memory: dict[Owner, int] = {}
-    busy: dict[Owner, float] = {}
-    owners = dict.fromkeys(holders)
+    known: dict[Owner, tuple[ProcessReading, ...]] = dict.fromkeys(holders, ())
     for process in processes:
         owner = None if process.pid in servers else pods.get(process.pid) or owner_of(process.pid)
         if owner is None:
             continue
         owner = _completed(owner, holders)
-        owners.setdefault(owner)
-        if process.memory is not None:
-            memory[owner] = memory.get(owner, 0) + process.memory
-        if process.multiprocessors is not None:
-            busy[owner] = busy.get(owner, 0.0) + process.multiprocessors
-    known = {(owner.namespace, owner.pod) for owner in owners}
+        known[owner] = (*known.get(owner, ()), process)
+    pods_known = {(owner.namespace, owner.pod) for owner in known}
     # A pod of which a container is known is no other owner beside it.
-    rest = {owner for owner in held if (owner.namespace, owner.pod) not in known}
-    return DeviceUse(tuple(sorted(rest.union(owners))), memory, busy)
+    rest = {owner for owner in held if (owner.namespace, owner.pod) not in pods_known}
+    return DeviceUse(tuple(sorted(rest.union(known))), known)
 
 
 def _completed(owner: Owner, holders: Iterable[Owner]) -> Owner:
@@ -192,6 +189,6 @@ def _split(
 
 
 def _parts(number: int, use: DeviceUse) -> dict[Owner, Number]:
-    if number == FB_USED:
-        return {owner: used // _MEBIBYTE for owner, used in use.memory.items()}
-    return {owner: round(busy) for owner, busy in use.multiprocessors.items()}
+    figure = "memory" if number == FB_USED else "multiprocessors"
+    sums = {owner: sum(each) for owner in use.owners if (each := use.of((owner,), figure))}
+    return {o: one // _MEBIBYTE if number == FB_USED else round(one) for o, one in sums.items()}

@@ -33,32 +33,34 @@ def test_each_pod_has_the_memory_of_its_processes() -> None:
     use = ownership.uses(node, {}, _no_owner)[WHOLE]
     assert use.owners == (A, B)
     assert use.sole is None
-    assert use.memory == {A: 11 * MIB, B: 7 * MIB}
+    of_a = ProcessReading(1, 5 * MIB), ProcessReading(2, 6 * MIB)
+    assert use.processes == {A: of_a, B: (ProcessReading(3, 7 * MIB),)}
 
 
 def test_newer_processes_take_the_place_of_observed_ones() -> None:
     node = whole(user(1, "a", memory=5), user(2, "b", memory=6))
-    newer = {WHOLE: (ProcessReading(2, 8 * MIB, 40.0), ProcessReading(3, MIB, 2.0))}
-    use = ownership.uses(node, newer, {3: Owner(unit="x.service")}.get)[WHOLE]
+    newer = ProcessReading(2, 8 * MIB, 40.0), ProcessReading(3, MIB, 2.0)
+    use = ownership.uses(node, {WHOLE: newer}, {3: Owner(unit="x.service")}.get)[WHOLE]
     assert use.owners == (Owner(unit="x.service"), B)
-    assert use.memory == {B: 8 * MIB, Owner(unit="x.service"): MIB}
-    assert use.multiprocessors == {B: 40.0, Owner(unit="x.service"): 2.0}
+    assert use.processes == {B: newer[:1], Owner(unit="x.service"): newer[1:]}
     assert ownership.uses(node, {WHOLE: ()}, _no_owner) == {}
 
 
 def test_a_container_that_is_not_named_is_the_one_that_was_given_the_device() -> None:
     unnamed, side = user(1, "a", memory=5, container=""), user(2, "a", memory=6, container="side")
     node = whole(user(0, "a"), user(0, "b"), unnamed, side)
-    memory = {A: 5 * MIB, Owner("team", "a", "side"): 6 * MIB}
-    assert ownership.uses(node, {}, _no_owner)[WHOLE].memory == memory
+    found = ownership.uses(node, {}, _no_owner)[WHOLE].processes
+    pids = {owner: [one.pid for one in processes] for owner, processes in found.items()}
+    assert pids == {A: [1], Owner("team", "b", "main"): [], Owner("team", "a", "side"): [2]}
 
 
 def test_an_mps_server_is_no_owner() -> None:
     """It is in the driver's lists as a process; its memory is the rest."""
     daemon = DeviceDaemon(runs=None, state="Ready", servers=(9,))  # type: ignore[arg-type]  # unused
     node = whole(user(1, "a"), mps=daemon)
-    newer = {WHOLE: (ProcessReading(1, MIB), ProcessReading(9, 30 * MIB))}
-    assert ownership.uses(node, newer, {9: Owner(unit="mps.service")}.get)[WHOLE].memory == {A: MIB}
+    newer = ProcessReading(1, MIB), ProcessReading(9, 30 * MIB)
+    found = ownership.uses(node, {WHOLE: newer}, {9: Owner(unit="mps.service")}.get)
+    assert found[WHOLE].processes == {A: newer[:1]}
 
 
 def test_instances_are_distinguished() -> None:
@@ -122,10 +124,14 @@ def test_a_claims_pod_is_one_owner_with_its_process() -> None:
         newer = {WHOLE: (ProcessReading(1, 5 * MIB),)}
         use = ownership.uses(whole(), newer, {1: found}.get, held)[WHOLE]
         assert use.owners == (A,)
-        assert use.memory == {A: 5 * MIB}
+        assert use.processes == {A: newer[WHOLE]}
 
 
 # --- shared devices: the sum is the device's ------------------------------------------------------
+
+
+def _of(memory: int | None = None, busy: float | None = None) -> ProcessReading:
+    return ProcessReading(1, memory, busy)
 
 
 def _split(
@@ -138,7 +144,9 @@ def _split(
 
 
 def test_memory_of_each_and_the_rest() -> None:
-    use = ownership.DeviceUse((A, B), {A: 1000 * MIB + 5, B: 500 * MIB})
+    use = ownership.DeviceUse(
+        (A, B), {A: (_of(900 * MIB + 5), _of(100 * MIB)), B: (_of(500 * MIB),)}
+    )
     assert _split(1600, use) == (
         (Subject(WHOLE_GPU.entity, A.labels), 1000),
         (Subject(WHOLE_GPU.entity, B.labels), 500),
@@ -148,17 +156,17 @@ def test_memory_of_each_and_the_rest() -> None:
 
 def test_the_rest_is_never_below_nothing() -> None:
     """Lists of processes and the sum are not read at the very same moment."""
-    assert _split(100, ownership.DeviceUse((A, B), {A: 200 * MIB}))[-1] == (WHOLE_GPU, 0)
+    assert _split(100, ownership.DeviceUse((A, B), {A: (_of(200 * MIB),)}))[-1] == (WHOLE_GPU, 0)
 
 
 def test_utilization_where_it_is_known_of_processes() -> None:
-    use = ownership.DeviceUse((A, B), {}, {A: 40.4, B: 20.0})
+    use = ownership.DeviceUse((A, B), {A: (_of(busy=40.4),), B: (_of(busy=20.0),)})
     assert [value for _, value in _split(70, use, ownership.GPU_UTIL)] == [40, 20, 10]
 
 
 def test_what_cannot_be_split_stays_one_value() -> None:
     assert _split(1600, ownership.DeviceUse((A, B))) == ((WHOLE_GPU, 1600),)
-    assert _split(1600, ownership.DeviceUse((A,), {A: MIB})) == ((WHOLE_GPU, 1600),)
+    assert _split(1600, ownership.DeviceUse((A,), {A: (_of(MIB),)})) == ((WHOLE_GPU, 1600),)
 
 
 OF_GPU, PART_3 = Subject(WholeGpu(GPU)), Subject(Slice(GPU, "1g.10gb", 3))

@@ -13,6 +13,7 @@ from nodeagent.plan.observed import DeviceDaemon, ObservedNode
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
+from nodeagent.telemetry.samples import ProcessReading
 from nodeagent.use.digest import Holder, Spread
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.node_state import Reading
@@ -231,15 +232,19 @@ def test_what_was_never_measured_is_not_used(tmp_path: Path) -> None:
 
 
 def test_who_shares_a_device_has_what_its_processes_do() -> None:
+    """A share is of each client: of two of one holder the larger counts, also when it is alone."""
     limits = Sharing((Share("s", 2, memory=20 << 10, threads=50.0),), "report")
     daemon = DeviceDaemon(WantedMps(limits, Account(0, 0)), "Ready")
     node = with_memory(whole(mps=daemon))
     a, b = Owner("team", "a", "main"), Owner("team", "b", "main")
-    who = {WHOLE: DeviceUse((a, b), {a: 5 << 30}, {a: 30.0})}
-    agent, read = Agent(), {WHOLE: Reading(memory=70 << 30, utilization=99.0)}
+    clients = ProcessReading(1, 5 << 30, 10.0), ProcessReading(2, 4 << 30, 30.0)
+    alone, agent = Agent(), Agent()
+    read = {WHOLE: Reading(memory=70 << 30, utilization=99.0)}
     for _ in range(2):
-        agent.see(node, who=who, read=read)
+        agent.see(node, who={WHOLE: DeviceUse((a, b), {a: clients})}, read=read)
+        alone.see(node, who={WHOLE: DeviceUse((a,), {a: clients})}, read=read)
     use, other = agent.uses["a", "share"], agent.uses["b", "share"]
+    assert alone.uses["a", "share"].memory == Spread(5 << 30, 5 << 30, 5 << 30, 10.0)
     assert (use.held, use.granted_memory, use.granted_threads) == (5.0, 20 << 30, 50.0)
     assert use.memory == Spread(5 << 30, 5 << 30, 5 << 30, 10.0)
     assert use.engine == Spread(30.0, 30.0, 30.0, 10.0)
