@@ -86,7 +86,7 @@ async def _alone() -> _Costs:
     with simulated(BOARDS) as node, tempfile.TemporaryDirectory() as folder:
         driver = Driver(observe_deadline=60, step_deadline=60)
         async with driver:
-            hardware = Hardware(driver, lambda _: None, LastObservation())
+            hardware = Hardware(driver, LastObservation(), {})
             owners = GpuOwners(nullcontext(hardware), Policy())
             await owners.open()
             observed = await hardware.observe()

@@ -20,11 +20,12 @@ from nodeagent.cluster.kubelet.device_users import Allocations
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import Edits
 from nodeagent.gpu.capability_files import Instance
+from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.users import UsageReading, UsageSource
 from nodeagent.plan.desired import SharedBy
-from nodeagent.plan.observed import Gpu, ObservedNode
+from nodeagent.plan.observed import DeviceDaemon, Gpu, ObservedNode
 from nodeagent.plan.plan import Policy
-from nodeagent.plan.steps import Destruction, Step
+from nodeagent.plan.steps import Destruction, StartMps, Step, StopMps
 from nodeagent.plan.users import Usage
 from nodeagent.reconcile.node_controller import LastObservation, NodeReader
 from nodeagent.reconcile.owner import GpuOwners
@@ -120,13 +121,29 @@ def reserve(claims: NodeClaims, claim: tuple[str, str, str], pod: str) -> None:
 
 
 class Hardware(NodeReader):
-    """The driver, with the node as it was observed last; there are no daemons."""
+    """The driver, with the node as it was observed last. Daemons are Ready at once; they are there,
+    by device, longer than it.
+    """
+
+    def __init__(
+        self, driver: Driver, observation: LastObservation, daemons: dict[str, DeviceDaemon]
+    ) -> None:
+        super().__init__(driver, daemons.get, observation)
+        self._daemons = daemons
 
     async def insist_on_idle(self, steps: Sequence[Destruction]) -> None:
         await self._driver.insist_on_idle(steps)
 
     async def apply(self, step: Step) -> None:
-        await self._driver.apply(step)
+        match step:
+            case StartMps():
+                for device in step.wanted.devices_on(step.device):
+                    self._daemons[device] = DeviceDaemon(step.wanted, "Ready")
+            case StopMps():
+                for device in self._daemons[step.device].runs.devices_on(step.device):
+                    del self._daemons[device]
+            case _:
+                await self._driver.apply(step)
 
 
 class Home:
@@ -200,7 +217,11 @@ class Home:
 
     @asynccontextmanager
     async def core(
-        self, *, step_deadline: float = 5.0
+        self,
+        *,
+        step_deadline: float = 5.0,
+        daemons: dict[str, DeviceDaemon] | None = None,
+        rules: GpuRules | None = None,
     ) -> AsyncIterator[tuple[NodeClaims, Hardware]]:
         """One life of the claims alone on the driver, without the loop beside them."""
         driver, observation = open_driver(step_deadline=step_deadline), LastObservation()
@@ -209,11 +230,11 @@ class Home:
             assert observation.node
             return observation.node
 
-        async with Hardware(driver, lambda _: None, observation) as hardware:
+        async with Hardware(driver, observation, {} if daemons is None else daemons) as hardware:
             await hardware.observe()
             owners = GpuOwners(nullcontext(hardware), Policy())
             await owners.open()
-            claims = self.node_claims(owners, observe)
+            claims = self.node_claims(owners, observe, rules=lambda _: rules or GpuRules())
             await claims.store.load()
             try:
                 yield claims, hardware

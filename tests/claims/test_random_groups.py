@@ -3,25 +3,18 @@ wholes or as shares. Which can be there together is counted here once more.
 """
 
 import random
-from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
 from nodeagent.claims.model import ClaimHeldUp
 from nodeagent.claims.offering.gpu_rules import GpuRules
-from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import DeviceDaemon
-from nodeagent.plan.plan import Policy
-from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import simulated
-from tests.claims.machine import Home, no_daemons, pool_of
+from tests.claims.machine import Home, pool_of
 from tests.claims.samples import config_json, device_config
-from tests.claims.test_random_shares import Serving
 from tests.simulated_cluster.allocator import Allocated
 
 SHARE = {MEMORY: 2 << 30, THREADS: 0, CLIENTS: 1}
@@ -49,13 +42,8 @@ class Days:
         self.seen: set[tuple[str, bool]] = set()  # what was wanted, and whether it was to be had
 
     async def live(self, rounds: int) -> None:
-        async with Serving(Driver(observe_deadline=30, step_deadline=30), self.daemons) as hardware:
-            owners = GpuOwners(nullcontext(hardware), Policy())
-            await owners.open()
-            daemons = ClaimDaemons("1000", Path("/run/nodeagent"), False, no_daemons)
-            rules = GpuRules(share="memory")
-            claims = self._home.node_claims(owners, hardware.observe, daemons, lambda _: rules)
-            await claims.store.load()
+        rules = GpuRules(share="memory")
+        async with self._home.core(daemons=self.daemons, rules=rules) as (claims, _):
             assert await self._home.upkeep(claims).round() == ()
             for _ in range(rounds):
                 if self._rng.random() < 0.4 and self.held:
@@ -65,7 +53,6 @@ class Days:
                 self._check()
             while rounds == 0 and self.held:
                 await self.end(claims)
-            await owners.close()
 
     async def _come(self, claims: NodeClaims) -> None:
         kind = self._rng.choice(["share", "share", "mps", "plain"])

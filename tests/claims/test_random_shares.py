@@ -7,9 +7,7 @@ and the simulator's rule for MIG devices.
 import asyncio
 import json
 import random
-from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -19,44 +17,19 @@ from nodeagent.claims.offering.gpu_rules import GpuRules
 from nodeagent.claims.offering.pool_offer import OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.offering.resource_slices import NodeReference, resource_slices
 from nodeagent.claims.serving.cdi import file_name
-from nodeagent.claims.serving.daemons import ClaimDaemons
 from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.gpu.driver import Driver
 from nodeagent.mps.shares import MEMORY_VARIABLE, THREADS_VARIABLE
 from nodeagent.plan.desired import SharedBy
 from nodeagent.plan.observed import DeviceDaemon, Gpu
-from nodeagent.plan.plan import Policy
-from nodeagent.plan.steps import StartMps, Step, StopMps
-from nodeagent.reconcile.node_controller import LastObservation
-from nodeagent.reconcile.owner import GpuOwners
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.boards import legal_sets
-from tests.claims.machine import NODE, Hardware, Home, laid_out, no_daemons
+from tests.claims.machine import NODE, Home, laid_out
 from tests.claims.test_random_pods import AtOnce
 from tests.simulated_cluster import allocator
 
 MIB = 1 << 20
 BOARDS = ("t4", "l40s", "a100-80gb", "h100-80gb", "b200")
 SHARING: tuple[SharedBy, ...] = ("memory", "memory", 4)  # in lives that take turns
-
-
-class Serving(Hardware):
-    """With daemons that are Ready at once; they are there, by device, longer than it."""
-
-    def __init__(self, driver: Driver, daemons: dict[str, DeviceDaemon]) -> None:
-        super().__init__(driver, daemons.get, LastObservation())
-        self._daemons = daemons
-
-    async def apply(self, step: Step) -> None:
-        match step:
-            case StartMps():
-                for device in step.wanted.devices_on(step.device):
-                    self._daemons[device] = DeviceDaemon(step.wanted, "Ready")
-            case StopMps():
-                for device in self._daemons[step.device].runs.devices_on(step.device):
-                    del self._daemons[device]
-            case _:
-                await super().apply(step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +59,13 @@ class Day:
         share = SHARING[self.lives % len(SHARING)]
         rules = GpuRules(share=share, share_mig=share)
         self.lives += 1
-        driver = Driver(observe_deadline=30, step_deadline=30)
-        async with Serving(driver, self._daemons) as hardware:
-            [gpu] = (await hardware.observe()).gpus
-            owners = GpuOwners(nullcontext(hardware), Policy())
-            await owners.open()
-            claims = self._home.node_claims(
-                owners,
-                hardware.observe,
-                ClaimDaemons("1000", Path("/run/nodeagent"), False, no_daemons),
-                lambda _: rules,
-            )
-            await claims.store.load()
+        async with self._home.core(daemons=self._daemons, rules=rules) as (claims, hardware):
+            assert hardware.seen
+            [gpu] = hardware.seen.gpus
             for pod in self._pods:
                 assert await claims.prepare(*pod.claim)
             held = frozenset(pod.device.device for pod in self._pods)
-            context = OfferContext(NODE, rules, 0, held, self._offer)
-            self._offer = pool_offer(gpu, context)
+            self._offer = pool_offer(gpu, OfferContext(NODE, rules, 0, held, self._offer))
             for _ in range(rounds):
                 if self._rng.random() < 0.4 and self._pods:
                     await self._end(claims, self._rng.choice(self._pods))
@@ -111,7 +74,6 @@ class Day:
                 self._check(gpu)
             while last and self._pods:
                 await self._end(claims, self._pods[0])
-            await owners.close()
 
     def left(self) -> tuple[list[str], list[str], dict[str, DeviceDaemon]]:
         """Records, CDI files and daemons."""

@@ -140,7 +140,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[SimulatedNode]:
 @pytest.fixture
 async def rig(node: SimulatedNode, driver: Driver) -> AsyncIterator[Rig]:
     """A card in MIG mode, of which all is known that does not change, and its UUID."""
-    hardware = Hardware(driver, lambda _: None, LastObservation())
+    hardware = Hardware(driver, LastObservation(), {})
     owners = GpuOwners(nullcontext(hardware), Policy())
     await owners.open()
     gpu = (await hardware.observe()).gpus[0]
