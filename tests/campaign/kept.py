@@ -42,21 +42,6 @@ KEPT: tuple[episode.Episode, ...] = (
         episode.Step(episode.Kill(0, 0.0), 0.0),
         episode.Step(episode.Plan(({},)), 45.0),
     ),
-    # A process came as its instance was being destroyed, with the pid of one that had left: the
-    # judge took it for the first one, which the agent could have seen.
-    _day(
-        440,
-        episode.Step(episode.Plan(({"3g.40gb": 2},)), 0.5),
-        episode.Step(episode.Occupy(10, "nvmlComputeInstanceDestroy", 5), 0.0),
-        episode.Step(episode.Plan(({"2g.20gb": 3},)), 0.0),
-        episode.Step(episode.Occupy(3), 0.0),
-        episode.Step(episode.Leave(5), 0.5),
-        episode.Step(episode.Plan(({},)), 0.5),
-        episode.Step(
-            episode.Fault("nvmlGpuInstanceCreateComputeInstance*", "UNKNOWN", 1000, 1), 0.0
-        ),
-        episode.Step(episode.Plan(({"1g.10gb": 1, "2g.20gb": 3},)), 0.5),
-    ),
     # A call hung beyond its deadline and took effect later: the agent said that another program had
     # changed the layout.
     _day(
@@ -94,14 +79,6 @@ KEPT: tuple[episode.Episode, ...] = (
         episode.Step(episode.Plan(({"1g.10gb": 2}, {"3g.40gb": 2})), 45.0),
         boards="h100-80gb:2",
     ),
-    # A daemon was frozen and replaced; the judge took it for well, as the agent had said that all
-    # is as planned before it could notice.
-    _day(
-        836,
-        episode.Step(episode.Plan(({}, {}), (0, 1)), 0.02),
-        episode.Step(episode.Signal("SIGSTOP", 1), 0.0),
-        boards="h100-80gb:2",
-    ),
     # A plan that a GPU cannot have was accepted, and the last good one's daemon ended, when the GPU
     # was hung in another call and could not be looked at.
     _day(
@@ -111,17 +88,5 @@ KEPT: tuple[episode.Episode, ...] = (
         episode.Step(episode.Reboot(), 0.0),
         episode.Step(episode.Hang("nvmlDeviceGetMigDeviceHandleByIndex", 1), 10.0),
         boards="h200:1",
-    ),
-    # MIG mode was being set on an idle GPU in a call that hung, and a process came meanwhile: the
-    # judge thought that the agent could have seen it.
-    _day(
-        4061,
-        episode.Step(episode.Damage("run", "delete", 2), 0.0),
-        episode.Step(episode.Plan(({"1g.10gb": 7},)), 0.0),
-        episode.Step(episode.Hang("*", 10), 0.5),
-        episode.Step(episode.Occupy(4), 0.0),
-        episode.Step(episode.Foreign(0, create=True, number=7), 5.0),
-        episode.Step(episode.EndFaults(), 0.0),
-        strict=False,
     ),
 )
