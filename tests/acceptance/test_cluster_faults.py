@@ -198,12 +198,6 @@ async def test_a_clock_that_jumps(
 # --- a server that is not there -----------------------------------------------------------------
 
 
-async def test_connections_are_refused(member: Member) -> None:
-    async with weathered(member), member.api.refusing():
-        member.plan(SECOND)
-        await until(lambda: not member.publisher.state.reachable)
-
-
 async def test_the_server_restarts(member: Member) -> None:
     async with weathered(member):
         member.plan(SECOND)

@@ -283,12 +283,8 @@ class Server:
             metadata = {**body["metadata"], "resourceVersion": str(self.version), "uid": "made"}
             self.slices[body["metadata"]["name"]] = {**body, "metadata": metadata}
 
-    def publish(self, *offers: PoolOffer) -> None:
-        for offer in offers:
-            self.take(self.diff(offer))
-
-    def found(self) -> list[Any]:
-        return list(self.slices.values())
+    def publish(self, offer: PoolOffer) -> None:
+        self.take(self.diff(offer))
 
     def pools(self) -> dict[str, list[Any]]:
         pools: dict[str, list[Any]] = {}
@@ -302,12 +298,6 @@ def offer_of(board: str, number: int = 0) -> PoolOffer:
     return pool_offer(gpu, OfferContext("gpu-node-0", GpuRules(), now=1_700_000_000))
 
 
-def assert_consistent(server: Server) -> None:
-    for specs in server.pools().values():
-        assert len({spec["pool"]["generation"] for spec in specs}) == 1
-        assert {spec["pool"]["resourceSliceCount"] for spec in specs} == {len(specs)}
-
-
 def tainted(offer: PoolOffer, number: int) -> PoolOffer:
     taint = Taint("gpu.nodeagent.io/unhealthy", 1_700_000_100)
     devices = list(offer.devices)
@@ -316,29 +306,6 @@ def tainted(offer: PoolOffer, number: int) -> PoolOffer:
 
 
 NOTHING = SliceDiff()
-
-
-@pytest.mark.parametrize("board", ["a30", "h100-80gb", "rtx-pro-6000"])
-def test_the_first_publication_writes_counters_first(board: str) -> None:
-    server, offer = Server(), offer_of(board)
-    diff = server.diff(offer)
-    assert diff.delete == ()
-    assert "sharedCounters" in diff.write[0]["spec"]
-    server.take(diff)
-    assert server.diff(offer) == NOTHING
-    assert read_offer(server.found()) == offer
-    assert_consistent(server)
-
-
-def test_one_slice_keeps_the_generation() -> None:
-    server, offer = Server(), offer_of("h100-80gb")
-    server.publish(offer)
-    for wanted in (tainted(offer, 3), offer):
-        diff = server.diff(wanted)
-        [body] = diff.write
-        assert body["spec"]["pool"]["generation"] == 0
-        server.take(diff)
-        assert read_offer(server.found()) == wanted
 
 
 def test_after_the_largest_generation_it_begins_anew() -> None:
@@ -350,14 +317,6 @@ def test_after_the_largest_generation_it_begins_anew() -> None:
     del server.slices[min(server.slices)]
     server.publish(offer)
     assert {s["pool"]["generation"] for specs in server.pools().values() for s in specs} == {1}
-
-
-def test_a_gpu_that_offers_nothing_has_no_slices() -> None:
-    server, one, two = Server(), offer_of("h100-80gb"), offer_of("a30", 1)
-    server.publish(one, two)
-    server.publish(replace(one, devices=(), totals={}))
-    assert list(server.pools()) == [two.pool]
-    assert server.diff(two) == NOTHING
 
 
 @pytest.mark.parametrize("rounds", [60, pytest.param(600, marks=pytest.mark.full)])

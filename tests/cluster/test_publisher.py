@@ -222,13 +222,6 @@ async def test_a_node_that_cannot_be_written_is_reported(member: PublishedNode) 
     assert "can be written" in returned.message
 
 
-async def test_events_reach_the_node(member: PublishedNode) -> None:
-    for _ in range(3):
-        member.events.add(EventType.PLAN_REJECTED, "no such profile")
-    await until(lambda: member.server.events)
-    assert [e["reason"] for e in member.server.events] == ["PlanRejected"]
-
-
 async def test_the_last_state_is_written_at_the_end(member: PublishedNode) -> None:
     member.publish(Phase.IN_SYNC)
     await member.until("InSync")

@@ -140,19 +140,3 @@ async def test_a_node_made_anew_gets_everything_again(
         await rig.written(server, count)
         await rig.settled(server, made, "other")
     assert made.overwritten == []  # no program undid it
-
-
-async def test_after_an_outage_the_last_state_is_written_once(
-    server: ApiServer, made: rig.Follower
-) -> None:
-    made.follower.want(rig.wanted("before"))
-    await rig.settled(server, made, "before")
-    async with server.refusing():
-        for number in range(50):
-            made.follower.want(rig.wanted(f"meanwhile {number}"))
-            await asyncio.sleep(0.01)
-    await rig.settled(server, made, "meanwhile 49")
-    assert [r.body["metadata"]["annotations"][rig.STATUS] for r in rig.writes(server)] == [
-        "before",
-        "meanwhile 49",
-    ]

@@ -60,36 +60,6 @@ def restored(node: NodeView) -> tuple[changes.NodeChange, ...]:
     return (*changes.restorations(node, PLUGIN_PODS), *([uncordon] if uncordon else []))
 
 
-def test_with_labels() -> None:
-    """Cordon, pause what is true, wait for its pods; afterwards the labels, then uncordon."""
-    care = rules("pauseLabels")
-    cordon, pause = changes.preparations(NODE, care)
-    assert cordon.unschedulable
-    assert pause == changes.NodeChange(
-        "what holds the GPUs is to go",
-        labels={f"{PREFIX}device-plugin": changes.PAUSED, f"{PREFIX}nvsm": changes.PAUSED},
-    )
-    during = played(NODE, (cordon, pause))
-    assert changes.leaving_pods(during.labels)[0] == PLUGIN_POD
-    assert played(during, changes.restorations(during, PLUGIN_PODS)).labels == NODE.labels
-    assert played(during, restored(during)) == NODE
-    assert restored(NODE) == ()
-    # What was paused before a crash is still awaited, although nothing is left to pause.
-    assert changes.preparations(during, replace(care, cordon=False)) == ()
-    assert changes.leaving_pods(during.labels) == changes.leaving_pods(NODE.labels) != ()
-    assert changes.preparations(NODE, rules("nothing", cordon=False)) == ()
-
-
-def test_with_the_plugins_pods() -> None:
-    care = rules("deletePods", cordon=False)
-    during = played(NODE, changes.preparations(NODE, care))
-    assert during == replace(NODE, annotations={changes.RESTART_DUE: "true"})
-    assert changes.preparations(during, care) == ()
-    [after] = restored(during)
-    assert after.delete == PLUGIN_PODS
-    assert played(during, [after]) == NODE
-
-
 @pytest.mark.parametrize("cordon", [True, False], ids=["with a cordon", "alone"])
 def test_with_a_taint(cordon: bool) -> None:
     """It comes and goes with the cordon, among others' taints; once there, it is not put again."""
@@ -163,23 +133,6 @@ def test_an_uncordon_in_between_is_kept() -> None:
 # --- deploy labels --------------------------------------------------------------------------------
 
 PLUGIN_LABEL = f"{PREFIX}device-plugin"
-UPGRADE = "paused-for-driver-upgrade"
-
-
-def test_each_value() -> None:
-    """Only what is true is paused, and only what we pause is put back."""
-    cases: list[tuple[str | None, dict[str, str], dict[str, str]]] = [
-        ("true", {PLUGIN_LABEL: changes.PAUSED}, {}),
-        ("false", {}, {}),
-        (changes.PAUSED, {}, {PLUGIN_LABEL: "true"}),
-        (UPGRADE, {}, {}),
-        ("", {}, {}),
-        (None, {}, {}),
-    ]
-    for value, paused, restored in cases:
-        labels = {} if value is None else {PLUGIN_LABEL: value}
-        assert changes.pausing(labels) == paused
-        assert changes.restoring(labels) == restored
 
 
 def test_whose_end_is_awaited() -> None:
