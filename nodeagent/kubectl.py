@@ -195,8 +195,7 @@ def _advise(options: argparse.Namespace) -> int:
         peak = f"{most['peak'] / 2**30:.1f}Gi" if "peak" in most else "-"
         memory = f"of {worst['memory'] / 2**30:g}Gi" if "memory" in worst else ""
         threads = f"{worst['threads']:g}%" if "threads" in worst else ""
-        said = worst["verdict"], worst.get("advised"), memory, threads
-        advice = " ".join(filter(None, said))
+        advice = " ".join(filter(None, (worst["verdict"], worst.get("advised"), memory, threads)))
         frees = f"{100 * worst.get('freesPart', 0):.0f}%"
         rows.append((*key, str(len(ones)), held, peak, frees, advice))
     if joined:

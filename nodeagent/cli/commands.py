@@ -94,7 +94,7 @@ _CODES = option(
     metavar="CODE",
     help="such as InUse, ecc, Blocked or XID 79; case does not matter (default: list all)",
 )
-_NAMESPACE = option("--namespace", metavar="N", help="only the holders of this namespace")
+_NAMESPACE = option("-n", "--namespace", metavar="N", help="only the holders of this namespace")
 _WORDS = option("words", nargs="*", metavar="COMMAND", help="such as status, or mps restart")
 
 

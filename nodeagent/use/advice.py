@@ -37,6 +37,7 @@ class Advice(Shape, frozen=True, kw_only=True):
     nothing else is advised, or the card has nothing larger. The rest are the numbers behind it.
     """
 
+    kind: Annotated[str, Meta(description="workload, unit, user or container")]
     namespace: str = ""
     workload: Annotated[str, Meta(description="what controls the pods; a unit, user or container")]
     container: str = ""
@@ -80,6 +81,7 @@ def advise(uses: Iterable[Use], gpus: Iterable[Gpu]) -> tuple[Advice, ...]:
 def _advice(use: Use, gpu: Gpu | None) -> Advice:
     activity, memory = _activity(use), use.memory
     seen = Advice(
+        kind=use.holder.kind,
         namespace=use.holder.namespace,
         workload=use.holder.name,
         container=use.holder.container,

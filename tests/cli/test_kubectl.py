@@ -209,7 +209,7 @@ def advised(verdict: str, **more: Any) -> Any:
     """As the agent writes it, which leaves out what is as usual."""
     whose: dict[str, Any] = {"namespace": "team-a", "workload": "web", "container": "main"}
     has = {"model": "H100", "device": "3g.40gb", "held": 72000.0, "used": 0.0, "granted": 40 << 30}
-    known = {"verdict": verdict, "why": ("a sentence",)}
+    known = {"kind": "workload", "verdict": verdict, "why": ("a sentence",)}
     return to_builtins(Advice(**whose | has | known | more))
 
 

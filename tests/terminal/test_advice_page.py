@@ -22,8 +22,8 @@ def test_each_holder_has_a_row_and_a_reason() -> None:
         memory=Spread(3 * GIB, 5 * GIB, 7 * GIB, 200_000.0),
         sm=Spread(5.0, 12.0, 30.0, 200_000.0),
     )
-    whole = replace(web, holder=Holder("user", "1000"), device="gpu", model=T4.name, sm=None)
-    late = replace(whole, holder=Holder("unit", "x.service"), held=60.0, memory=None)
+    whole = replace(web, holder=Holder("user", "100"), device="gpu", model=T4.name, sm=None)
+    late = replace(whole, holder=Holder("unit", "x.service"), held=1800.0, memory=None)
     job = Holder("workload", "y", "b")
     peak = Spread(GIB, 9 * GIB, 9.7 * GIB, 200_000.0)
     full = replace(web, holder=job, device="1g.10gb", granted_memory=9984 << 20, memory=peak)
@@ -32,16 +32,16 @@ def test_each_holder_has_a_row_and_a_reason() -> None:
     assert (
         shown(*advise(everyone, [H100, T4]))
         == """\
-WORKLOAD        HAS         PEAK        OF  ACTIVE  HELD  FREES  ADVICE
-1000            gpu        7 GiB    15 GiB       -  56 h   40 %  smaller: share of 9 GiB
-team-a/web (x)  3g.40gb    7 GiB    40 GiB    12 %  56 h   38 %  smaller: 1g.10gb
-x.service       gpu            -    40 GiB       -   0 h      -  not enough seen yet
-b/y             1g.10gb  9.7 GiB  9.75 GiB    12 %  56 h      -  larger: 1g.20gb
+WORKLOAD          HAS         PEAK        OF  ACTIVE    HELD  FREES  ADVICE
+100 (user)        gpu        7 GiB    15 GiB       -  55.6 h   40 %  smaller: share of 9 GiB
+team-a/web (x)    3g.40gb    7 GiB    40 GiB    12 %  55.6 h   38 %  smaller: 1g.10gb
+x.service (unit)  gpu            -    40 GiB       -   0.5 h      -  not enough seen yet
+b/y               1g.10gb  9.7 GiB  9.75 GiB    12 %  55.6 h      -  larger: 1g.20gb
 
-1000: its memory's peak is 7 GiB; its activity was not measured: this is by memory alone.
-team-a/web (x): its memory's peak is 7 GiB; its multiprocessors' activity at p95 is 12 %.
-x.service: its memory was not measured.
-b/y: its memory's peak is 9.7 GiB of 9.75 GiB.
+100 (user), gpu: its memory's peak is 7 GiB; its activity was not measured: this is by memory alone.
+team-a/web (x), 3g.40gb: its memory's peak is 7 GiB; its multiprocessors' activity at p95 is 12 %.
+x.service (unit), gpu: its memory was not measured.
+b/y, 1g.10gb: its memory's peak is 9.7 GiB of 9.75 GiB.
 """
     )
 

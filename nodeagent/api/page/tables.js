@@ -119,7 +119,8 @@ const ADVISED = {
 
 function adviceRow(one) {
   const workload = [one.namespace, one.workload].filter(Boolean).join("/");
-  const name = workload + (one.container ? " (" + one.container + ")" : "");
+  const aside = one.container || (one.namespace ? "" : one.kind);
+  const name = workload + (aside ? " (" + aside + ")" : "");
   const threads = one.threads === undefined ? "" : ", " + one.threads + " %";
   const size = one.memory === undefined ? "" : " of " + gibibytes(one.memory) + threads;
   const advised = one.advised ? ": " + one.advised + size : "";
