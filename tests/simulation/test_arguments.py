@@ -1,4 +1,5 @@
 import ctypes
+from collections.abc import Callable
 from ctypes import byref, c_int, c_uint, c_void_p, cast
 from typing import Any
 
@@ -15,46 +16,75 @@ def _library(name: str) -> Any:
     return getattr(pynvml.nvmlLib, name)
 
 
-def test_a_placement_by_value_is_a_misuse() -> None:
-    """C would read {start 4, size 4} as the pointer 0x400000004 and die."""
+MADE_UP = cast(c_void_p(0x123456789ABC), pynvml.c_nvmlDevice_t)
+MISUSES: dict[str, tuple[Callable[[Any], object], str]] = {
+    # C would read {start 4, size 4} as the pointer 0x400000004 and die.
+    "a placement by value": (
+        lambda gpu: pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, 9, Placement(4, 4)),
+        "by value",
+    ),
+    "another structure": (
+        lambda gpu: pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+            gpu, 9, byref(pynvml.c_nvmlComputeInstancePlacement_t(4, 4))
+        ),
+        "c_nvmlGpuInstancePlacement_t",
+    ),
+    # ctypes would cut it to 32 bits.
+    "an int as a handle": (
+        lambda gpu: pynvml.nvmlDeviceGetMigMode(cast(gpu, c_void_p).value), "handle"
+    ),
+    # A pointer that has lost its upper half leads nowhere.
+    "a handle that is cut off": (
+        lambda gpu: pynvml.nvmlDeviceGetMigMode(
+            cast(c_void_p((cast(gpu, c_void_p).value or 0) & 0xFFFFFFFF), pynvml.c_nvmlDevice_t)
+        ),
+        "cut off",
+    ),
+    # A real library would follow it.
+    "a handle that was never given out": (
+        lambda _: pynvml.nvmlDeviceGetMigMode(MADE_UP), "never given out"
+    ),
+    # NVML writes what there is, wherever the caller's array ends.
+    "room for too few placements": (
+        lambda gpu: pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(
+            gpu, 9, (Placement * 1)(), byref(c_uint())
+        ),
+        "room for 1",
+    ),
+    "room for too few handles": (
+        lambda gpu: pynvml.nvmlDeviceGetGpuInstances(
+            gpu, 19, (pynvml.c_nvmlGpuInstance_t * 6)(), byref(c_uint())
+        ),
+        "room for 6",
+    ),
+    # A wrong element type would be written over.
+    "an array of something else": (
+        lambda gpu: pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(
+            gpu, 9, (c_uint * 16)(), byref(c_uint())
+        ),
+        "array of c_nvmlGpuInstancePlacement_t",
+    ),
+    "a result of the wrong type": (
+        lambda gpu: _library("nvmlDeviceGetMinorNumber")(gpu, byref(c_int())), "reference to c_int"
+    ),
+    "a result by value": (
+        lambda gpu: _library("nvmlDeviceGetMinorNumber")(gpu, c_uint()), "got c_uint"
+    ),
+    # C would read whatever lies in the registers.
+    "a wrong number of arguments": (
+        lambda gpu: _library("nvmlDeviceGetMigMode")(gpu, byref(c_uint())),
+        "takes 3 arguments, got 2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "complaint"), MISUSES.values(), ids=MISUSES)
+def test_misuses(call: Callable[[Any], object], complaint: str) -> None:
     with calls.node_with():
         device = calls.gpu()
-        with pytest.raises(SimulatorMisuse, match="by value"):
-            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, 9, Placement(4, 4))
+        with pytest.raises(SimulatorMisuse, match=complaint):
+            call(device)
         assert calls.instances(device, "3g") == []
-
-
-def test_another_structure_is_a_misuse() -> None:
-    other = pynvml.c_nvmlComputeInstancePlacement_t(4, 4)
-    with calls.node_with():
-        device = calls.gpu()
-        with pytest.raises(SimulatorMisuse, match="c_nvmlGpuInstancePlacement_t"):
-            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, 9, byref(other))
-
-
-def test_an_int_as_a_handle_is_a_misuse() -> None:
-    """ctypes would cut it to 32 bits."""
-    with calls.node_with():
-        token = cast(calls.gpu(), c_void_p).value
-        with pytest.raises(SimulatorMisuse, match="handle"):
-            pynvml.nvmlDeviceGetMigMode(token)
-
-
-def test_a_cut_off_handle_is_recognised() -> None:
-    """A pointer that has lost its upper half leads nowhere."""
-    with calls.node_with():
-        token = cast(calls.gpu(), c_void_p).value or 0
-        cut = cast(c_void_p(token & 0xFFFFFFFF), pynvml.c_nvmlDevice_t)
-        with pytest.raises(SimulatorMisuse, match="cut off"):
-            pynvml.nvmlDeviceGetMigMode(cut)
-
-
-def test_a_handle_that_was_never_given_out_is_a_misuse() -> None:
-    """A real library would follow it."""
-    with calls.node_with():
-        made_up = cast(c_void_p(0x123456789ABC), pynvml.c_nvmlDevice_t)
-        with pytest.raises(SimulatorMisuse, match="never given out"):
-            pynvml.nvmlDeviceGetMigMode(made_up)
 
 
 def test_a_handle_of_another_type_is_a_misuse() -> None:
@@ -77,18 +107,6 @@ def test_null_is_an_invalid_argument() -> None:
             pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(calls.gpu(), 9, None)
         with pytest.raises(pynvml.NVMLError_InvalidArgument):
             pynvml.nvmlDeviceGetGpuInstances(calls.gpu(), 9, None, byref(c_uint()))
-
-
-def test_an_array_that_is_too_small_is_a_misuse() -> None:
-    """NVML writes what there is, wherever the caller's array ends."""
-    with calls.node_with():
-        device, count = calls.gpu(), c_uint()
-        places = (Placement * 1)()
-        with pytest.raises(SimulatorMisuse, match="room for 1"):
-            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(device, 9, places, byref(count))
-        handles = (pynvml.c_nvmlGpuInstance_t * 6)()
-        with pytest.raises(SimulatorMisuse, match="room for 6"):
-            pynvml.nvmlDeviceGetGpuInstances(device, 19, handles, byref(count))
 
 
 def test_the_room_for_processes_is_what_the_caller_says() -> None:
@@ -114,14 +132,6 @@ def test_arrays_in_all_their_forms_are_fine(form: str) -> None:
     assert [(place.start, place.size) for place in places] == [(0, 4), (4, 4)]
 
 
-def test_an_array_of_something_else_is_a_misuse() -> None:
-    """A wrong element type would be written over."""
-    with calls.node_with():
-        device, wrong = calls.gpu(), (c_uint * 16)()
-        with pytest.raises(SimulatorMisuse, match="array of c_nvmlGpuInstancePlacement_t"):
-            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(device, 9, wrong, byref(c_uint()))
-
-
 @pytest.mark.parametrize(
     ("function", "info"),
     [
@@ -135,21 +145,6 @@ def test_a_wrong_version_is_a_version_mismatch(function: str, info: Any) -> None
         kind = (0,) if "Profile" in function else ()
         code = _library(function)(calls.gpu(), *kind, byref(info))
     assert code == pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
-
-
-def test_a_result_of_the_wrong_type_is_a_misuse() -> None:
-    with calls.node_with():
-        device = calls.gpu()
-        with pytest.raises(SimulatorMisuse, match="reference to c_int"):
-            _library("nvmlDeviceGetMinorNumber")(device, byref(c_int()))
-        with pytest.raises(SimulatorMisuse, match="got c_uint"):
-            _library("nvmlDeviceGetMinorNumber")(device, c_uint())
-
-
-def test_a_wrong_number_of_arguments_is_a_misuse() -> None:
-    """C would read whatever lies in the registers."""
-    with calls.node_with(), pytest.raises(SimulatorMisuse, match="takes 2 arguments, got 1"):
-        _library("nvmlDeviceGetMinorNumber")(calls.gpu())
 
 
 @pytest.mark.parametrize("number", [1 << 32, -(1 << 31) - 1, 1.0, "1", None])
