@@ -150,17 +150,10 @@ async def _leave_once_asked(doing: Doing, asking: Coroutine[Any, Any, object]) -
         await task
 
 
-async def test_who_leaves_gives_up_a_drain(tmp_path: Path) -> None:
-    """Else the device would take no clients, and no report would say why."""
-    doing, daemon = Doing(), await _daemon()
-    doing.go_on.clear()
-    async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):
-        await _leave_once_asked(doing, post(session, DRAIN, {"device": "1"}))
-        await until(lambda: ("cancelled", "drain") in doing.asked)
-
-
-async def test_who_leaves_does_not_stop_a_restart(tmp_path: Path) -> None:
-    """A restart half done would be worse than one that no client waits for."""
+async def test_who_leaves_gives_up_a_drain_and_stops_no_restart(tmp_path: Path) -> None:
+    """A restart half done would be worse than one that no client waits for. A drained device would
+    take no clients, and no report would say why.
+    """
     doing, daemon = Doing(), await _daemon()
     doing.go_on.clear()
     async with over_socket(tmp_path / "agent.sock", doing, (daemon,)) as (_, session):

@@ -27,12 +27,6 @@ def test_global_options_may_stand_before_and_after_the_command(words: list[str])
     assert options.no_color
 
 
-def test_global_options_reach_the_third_word() -> None:
-    options = parse(["simulate", "occupy", "0", "--state", "x"])
-    assert options.state == Path("x")
-    assert options.output == "text"
-
-
 def test_the_later_of_two_wins() -> None:
     assert parse(["-o", "json", "export", "-o", "yaml"]).output == "yaml"
 

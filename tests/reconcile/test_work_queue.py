@@ -122,23 +122,6 @@ def observe(queue: WorkQueue, gpu: Gpu, desired: DesiredGpu = WANTED) -> tuple[G
     return queue.observe(evaluated(gpu, desired))
 
 
-def is_left(queue: WorkQueue) -> bool:
-    codes = {problem.code for problem in queue.problems(evaluated(OFF, WANTED).gpus[0])}
-    assert may_try(queue, OFF, 0, WANTED) is (Code.DRIFT not in codes)
-    return Code.DRIFT in codes
-
-
-def test_reported_once_until_it_is_back() -> None:
-    queue = make(mend=False)
-    assert observe(queue, ON) == ()
-    assert observe(queue, OFF) == (OFF,)
-    assert observe(queue, OFF) == ()
-    assert is_left(queue)
-    observe(queue, ON)
-    assert not is_left(queue)
-    assert observe(queue, OFF) == (OFF,)
-
-
 def test_another_plan_is_no_drift() -> None:
     queue = make(mend=False)
     observe(queue, ON)
@@ -146,7 +129,7 @@ def test_another_plan_is_no_drift() -> None:
     observe(queue, ON)
     observe(queue, OFF)
     observe(queue, OFF, REWORDED)
-    assert not is_left(queue)
+    assert queue.problems(evaluated(OFF, WANTED).gpus[0]) == ()
     observe(queue, OFF, DesiredGpu(MigDisabled("gpus[0].mig"), "gpus[0]"))
     assert observe(queue, ON) == ()
 

@@ -24,7 +24,6 @@ from nodeagent.mps.lifecycle.model import (
 )
 from nodeagent.mps.lifecycle.transitions import retry_delay
 from tests.mps.lifecycle.conftest import (
-    OTHER_LIMITS,
     OTHER_USER,
     POLICY,
     SPEC,
@@ -35,15 +34,6 @@ from tests.mps.lifecycle.conftest import (
 from tests.mps.plans import with_limits
 
 # --- to Ready -------------------------------------------------------------------------------------
-
-
-def test_starting_to_limiting_to_ready() -> None:
-    life = Life()
-    life.start()
-    assert life.tell(Answered(1)) == (SetLimits(1, SPEC), Schedule(4.0))
-    assert life.phase() is DaemonPhase.LIMITING
-    assert subjects(life.tell(life.proof())) == [ReportSubject.READY]
-    assert (life.phase(), life.state.deadline, life.state.why) == (DaemonPhase.READY, None, "")
 
 
 def test_limits_that_do_not_hold_before_ready() -> None:
@@ -90,13 +80,6 @@ def test_other_shares_with_the_same_limits_disturb_nothing(ready: Life) -> None:
     assert ready.tell(NewPlan(with_limits(SPEC, 4096, 50.0))) == ()
     assert ready.phase() is DaemonPhase.READY
     assert ready.state.running == ready.state.wanted != SPEC
-
-
-def test_other_limits_need_no_other_process(ready: Life) -> None:
-    assert SetLimits(1, OTHER_LIMITS) in ready.tell(NewPlan(OTHER_LIMITS))
-    assert ready.phase() is DaemonPhase.LIMITING
-    ready.tell(ready.proof())
-    assert (ready.phase(), ready.state.running) == (DaemonPhase.READY, OTHER_LIMITS)
 
 
 def test_another_user_needs_another_process(ready: Life) -> None:
@@ -193,22 +176,15 @@ def test_backoff_is_not_cut_short_by_the_same_plan() -> None:
     assert Spawn(3, OTHER_USER) in life.tell(RetryRequested())
 
 
-def test_no_plan_in_backoff() -> None:
+@pytest.mark.parametrize(
+    ("event", "why"), [(NewPlan(None), ""), (DrainRequested(None), "drained on request")]
+)
+def test_nobody_wants_it_in_backoff(event: Event, why: str) -> None:
     life = Life()
     life.start()
     life.tell(Exited(1, "status 1", 0.1))
-    assert life.tell(NewPlan(None)) == ()
-    assert life.phase() is DaemonPhase.DOWN
-    assert life.tell(DeadlinePassed(), after=10) == ()
-    assert life.tell(RetryRequested()) == ()
-
-
-def test_a_drain_in_backoff() -> None:
-    life = Life()
-    life.start()
-    life.tell(Exited(1, "status 1", 0.1))
-    assert life.tell(DrainRequested(None)) == ()
-    assert (life.phase(), life.state.why) == (DaemonPhase.DOWN, "drained on request")
+    assert life.tell(event) == ()
+    assert (life.phase(), life.state.why) == (DaemonPhase.DOWN, why)
     assert life.tell(DeadlinePassed(), after=10) == ()
 
 

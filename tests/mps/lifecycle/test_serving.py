@@ -1,5 +1,3 @@
-import pytest
-
 from nodeagent.mps.lifecycle import model
 from tests.mps.lifecycle.conftest import SPEC, Life, messages, subjects, undone
 
@@ -10,15 +8,6 @@ def seen(
     life: Life, status: model.ServerStatus, *, pid: int = 50, uid: int = 1000
 ) -> model.ServerSeen:
     return model.ServerSeen(life.state.run, model.Server(pid, uid, status))
-
-
-def test_ready_to_fault_to_limiting_with_the_server(ready: Life) -> None:
-    ready.tell(seen(ready, model.ServerStatus.ACTIVE))
-    actions = ready.tell(seen(ready, model.ServerStatus.FAULT))
-    assert (subjects(actions), undone(actions)) == ([model.ReportSubject.SERVER_FAULT], [])
-    assert ready.phase() is model.DaemonPhase.FAULT
-    assert model.SetLimits(1, SPEC) in ready.tell(seen(ready, model.ServerStatus.ACTIVE))
-    assert ready.phase() is model.DaemonPhase.LIMITING
 
 
 def test_a_faulted_server_that_goes(ready: Life) -> None:
@@ -141,28 +130,6 @@ def test_a_drain_that_the_plan_takes_back(ready: Life) -> None:
     ready.tell(model.ClientsGone(1))
     ready.tell(model.NewPlan(SPEC))
     assert model.Spawn(2, SPEC) in ready.tell(model.Exited(1, "status 0", 100.0))
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_drain_on_request_with_a_deadline(ready: Life, force: bool) -> None:
-    assert ready.tell(model.DrainRequested(30.0, force=force)) == (model.Schedule(30.0),)
-    ready.tell(model.NewPlan(SPEC))  # the plan did not ask for the drain, so it does not end it
-    assert ready.phase() is model.DaemonPhase.DRAINING
-    actions = ready.tell(model.DeadlinePassed(), after=30.0)
-    if force:
-        assert actions == (model.Quit(1, 10.0), model.Schedule(10.0))
-    else:
-        assert subjects(actions) == [model.ReportSubject.STILL_IN_USE]
-        assert ready.phase() is model.DaemonPhase.LIMITING
-
-
-def test_drained_on_request_it_stays_down(ready: Life) -> None:
-    ready.tell(model.DrainRequested(None))
-    ready.tell(model.ClientsGone(1))
-    actions = ready.tell(model.Exited(1, "status 0", 100.0))
-    assert messages(actions) == ["the daemon was drained on request and has ended"]
-    assert (ready.phase(), ready.state.why) == (model.DaemonPhase.DOWN, "drained on request")
-    assert model.Spawn(2, SPEC) in ready.tell(model.RetryRequested())
 
 
 def test_a_drain_that_is_given_up(ready: Life) -> None:
