@@ -3,6 +3,7 @@
 import http.client
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,14 @@ def agent_environment(**more: str) -> dict[str, str]:
         "SSL_CERT_FILE": os.devnull,
         **more,
     }
+
+
+def run_command(folder: Path, *arguments: str, boards: str) -> list[str]:
+    """`nodeagent run` on a simulated node of a state file; without `boards` on this machine."""
+    simulated = ["--simulate", boards, "--state", f"{folder}/node.json"] if boards else []
+    folders = ["--run-dir", f"{folder}/run", "--state-dir", f"{folder}/state"]
+    plan = ["--plan", f"{folder}/plan.yaml", "--listen", "127.0.0.1:0"]
+    return [sys.executable, "-m", "nodeagent", "run", *simulated, *plan, *folders, *arguments]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeagent.simulation.mps.clients import SimulatedClient
-from tests.agent_environment import agent_environment, asked
+from tests.agent_environment import agent_environment, asked, run_command
 from tests.machine_load import stretched, wait_until
 
 SOON = 60.0  # seconds that anything may take on a busy machine
@@ -36,19 +36,10 @@ class Home:
 
     def start(self, *arguments: str) -> None:
         """Run an agent; it says what it says into the folder."""
+        given = ("--state", str(self.state), *arguments)
+        command = [*self.wrapper, *run_command(self.folder, *given, boards=self.boards)]
         with (self.folder / "stderr").open("ab") as errors:
-            self.agent = subprocess.Popen(
-                self.wrapper
-                + self.command(
-                    "run",
-                    *("--simulate", self.boards, "--state", str(self.state)),
-                    *("--plan", str(self.plan), "--listen", "127.0.0.1:0"),
-                    *("--run-dir", f"{self.folder}/run", "--state-dir", f"{self.folder}/state"),
-                    *arguments,
-                ),
-                stderr=errors,
-                env=self.environment,
-            )
+            self.agent = subprocess.Popen(command, stderr=errors, env=self.environment)
 
     def stop(self, number: signal.Signals) -> None:
         assert self.agent is not None
@@ -68,12 +59,7 @@ class Home:
 
     def ask(self, *arguments: str) -> Any:
         """The JSON that a command prints; None while it fails."""
-        done = subprocess.run(
-            self.command(*arguments, "-o", "json"),
-            capture_output=True,
-            env=self.environment,
-            check=False,
-        )
+        done = self.run(*arguments, "-o", "json")
         return json.loads(done.stdout) if done.returncode == 0 and done.stdout else None
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:

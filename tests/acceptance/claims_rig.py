@@ -14,7 +14,7 @@ from tests.acceptance.agent_home import SOON, USER
 from tests.agent_environment import asked
 from tests.claims.samples import config_json, device_config
 from tests.machine_load import stretched, until
-from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
+from tests.simulated_cluster.agent import AgentProcess, command, served
 from tests.simulated_cluster.allocator import DRIVER, of_profile
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet import Kubelet
@@ -158,12 +158,10 @@ async def one_node(folder: Path, *, lists_pods: bool = False) -> AsyncIterator[C
     """
     (folder / "kubelet" / "plugins_registry").mkdir(parents=True)
     async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(ApiServer())
+        api = await stack.enter_async_context(served(folder))
         pods = await stack.enter_async_context(Kubelet(folder / "pods")) if lists_pods else None
         kubelet = DraKubelet(folder / "kubelet", pod_resources=pods)
         await stack.enter_async_context(kubelet)
-        api.add_node(NAME)
-        (folder / "kubeconfig").write_text(kubeconfig(api.url))
         made = Cluster(folder, api, kubelet)
         yield made
     del made.kubelet, kubelet, pods, stack  # the last of gRPC

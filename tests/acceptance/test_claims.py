@@ -16,7 +16,7 @@ from tests.acceptance.agent_home import GIB, SOON, USER
 from tests.acceptance.claims_rig import TEAM, Cluster, claim_settings
 from tests.claims.samples import config_json, nvidia_config
 from tests.machine_load import stretched, until
-from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
+from tests.simulated_cluster.agent import NAME, AgentProcess, command, served, until_status
 from tests.simulated_cluster.allocator import DRIVER
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.kubelet_claims import Claim, DraKubelet, PodFailed
@@ -124,9 +124,7 @@ async def test_the_driver_gets_nvidias_name(cluster: Cluster) -> None:
 
 
 async def test_a_kubelet_that_comes_later(folder: Path) -> None:
-    async with ApiServer() as api:
-        api.add_node(NAME)
-        (folder / "kubeconfig").write_text(kubeconfig(api.url))
+    async with served(folder) as api:
         settings = claim_settings(folder)
         async with AgentProcess(command("h100-80gb:1", folder), folder, settings=settings):
             await until_status(api, lambda found: "kubelet" in json.dumps(found))

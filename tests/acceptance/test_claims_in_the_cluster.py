@@ -21,7 +21,7 @@ from tests.simulated_cluster.agent import (
     AgentProcess,
     command,
     in_sync,
-    kubeconfig,
+    served,
     until_status,
 )
 from tests.simulated_cluster.allocator import DRIVER
@@ -169,12 +169,10 @@ async def test_nos_drives_a_node_of_an_older_cluster(folder: Path) -> None:
     for name in ("plugins", "plugins_registry"):
         (folder / "kubelet" / name).mkdir(parents=True)
     asked = {"spec-gpu-0-1g.10gb": "2", "spec-partitioning-plan": "1714000000"}
-    async with ApiServer() as api:
+    annotations = {f"nos.nebuly.com/{key}": value for key, value in asked.items()}
+    labels = {"nos.nebuly.com/gpu-partitioning": "mig"}
+    async with served(folder, annotations=annotations, labels=labels) as api:
         api.faults.next(10**6, Answer(404), path="/apis/resource.k8s.io/*")
-        annotations = {f"nos.nebuly.com/{key}": value for key, value in asked.items()}
-        labels = {"nos.nebuly.com/gpu-partitioning": "mig"}
-        api.add_node(NAME, annotations=annotations, labels=labels)
-        (folder / "kubeconfig").write_text(kubeconfig(api.url))
         arguments = [*command("h100-80gb:1", folder), "--source", "nos"]
         async with AgentProcess(arguments, folder, settings=claim_settings(folder)):
             plan = "nos.nebuly.com/status-partitioning-plan"

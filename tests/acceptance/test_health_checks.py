@@ -23,10 +23,9 @@ from tests.simulated_cluster.agent import (
     AgentProcess,
     command,
     in_sync,
-    kubeconfig,
+    served,
     until_status,
 )
-from tests.simulated_cluster.api_server import ApiServer
 
 Act = Callable[[World], object]
 
@@ -238,9 +237,7 @@ async def test_the_condition_and_the_event(tmp_path: Path) -> None:
         "NODEAGENT_KUBERNETES_TAINTS": "true",
     }
     plan = plan_text("{3g.40gb: 2}")
-    async with ApiServer() as api:
-        api.add_node(NAME)
-        (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
+    async with served(tmp_path) as api:
         api.annotate(NAME, **{PLAN: plan})
 
         def condition(kind: str = "GPUHealthy") -> dict[str, str]:

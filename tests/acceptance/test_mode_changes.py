@@ -17,10 +17,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from nodeagent.cli import main
 from nodeagent.plan.problems import Code
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.simulation.state_file import STATE_VARIABLE
+from tests.cli.conftest import Program
 
 LAYOUTS = {"a30:1": "{1g.6gb: 2}", "a100-40gb:1": "{1g.5gb: 2}", "h100-80gb:1": "{1g.10gb: 2}"}
 KINDS = {
@@ -30,7 +30,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class Applied:
     code: int
     report: dict[str, Any]
     err: str
@@ -45,40 +45,29 @@ class Ended:
         return [step["kind"] for step in steps if step["result"] == "done"]
 
 
-class Home:
+class Home(Program):
     def __init__(
         self, folder: Path, capsys: pytest.CaptureFixture[str], boards: str, switches: Switches
     ) -> None:
-        self._capsys = capsys
-        self.folder = folder
-        self.state = folder / "node.json"
+        super().__init__(folder, capsys)
         SimulatedNode(boards, state=self.state, switches=switches).close()
 
     def apply(
         self, mig: str, *, devices: str = "all", reset: str = "never", own: bool = False
-    ) -> Ended:
-        plan = self.folder / "plan.yaml"
-        plan.write_text(f"version: v1\ngpus:\n- devices: {devices}\n  mig: {mig}\n")
+    ) -> Applied:
+        plan = self.plan(f"{{devices: {devices}, mig: {mig}}}")
         words = ("apply", "-f", plan, "--reset", reset, "-o", "json", "--state", self.state)
         if not own:
-            self._capsys.readouterr()
-            code = main([str(word) for word in words])
-            out, err = self._capsys.readouterr()
-            return Ended(code, json.loads(out or "{}"), err)
-        ended = subprocess.run(
-            [sys.executable, "-m", "nodeagent", *map(str, words)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return Ended(ended.returncode, json.loads(ended.stdout or "{}"), ended.stderr)
+            ended = self(*words)
+            return Applied(ended.code, json.loads(ended.out or "{}"), ended.err)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with self.process(*words, **pipes) as process:
+            out, err = process.communicate()
+        return Applied(process.returncode, json.loads(out or "{}"), err)
 
     def on_node(self, act: Callable[[SimulatedNode], object]) -> None:
-        node = SimulatedNode(state=self.state)
-        try:
+        with SimulatedNode(state=self.state) as node:
             act(node)
-        finally:
-            node.close()
 
     def run(self, commands: list[str]) -> None:
         """The commands that a remedy names, on the simulated node; NVML is open as an agent has it

@@ -1,6 +1,7 @@
 import asyncio
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,17 @@ from nodeagent.simulation import SimulatedNode
 from tests.acceptance.cluster_rig import NODE, Member
 from tests.agent_environment import asked
 from tests.machine_load import stretched, until
-from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig, until_status
+from tests.simulated_cluster.agent import NAME, AgentProcess, command, served, until_status
 from tests.simulated_cluster.api_server import ApiServer
 
 
 @pytest.mark.timeout(240)  # two agents start, and each waits longer after every time
 async def test_both_say_so(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("pod", "service")]
-    async with ApiServer() as api:
-        api.add_node(NAME)
-        for folder in folders:
-            folder.mkdir()
-            (folder / "kubeconfig").write_text(kubeconfig(api.url))
+    for folder in folders:
+        folder.mkdir()
+    async with served(folders[0]) as api:
+        shutil.copy(folders[0] / "kubeconfig", folders[1])
         first, second = (
             AgentProcess(command(boards, folder), folder)
             for boards, folder in zip(("h100-80gb:1", "a100-40gb:1"), folders, strict=True)
@@ -56,9 +56,8 @@ PAUSED = "paused-for-mig-change"
 
 async def test_success_comes_last(tmp_path: Path) -> None:
     labels = {CONFIG: "all-1g.10gb", "nvidia.com/mig.strategy": "mixed"}
-    async with ApiServer(latency=0.002) as api:
-        api.add_node(NAME, labels={**labels, **dict.fromkeys(CLIENTS, "true")})
-        (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
+    labels |= dict.fromkeys(CLIENTS, "true")
+    async with served(tmp_path, latency=0.002, labels=labels) as api:
         agent = [*command("h100-80gb:1", tmp_path), "--source", "mig-config"]
         changes: asyncio.Queue[Any] = asyncio.Queue()
         api.store.watching.add(changes)
@@ -73,9 +72,7 @@ async def test_success_comes_last(tmp_path: Path) -> None:
 async def test_a_setting_without_effect_fails_no_change(tmp_path: Path) -> None:
     """While a change waits for a workload the state is pending, whatever else is wrong."""
     state = tmp_path / "node.json"
-    async with ApiServer() as api:
-        api.add_node(NAME, labels={CONFIG: "all-7g.80gb"})
-        (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
+    async with served(tmp_path, labels={CONFIG: "all-7g.80gb"}) as api:
         agent = [*command("h100-80gb:1", tmp_path), "--source", "mig-config"]
         settings = {"NODEAGENT_DRA_SHARE": "memory"}  # counts in mode dynamic alone
         async with AgentProcess([*agent, "--state", str(state)], tmp_path, settings=settings):

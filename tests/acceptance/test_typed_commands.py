@@ -16,8 +16,7 @@ from tests.acceptance.agent_home import SOON, Home
 from tests.doc_blocks import PAGES, ROOT, blocks_of, words_of
 from tests.machine_load import stretched
 from tests.manifests.rendering import why_not
-from tests.simulated_cluster.agent import AgentProcess, command, in_sync, kubeconfig, until_status
-from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.agent import AgentProcess, command, in_sync, served, until_status
 
 # --- the demo -------------------------------------------------------------------------------------
 
@@ -177,7 +176,6 @@ def _end(home: Home, command: str) -> None:
 
 
 PAGE = (ROOT / "docs/annotations.md").read_text(encoding="utf-8")
-NODE = "gpu-node-0"  # the page's
 PLAN = "version: v1\ngpus:\n  - devices: [0]\n    mig: {3g.40gb: 1, 1g.10gb: 3}"
 _WHY_NOT = why_not() or ("" if shutil.which("jq") else "jq is not installed")
 
@@ -205,10 +203,8 @@ async def _type(commands: str, folder: Path) -> None:
 async def test_a_plan_is_given_and_awaited_as_the_page_says(tmp_path: Path) -> None:
     give, *find = (block.body for block in blocks_of(PAGE) if block.info == "sh cluster")
     (tmp_path / "plan.yaml").write_text(f"{PLAN}\n", encoding="utf-8")
-    async with ApiServer() as api:
-        api.add_node(NODE)
-        (tmp_path / "kubeconfig").write_text(kubeconfig(api.url), encoding="utf-8")
-        async with AgentProcess(command("h100-80gb:1", tmp_path, NODE), tmp_path):
-            await _type(give, tmp_path)
-            await until_status(api, in_sync(PLAN))
-            await _type("\n".join(find), tmp_path)
+    agent = AgentProcess(command("h100-80gb:1", tmp_path), tmp_path)
+    async with served(tmp_path) as api, agent:
+        await _type(give, tmp_path)
+        await until_status(api, in_sync(PLAN))
+        await _type("\n".join(find), tmp_path)

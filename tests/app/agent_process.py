@@ -4,14 +4,13 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests.agent_environment import agent_environment, asked
+from tests.agent_environment import agent_environment, asked, run_command
 from tests.machine_load import stretched, wait_until
 
 SOON = 60.0  # seconds that anything may take
@@ -29,16 +28,9 @@ class Process:
 
     def __init__(self, folder: Path, *arguments: str, boards: str = "h100-80gb:1", **env: str):
         self.folder = folder
-        self.errors = (folder / "stderr").open("ab")
-        simulated = ["--simulate", boards, "--state", f"{folder}/node.json"] if boards else []
-        folders = ["--run-dir", f"{folder}/run", "--state-dir", f"{folder}/state"]
-        plan = ["--plan", f"{folder}/plan.yaml", "--listen", "127.0.0.1:0"]
-        command = [sys.executable, "-m", "nodeagent", "run"]
-        self.popen = subprocess.Popen(
-            [*command, *simulated, *plan, *folders, *arguments],
-            stderr=self.errors,
-            env=agent_environment(**env),
-        )
+        command = run_command(folder, *arguments, boards=boards)
+        with (folder / "stderr").open("ab") as errors:
+            self.popen = subprocess.Popen(command, stderr=errors, env=agent_environment(**env))
 
     def ask(self, path: str = "/v1/status") -> tuple[int, Any]:
         """Over the Unix socket; 0 while there is no answer."""
@@ -64,9 +56,7 @@ class Process:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.popen.wait(stretched(SOON))
-        self.errors.close()
-        return code
+        return self.popen.wait(stretched(SOON))
 
     def memory(self) -> int:
         return psutil.Process(self.popen.pid).memory_info().rss

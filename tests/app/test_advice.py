@@ -14,8 +14,7 @@ from tests.agent_environment import asked
 from tests.app.agent_process import agent, write_plan
 from tests.machine_load import until
 from tests.plan.cards import card
-from tests.simulated_cluster.agent import NAME, AgentProcess, command, kubeconfig
-from tests.simulated_cluster.api_server import ApiServer
+from tests.simulated_cluster.agent import NAME, AgentProcess, command, served
 
 GIB = 1 << 30
 INFO = "nodeagent_advice_info"
@@ -61,9 +60,7 @@ async def test_what_an_earlier_agent_recorded_of_a_pod_is_its_workloads(tmp_path
             return []
         return [one["workload"] for one in found["advice"]]
 
-    async with ApiServer() as api:
-        api.add_node(NAME)
+    async with served(tmp_path) as api:
         api.add_pod("worker-1", namespace="team-a", node=NAME)
-        (tmp_path / "kubeconfig").write_text(kubeconfig(api.url))
         async with AgentProcess(command("h100-80gb:1", tmp_path), tmp_path):
             await until(lambda: workloads() == ["worker-1"])

@@ -83,9 +83,8 @@ def test_notifies_systemd(tmp_path: Path) -> None:
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     write_plan(tmp_path, "{3g.40gb: 2}")
-    node = SimulatedNode("h100-80gb:1", state=tmp_path / "node.json")
-    node.inject("nvmlDeviceCreateGpuInstance*", hang=True)
-    node.close()
+    with SimulatedNode("h100-80gb:1", state=tmp_path / "node.json") as node:
+        node.inject("nvmlDeviceCreateGpuInstance*", hang=True)
     with agent(tmp_path) as process:
         process.until_phase("Working")
         process.popen.send_signal(signal.SIGTERM)
@@ -102,9 +101,8 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 
 def test_a_driver_that_hangs_takes_no_more_and_more_threads(tmp_path: Path) -> None:
     write_plan(tmp_path, "{3g.40gb: 2}")
-    node = SimulatedNode("h100-80gb:1", state=tmp_path / "node.json")
-    node.inject("nvmlInitWithFlags", hang=True)
-    node.close()
+    with SimulatedNode("h100-80gb:1", state=tmp_path / "node.json") as node:
+        node.inject("nvmlInitWithFlags", hang=True)
     deadline = {"NODEAGENT_DRIVER_OBSERVE_DEADLINE": "0.1"}
     with agent(tmp_path, "--resync", "0.05", **deadline) as process:
         process.until(lambda body: "has hung since" in body["message"])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nodeagent.cli import main
+from nodeagent.simulation import SimulatedNode
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Program:
     def node(self, boards: str) -> None:
         made = self("export", "--simulate", boards, "--state", self.state)
         assert made.code == 0, made.err
+
+    def release(self) -> None:
+        """The users of GPU 0 end."""
+        with SimulatedNode(state=self.state) as node:
+            node.release(0)
 
     def file(self, text: str, name: str = "plan.yaml") -> Path:
         path = self.directory / name

@@ -80,17 +80,11 @@ def test_wait_is_for_all_who_may_leave(h100: Program) -> None:
     h100.on("apply", "-f", h100.plan(SPLIT))
     h100.on("simulate", "occupy", "0:4")
     h100.on("simulate", "fault", "--lost", "1")
-    release = _after(0.3, lambda: _release(h100))
+    release = _after(0.3, h100.release)
     done = h100.on("apply", "-f", h100.plan(WHOLE), "--wait", "60")
     release.join()
     assert done.code == 1
     assert "GPU 0  done     create 7g.80gb" in done.out
-
-
-def _release(h100: Program) -> None:
-    node = SimulatedNode(state=h100.state)
-    node.release(0)
-    node.close()
 
 
 def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
@@ -106,7 +100,7 @@ def test_a_user_who_comes_during_the_steps_is_waited_for(h100: Program) -> None:
         lines = [""]
         while "restore" not in lines[-1] and "failed" not in lines[-1]:
             lines.append(process.stdout.readline())
-        _release(h100)
+        h100.release()
         out, err = process.communicate(timeout=stretched(30))
     assert (process.returncode, err) == (0, ""), "".join(lines) + out
     assert any("failed   destroy 1g.10gb at 5" in said for said in lines)

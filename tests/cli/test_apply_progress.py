@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from nodeagent.cli.progress import wait_for_blockers
-from nodeagent.simulation import SimulatedNode
 from tests.cli.conftest import Program
 
 
@@ -36,12 +35,7 @@ def test_a_line_is_rewritten_and_taken_away(h100: Program, monkeypatch: pytest.M
     h100.on("simulate", "occupy", "0:4", "--command", "tr\x1b[2Jain\n")
     h100.on("simulate", "fault", "nvmlDeviceCreateGpuInstance*", "--latency", "0.6")
 
-    def release() -> None:
-        node = SimulatedNode(state=h100.state)
-        node.release(0)
-        node.close()
-
-    terminal = Terminal("waiting for the users of GPU 0 (pid ", release)
+    terminal = Terminal("waiting for the users of GPU 0 (pid ", h100.release)
     with contextlib.redirect_stderr(terminal):
         done = h100.on(
             "apply", "-f", h100.plan("{devices: [0], mig: {7g.80gb: 1}}"), "--wait", "60"

@@ -31,9 +31,8 @@ class Node:
     def __init__(self, program: Program, folder: Path) -> None:
         self.program, self.state = program, folder / "n"
         assert program("export", "--simulate", "h100-80gb:2", "--state", self.state).code == 0
-        node = SimulatedNode(state=self.state)
-        self.device = node.card(1).identity.uuid
-        node.close()
+        with SimulatedNode(state=self.state) as node:
+            self.device = node.card(1).identity.uuid
         self.top = directory_beside(self.state) / "run/mps" / self.device
         self.pipes = self.top / "pipe"
         self.programs = programs_in(directory_beside(self.state))

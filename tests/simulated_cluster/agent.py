@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +37,15 @@ def kubeconfig(url: str, *, token_file: Path | None = None) -> str:
         },
         sort_keys=False,
     )
+
+
+@asynccontextmanager
+async def served(folder: Path, *, latency: float = 0.0, **node: Any) -> AsyncIterator[ApiServer]:
+    """An API server with the agent's Node, to which the kubeconfig in `folder` leads."""
+    async with ApiServer(latency=latency) as api:
+        api.add_node(NAME, **node)
+        (folder / "kubeconfig").write_text(kubeconfig(api.url))
+        yield api
 
 
 def command(boards: str, folder: Path, node: str = NAME) -> list[str]:

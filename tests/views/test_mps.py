@@ -63,7 +63,8 @@ def test_a_daemon_in_trouble() -> None:
 
 
 NAMES: tuple[tuple[str | None, list[str] | None], ...] = (
-    *((None, ["GPU-0", "MIG-b"]), ("0", ["GPU-0"]), ("gpu-0", ["GPU-0"]), ("1", ["MIG-b"])),
+    (None, ["GPU-0", "MIG-b", "A-gone"]),  # in the order of devices, the one that is gone last
+    *(("a-Gone", ["A-gone"]), ("0", ["GPU-0"]), ("gpu-0", ["GPU-0"]), ("1", ["MIG-b"])),
     *(("GPU-1", ["MIG-b"]), ("1:5", ["MIG-b"]), ("mig-B", ["MIG-b"]), ("1:0", []), ("MIG-a", [])),
     *(("7", None), ("0:0", None), ("1:8", None), ("MIG-c", None), ("", None), ("-1", None)),
     ("\u0660", None),
@@ -71,22 +72,10 @@ NAMES: tuple[tuple[str | None, list[str] | None], ...] = (
 
 
 def test_daemons_by_any_name_of_their_device() -> None:
-    for device, found in NAMES:
-        answer = mps_answer(_node(READY, FAILED), device)
-        assert (answer and [d["device"] for d in answer["daemons"]]) == found, device
-
-
-def test_a_daemon_whose_device_is_gone_is_found_by_its_uuid() -> None:
-    lost = replace(READY, device="MIG-gone")
-    answer = mps_answer(_node(lost), "mig-gone")
-    assert answer
-    assert [d["device"] for d in answer["daemons"]] == ["MIG-gone"]
-
-
-def test_daemons_are_listed_in_the_order_of_their_devices() -> None:
     lost = replace(READY, device="A-gone")
-    answered = mps_json((lost, FAILED, READY), NODE)
-    assert [d["device"] for d in answered] == ["GPU-0", FAILED.device, "A-gone"]
+    for device, found in NAMES:
+        answer = mps_answer(_node(lost, FAILED, READY), device)
+        assert (answer and [d["device"] for d in answer["daemons"]]) == found, device
 
 
 def test_the_status_has_the_daemons_of_the_gpus_it_shows() -> None:

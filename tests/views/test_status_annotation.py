@@ -157,14 +157,6 @@ def test_what_another_writer_wrote_is_not_believed() -> None:
         assert text == status_text(content_of(IN_SYNC), LATER), there
 
 
-def test_a_text_changed_by_hand_is_restored() -> None:
-    annotation = StatusAnnotation()
-    first = annotation.text(content_of(IN_SYNC), existing=None, now=AT)
-    assert first
-    for forged in (first.replace("2030", "2029"), "{}", None):
-        assert annotation.text(content_of(IN_SYNC), existing=forged, now=LATER) == first
-
-
 def test_nothing_is_said_before_the_first_look() -> None:
     """So the annotation of the agent before stays; a driver that is not there is worth saying."""
     fresh = NodeState("gpu-node-0", "annotation")
