@@ -218,7 +218,8 @@ async def test_a_name_of_another_node(gpus: SimulatedNode, api: ApiServer, tmp_p
 async def test_a_status_edited_by_hand_is_restored(member: Member) -> None:
     api = member.api
     right = api.node(NODE)["metadata"]["annotations"][STATUS]
-    for value in ("{}", "not JSON", '{"phase": "InSync"}', "", None):
+    forged = right.replace('"observedAt":"2', '"observedAt":"1')
+    for value in ("{}", "not JSON", '{"phase": "InSync"}', forged, "", None):
         before = len(written(api))
         api.annotate(NODE, **{STATUS: value})
         await until(lambda: api.node(NODE)["metadata"]["annotations"].get(STATUS) == right)

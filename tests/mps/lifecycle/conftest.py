@@ -48,11 +48,6 @@ class Life:
         self.tell(model.Started(self.state.run, 4711))
         return actions
 
-    def become_ready(self) -> None:
-        self.start()
-        self.tell(model.Answered(self.state.run))
-        self.tell(self.proof())
-
     def proof(self, *differences: str) -> model.LimitsReadBack:
         return model.LimitsReadBack(self.state.run, self.state.limits_version, differences)
 
@@ -70,8 +65,16 @@ def undone(actions: tuple[model.Action, ...]) -> list[model.Action]:
 
 
 @pytest.fixture
-def ready() -> Life:
-    life = Life()
-    life.become_ready()
+def life() -> Life:
+    """Of a daemon that was started and has not answered yet."""
+    made = Life()
+    made.start()
+    return made
+
+
+@pytest.fixture
+def ready(life: Life) -> Life:
+    life.tell(model.Answered(1))
+    life.tell(life.proof())
     assert life.phase() is model.DaemonPhase.READY
     return life

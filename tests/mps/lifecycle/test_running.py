@@ -36,9 +36,7 @@ from tests.mps.plans import with_limits
 # --- to Ready -------------------------------------------------------------------------------------
 
 
-def test_limits_that_do_not_hold_before_ready() -> None:
-    life = Life()
-    life.start()
+def test_limits_that_do_not_hold_before_ready(life: Life) -> None:
     life.tell(Answered(1))
     assert SetLimits(1, SPEC) in life.tell(life.proof("memory 0, wanted 4096M"))
     actions = life.tell(life.proof("memory 0, wanted 4096M"))
@@ -47,9 +45,7 @@ def test_limits_that_do_not_hold_before_ready() -> None:
     assert "memory 0, wanted 4096M" in life.state.why
 
 
-def test_no_answer_after_the_start() -> None:
-    life = Life()
-    life.start()
+def test_no_answer_after_the_start(life: Life) -> None:
     for _ in range(POLICY.most_silences):
         assert life.tell(Timeout(1)) == ()
     assert life.tell(DeadlinePassed(), after=4.0) == (Schedule(1.0),)
@@ -69,7 +65,7 @@ def test_ready_to_limiting_when_limits_drift(ready: Life) -> None:
         actions = ready.tell(ready.proof("threads 100.0, wanted 50"))
         assert undone(actions) == [Schedule(delay)]
         assert SetLimits(1, SPEC) in ready.tell(DeadlinePassed(), after=delay)
-    ready.tell(ready.proof())
+    assert subjects(ready.tell(ready.proof())) == [ReportSubject.READY]
     assert ready.phase() is DaemonPhase.READY
 
 
@@ -123,9 +119,7 @@ def test_ready_to_starting_when_it_was_steady(ready: Life) -> None:
     assert ready.phase() is DaemonPhase.BACKOFF
 
 
-def test_backoff_to_failed_to_ready() -> None:
-    life = Life()
-    life.start()
+def test_backoff_to_failed_to_ready(life: Life) -> None:
     for delay in (1.0, 2.0):
         actions = life.tell(Exited(life.state.run, "status 1", 0.1))
         assert undone(actions) == [SweepOrphans(SPEC), Schedule(delay)]
@@ -149,9 +143,7 @@ def test_backoff_to_failed_to_ready() -> None:
 
 
 @pytest.mark.parametrize("event", [RetryRequested(), NewPlan(SPEC)])
-def test_failed_to_starting_on_request(event: Event) -> None:
-    life = Life()
-    life.start()
+def test_failed_to_starting_on_request(life: Life, event: Event) -> None:
     for _ in range(3):
         life.tell(Exited(life.state.run, "status 1", 0.1))
         life.tell(DeadlinePassed(), after=9.0)
@@ -166,9 +158,7 @@ def test_chance_shortens_the_wait() -> None:
     assert retry_delay(POLICY, 10**6, 0.0) == 8.0
 
 
-def test_backoff_is_not_cut_short_by_the_same_plan() -> None:
-    life = Life()
-    life.start()
+def test_backoff_is_not_cut_short_by_the_same_plan(life: Life) -> None:
     life.tell(Exited(1, "status 1", 0.1))
     assert life.tell(NewPlan(SPEC)) == ()
     assert Spawn(2, OTHER_USER) in life.tell(NewPlan(OTHER_USER))
@@ -179,9 +169,7 @@ def test_backoff_is_not_cut_short_by_the_same_plan() -> None:
 @pytest.mark.parametrize(
     ("event", "why"), [(NewPlan(None), ""), (DrainRequested(None), "drained on request")]
 )
-def test_nobody_wants_it_in_backoff(event: Event, why: str) -> None:
-    life = Life()
-    life.start()
+def test_nobody_wants_it_in_backoff(life: Life, event: Event, why: str) -> None:
     life.tell(Exited(1, "status 1", 0.1))
     assert life.tell(event) == ()
     assert (life.phase(), life.state.why) == (DaemonPhase.DOWN, why)
@@ -215,9 +203,7 @@ def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
     assert ready.phase() is DaemonPhase.DRAINING
 
 
-def test_a_killed_one_is_remembered_for_what_it_did() -> None:
-    life = Life()
-    life.start()
+def test_a_killed_one_is_remembered_for_what_it_did(life: Life) -> None:
     for subject in (ReportSubject.EXITED, ReportSubject.EXITED, ReportSubject.FAILED):
         life.tell(DeadlinePassed(), after=5.0)
         actions = life.tell(Exited(life.state.run, "signal 9 (SIGKILL)", 5.0))
@@ -249,9 +235,7 @@ def test_kept_out_from_an_adopted_daemon() -> None:
     assert Kill(1) in life.tell(DeadlinePassed(), after=5.0)  # now it is silent by itself
 
 
-def test_kept_out_while_limits_are_set() -> None:
-    life = Life()
-    life.start()
+def test_kept_out_while_limits_are_set(life: Life) -> None:
     life.tell(Answered(1))
     life.tell(Unreachable(1, "another front-end"))
     assert SetLimits(1, SPEC) in life.tell(DeadlinePassed(), after=4.0)

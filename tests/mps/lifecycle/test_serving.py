@@ -144,9 +144,7 @@ def test_a_drain_that_is_given_up(ready: Life) -> None:
     assert ready.tell(model.DrainGivenUp()) == ()
 
 
-def test_a_drain_that_is_given_up_before_it_ever_answered() -> None:
-    life = Life()
-    life.start()
+def test_a_drain_that_is_given_up_before_it_ever_answered(life: Life) -> None:
     life.tell(model.DrainRequested(None))
     assert life.state.deadline is None
     assert life.tell(model.DrainGivenUp()) == (model.Schedule(5.0),)
