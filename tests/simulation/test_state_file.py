@@ -102,8 +102,7 @@ def test_two_processes_share_a_node(state: Path) -> None:
         calls.create(calls.gpu(), "3g", 0)
         assert other.does("pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 9)") == "1"
         other.does("pynvml.nvmlDeviceCreateGpuInstance(device, 9)")
-        with pytest.raises(pynvml.NVMLError_InsufficientResources):
-            calls.create(calls.gpu(), "1g")
+        calls.refused("InsufficientResources", lambda: calls.create(calls.gpu(), "1g"))
         assert _layout() == [(1, "0:4"), (2, "4:4")]
         pynvml.nvmlShutdown()
 
@@ -114,8 +113,7 @@ def test_handles_notice_what_others_destroyed(state: Path) -> None:
         there = "pynvml.nvmlDeviceGetGpuInstanceById(device, 0)"
         other.does(f"pynvml.nvmlGpuInstanceDestroy({there})")
         other.does("pynvml.nvmlDeviceCreateGpuInstance(device, 0)")
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlGpuInstanceGetInfo(instance)
+        calls.refused("InvalidArgument", lambda: pynvml.nvmlGpuInstanceGetInfo(instance))
         assert _layout() == [(0, "0:8")]
 
 
@@ -127,8 +125,7 @@ def test_processes_and_faults_reach_the_other_process(state: Path) -> None:
         assert other.does("node.release(0)") == "1"
         assert pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu()) == []
         other.does("node.inject('nvmlDeviceGetCount_v2', error='UNKNOWN')")
-        with pytest.raises(pynvml.NVMLError_Unknown):
-            pynvml.nvmlDeviceGetCount()
+        calls.refused("Unknown", pynvml.nvmlDeviceGetCount)
         assert pynvml.nvmlDeviceGetCount() == 1
         other.does("pynvml.nvmlDeviceGetCount()")
         assert other.does("node.faults") == "[]"

@@ -9,15 +9,12 @@ from tests.simulation import calls
 
 def test_nothing_answers_before_initialisation() -> None:
     with simulated("h100-80gb"):
-        with pytest.raises(pynvml.NVMLError_Uninitialized):
-            pynvml.nvmlDeviceGetCount()
+        calls.refused("Uninitialized", pynvml.nvmlDeviceGetCount)
         pynvml.nvmlInit()
         assert pynvml.nvmlDeviceGetCount() == 1
         pynvml.nvmlShutdown()
-        with pytest.raises(pynvml.NVMLError_Uninitialized):
-            pynvml.nvmlDeviceGetCount()
-        with pytest.raises(pynvml.NVMLError_Uninitialized):
-            pynvml.nvmlShutdown()
+        calls.refused("Uninitialized", pynvml.nvmlDeviceGetCount)
+        calls.refused("Uninitialized", pynvml.nvmlShutdown)
 
 
 def test_handles_do_not_outlive_a_shutdown() -> None:
@@ -26,8 +23,7 @@ def test_handles_do_not_outlive_a_shutdown() -> None:
         device = calls.gpu()
         pynvml.nvmlShutdown()
         pynvml.nvmlInit()
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlDeviceGetUUID(device)
+        calls.refused("InvalidArgument", lambda: pynvml.nvmlDeviceGetUUID(device))
         assert pynvml.nvmlDeviceGetUUID(calls.gpu()).startswith("GPU-")
         pynvml.nvmlShutdown()
 
@@ -42,16 +38,12 @@ def test_a_driver_that_is_not_loaded() -> None:
     with calls.node_with("h100-80gb") as node:
         device = calls.gpu()
         node.unload_driver()
-        with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
-            pynvml.nvmlDeviceGetUUID(device)
-        with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
-            pynvml.nvmlInit()
+        calls.refused("DriverNotLoaded", lambda: pynvml.nvmlDeviceGetUUID(device))
+        calls.refused("DriverNotLoaded", pynvml.nvmlInit)
         node.load_driver()
-        with pytest.raises(pynvml.NVMLError_Uninitialized):
-            pynvml.nvmlDeviceGetUUID(device)
+        calls.refused("Uninitialized", lambda: pynvml.nvmlDeviceGetUUID(device))
         pynvml.nvmlInit()
-        with pytest.raises(pynvml.NVMLError_InvalidArgument):
-            pynvml.nvmlDeviceGetUUID(device)
+        calls.refused("InvalidArgument", lambda: pynvml.nvmlDeviceGetUUID(device))
         assert pynvml.nvmlDeviceGetMigMode(calls.gpu()) == [0, 0]
 
 
