@@ -31,10 +31,7 @@ _STATUS, _LAYOUT, _PLAN = (f"nodeagent.io/{key}" for key in ("status", "layout",
 _CONDITIONS = ("GPUHealthy", "GPUPartitionsReady")
 _AGENTS = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
 _SEE_AGENTS = f"see kubectl get pods -A -o wide -l {_AGENTS}"
-_HEADER = (
-    *("NODE", "PHASE", "GPUS", "MIG USED", "IDLE", "FREE", "MPS READY", "CLAIMS WAIT"),
-    *("AGE", "WORST"),
-)
+_HEADER = "NODE", "PHASE", "GPUS", "MIG USED", "IDLE", "FREE", "MPS READY", "CLAIMS WAIT"
 _DAMAGE = (ValueError, TypeError, OverflowError, RecursionError)  # of what an annotation holds
 _VERDICTS = ("notEnough", "smaller", "keep", "larger")  # the one that needs most last
 _AT_ONCE = 8  # agents that are asked side by side
@@ -124,8 +121,7 @@ def _asked(options: argparse.Namespace, *words: str) -> Any:
     except (ValueError, RecursionError):
         said = "its answer is no JSON"
     remedy = "see that kubectl get nodes works; contexts: kubectl config get-contexts"
-    what = " ".join(words[:2]).partition(" -")[0]
-    raise PluginError(f"kubectl {what} failed: {said}", remedy)
+    raise PluginError(f"kubectl {' '.join(words[:2]).partition(' -')[0]} failed: {said}", remedy)
 
 
 def _in_pod(options: argparse.Namespace) -> int:
@@ -184,7 +180,7 @@ def _advise(options: argparse.Namespace) -> int:
         container = f" ({one['container']})" if "container" in one else ""
         joined.setdefault((whose + container, one["model"], one["device"]), []).append(one)
     head = "WORKLOAD", "CARD", "HAS", "NODES", "HELD", "PEAK", "FREES", "ADVICE"
-    rows: list[tuple[str, ...]] = [head]
+    rows: list[Sequence[str]] = [head]
     for key, ones in sorted(joined.items()):
         # What would do on each of the nodes: the one that needs most says it.
         worst = max(ones, key=lambda o: (_VERDICTS.index(o["verdict"]), -o.get("freesPart", 0)))
@@ -199,7 +195,7 @@ def _advise(options: argparse.Namespace) -> int:
         frees = f"{100 * worst.get('freesPart', 0):.0f}%"
         rows.append((*key, str(len(ones)), held, peak, frees, advice))
     if joined:
-        _print([tuple(map(_escaped, row)) for row in rows])
+        _print(rows)
     elif None not in answers:
         of = f" in namespace {options.namespace}" if options.namespace else ""
         print(f"No holder{of} was seen yet")
@@ -259,10 +255,8 @@ def _why(options: argparse.Namespace) -> int:
     spec, status = pod["spec"], pod["status"]
     there = [f"--namespace={pod['metadata']['namespace']}"]
     node = spec.get("nodeName")
-    lines = [
-        f"pod {pod['metadata']['name']}: {status['phase']}" + (f" on node {node}" if node else "")
-    ]
-    lines += _untrue(status)
+    on = f" on node {node}" if node else ""
+    lines = [f"pod {pod['metadata']['name']}: {status['phase']}{on}", *_untrue(status)]
     extended = status.get("extendedResourceClaimStatus", {})
     uses = [*spec.get("resourceClaims", ()), *status.get("resourceClaimStatuses", ()), extended]
     uids = {pod["metadata"]["uid"]}
@@ -310,7 +304,7 @@ def _untrue(status: Mapping[str, Any]) -> list[str]:
 
 def _table(options: argparse.Namespace) -> int:
     """One row for each node with an agent, by name, then how many there are of each severity."""
-    rows: list[tuple[str, ...]] = [_HEADER]
+    rows: list[Sequence[str]] = [(*_HEADER, "AGE", "WORST")]
     severities, without, now = Counter[str](), 0, datetime.now(timezone.utc)
     nodes = _asked(options, "get", "nodes")["items"]
     for node in sorted(nodes, key=lambda one: str(one["metadata"]["name"])):
@@ -328,7 +322,7 @@ def _table(options: argparse.Namespace) -> int:
         if ready.get("status") != "True":
             worst = f"the node is not Ready ({ready.get('reason', 'unknown')}), last known: {worst}"
             severity = "not Ready"
-        rows.append(tuple(map(_escaped, (node["metadata"]["name"], *cells, worst))))
+        rows.append((node["metadata"]["name"], *cells, worst))
         severities[_escaped(severity)] += 1
     _print(rows)
     counted = ", ".join(f"{count} {word}" for word, count in sorted(severities.items()))
@@ -337,9 +331,10 @@ def _table(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _print(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
+def _print(rows: Sequence[Sequence[str]]) -> None:
+    escaped = [list(map(_escaped, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*escaped)]
+    for row in escaped:
         print("  ".join(cell.ljust(most) for cell, most in zip(row, widths)).rstrip())
 
 
