@@ -267,36 +267,15 @@ def test_a_time_slice(interval: TimeSlice) -> None:
     assert read(device_config(timeSlice=interval.value)) is interval
 
 
-@pytest.mark.parametrize("key", ["user", "enforce", "oversubscribe"])
-def test_what_only_an_administrator_may_say(key: str) -> None:
-    """A class may; of a claim it is refused with the key, even where it changes nothing."""
-    value = {"user": 1000, "enforce": "report", "oversubscribe": False}[key]
-    parameters = device_config(mps={"replicas": 2, key: value})
-    assert isinstance(read(parameters, Source.CLASS), MpsEntry)
-    assert refused_parameters(parameters) == (
-        f"config[1].mps.{key}: {key} is allowed in a DeviceClass only, because tenants write "
-        f"claims (leave {key} out, or use a class that has it)"
-    )
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         (None, "config[1]: found nothing, expected a map with the keys apiVersion, kind, mps"),
         ([], "config[1]: found a list"),
-        ({}, "config[1]: the key apiVersion is missing"),
-        (device_config(), "config[1]: the configuration says nothing (give it mps or timeSlice)"),
-        (device_config(timeSlice="long", mps={"replicas": 2}), "a device is shared in one way or"),
-        (device_config(mps={"clients": {"threads": True}}), "mps.clients.threads: found true"),
-        (
-            device_config(mps={"shares": {"a": {}, "b": {}}}),
-            "config[1].mps.shares: found 2 shares, but all containers of a claim have the same",
-        ),
-        (device_config() | {"kind": ["GpuConfig"]}, "kind: found a list"),
-        (device_config() | {"apiVersion": "gpu.nodeagent.io/v2"}, "expected gpu.nodeagent.io/v1"),
     ],
 )
 def test_parameters_that_are_refused(parameters: object, message: str) -> None:
+    """That are no map; the faults of maps are in the table of the policy for configurations."""
     for source in Source:
         found = refused_parameters(parameters, source)
         assert message in found
