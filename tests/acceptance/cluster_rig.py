@@ -159,3 +159,6 @@ def _kind(request: Request) -> str:
 def plan_text(mig: str, remark: str = "") -> str:
     """A plan for all GPUs; the remark gives it another digest."""
     return f"# {remark}\nversion: v1\ngpus: [{{devices: all, mig: {mig}}}]\n"
+
+
+FIRST = plan_text("{1g.10gb: 7}")

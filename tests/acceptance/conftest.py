@@ -10,7 +10,7 @@ import pytest
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.acceptance.agent_home import Home
 from tests.acceptance.claims_rig import Cluster, one_node
-from tests.acceptance.cluster_rig import NODE
+from tests.acceptance.cluster_rig import FIRST, NODE, Member
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.fixtures import grpc_ends
 
@@ -46,6 +46,14 @@ async def api() -> AsyncIterator[ApiServer]:
     async with ApiServer() as server:
         server.add_node(NODE)
         yield server
+
+
+@pytest.fixture
+async def member(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> AsyncIterator[Member]:
+    """An agent that is in sync with the first plan, and quiet."""
+    async with Member(tmp_path, api).running() as made:
+        await made.settled(FIRST)
+        yield made
 
 
 @pytest.fixture

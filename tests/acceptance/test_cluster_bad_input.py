@@ -1,31 +1,19 @@
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from nodeagent.cluster.keeper import WriteIntervals
 from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
-from tests.acceptance.cluster_rig import NODE, PACE, Member, plan_text
+from tests.acceptance.cluster_rig import FIRST, NODE, PACE, Member, plan_text
 from tests.machine_load import until
 from tests.simulated_cluster.agent import PLAN, STATUS, digest
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.journal import Request
 
 NAME = "nodeagent.io/plan-name"
-GOOD = plan_text("{1g.10gb: 7}")
 OTHER = plan_text("{3g.40gb: 2}")
-
-
-@pytest.fixture
-async def member(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> AsyncIterator[Member]:
-    """An agent that is in sync with a good plan, and quiet."""
-    async with Member(tmp_path, api).running() as made:
-        await made.settled(GOOD)
-        yield made
 
 
 def written(api: ApiServer, since: float = 0.0) -> list[Request]:
@@ -103,7 +91,7 @@ async def test_bad_plans_are_refused(member: Member) -> None:
         status = member.status or {}
         assert status["phase"] == "Rejected", what
         assert all(told["message"].isprintable() for told in problems(member)), what
-        assert status["digest"] == digest(GOOD), what
+        assert status["digest"] == digest(FIRST), what
         message, count = rejections(member.api)[-1]
         assert count == 1, what
         assert path is None or path in message, what
@@ -131,7 +119,7 @@ async def test_a_plan_name_without_a_file(member: Member) -> None:
     member.api.annotate(NODE, **{PLAN: None, NAME: "nowhere"})
     await until(lambda: "nowhere" in member.rig.state.note)
     await member.quiet()
-    assert (member.status or {})["digest"] == digest(GOOD)
+    assert (member.status or {})["digest"] == digest(FIRST)
     assert devices(member) == there
 
 
@@ -151,7 +139,7 @@ async def test_a_plan_that_flips_often(gpus: SimulatedNode, api: ApiServer, tmp_
     intervals = replace(PACE, write=write)
     clock = asyncio.get_running_loop().time
     async with Member(tmp_path, api, intervals=intervals).running() as member:
-        await member.in_sync(member.plan(GOOD))
+        await member.in_sync(member.plan(FIRST))
         there = devices(member)
         begun = clock()
         for number in range(30):
@@ -178,7 +166,7 @@ async def test_a_node_deleted_and_made_anew(member: Member) -> None:
     api.delete_node(NODE)
     await until(lambda: not member.publisher.state.registered)
     api.add_node(NODE)
-    await until(lambda: (member.status or {}).get("digest") == digest(GOOD))
+    await until(lambda: (member.status or {}).get("digest") == digest(FIRST))
     assert api.node(NODE)["metadata"]["uid"] != before
     await until(lambda: "GPUPartitionsReady" in member.conditions)
     assert devices(member) == there
@@ -189,7 +177,7 @@ async def test_a_node_deleted_and_made_anew(member: Member) -> None:
 
 async def test_a_name_that_no_node_has(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> None:
     """Nothing is written anywhere, the agent waits, and takes up a Node that comes."""
-    api.annotate(NODE, **{PLAN: GOOD})
+    api.annotate(NODE, **{PLAN: FIRST})
     async with Member(tmp_path, api, name="elsewhere").running() as member:
         await until(lambda: member.rig.state.note)
         await member.quiet()
@@ -206,7 +194,7 @@ async def test_a_name_of_another_node(gpus: SimulatedNode, api: ApiServer, tmp_p
     (tmp_path / "token").write_text("of-n")
     api.tokens["of-n"] = "agent"
     api.access.own_node["of-n"] = NODE
-    api.add_node("theirs", annotations={PLAN: GOOD})
+    api.add_node("theirs", annotations={PLAN: FIRST})
     async with Member(tmp_path, api, name="theirs").running() as member:
         await until(lambda: member.publisher.state.problem)
         assert "own-node" in str(member.publisher.state.problem)

@@ -7,27 +7,18 @@ import pytest
 
 from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
-from tests.acceptance.cluster_rig import NODE, PACE, SOON, Member, plan_text
+from tests.acceptance.cluster_rig import FIRST, NODE, PACE, SOON, Member, plan_text
 from tests.machine_load import until
 from tests.simulated_cluster import faults
 from tests.simulated_cluster.agent import STATUS
 from tests.simulated_cluster.api_server import ApiServer
 
-FIRST = plan_text("{1g.10gb: 7}")
 SECOND = plan_text("{2g.20gb: 3}")
 LAST = plan_text("{3g.40gb: 1, 1g.10gb: 3}")
 
 # With the rig's times two loops and a writer ask some forty times a second at most while all
 # fails; a loop without a wait asks many hundred times.
 MAX_A_SECOND = 60
-
-
-@pytest.fixture
-async def member(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> AsyncIterator[Member]:
-    """An agent that is in sync with the first plan, and quiet."""
-    async with Member(tmp_path, api).running() as made:
-        await made.settled(FIRST)
-        yield made
 
 
 @contextlib.asynccontextmanager
@@ -137,22 +128,6 @@ async def test_a_fault_that_stays_makes_no_storm(member: Member) -> None:
 
 
 # --- who we are ---------------------------------------------------------------------------------
-
-
-async def test_a_token_is_replaced(gpus: SimulatedNode, api: ApiServer, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("old")
-    api.tokens.update({"old": "agent", "new": "agent"})
-    async with Member(tmp_path, api).running() as member:
-        await member.in_sync(member.plan(FIRST))
-        async with weathered(member):
-            member.token.write_text("new")
-            api.revoke("old")
-            member.plan(SECOND)
-            await member.in_sync(SECOND)  # by the watch that is still open, and one more write
-            api.faults.strike(faults.Reset())
-        refused = [r.who for r in api.requests if r.status == 401]
-        assert set(refused) == {"old"}
-        assert len(refused) <= 3  # what was under way at once: a write, an Event, a list of pods
 
 
 async def test_a_token_that_is_replaced_late(

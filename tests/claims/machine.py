@@ -1,5 +1,6 @@
 """A machine with claims: its API server's objects, its folders, its present agent."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -35,7 +36,8 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase as NodePhase
 from tests.claims.samples import reserved
-from tests.rig import Rig, open_driver, running
+from tests.machine_load import stretched
+from tests.rig import SOON, Rig, open_driver, running
 from tests.simulated_cluster.allocator import Allocated as Allocation
 
 NODE = "gpu-node-0"
@@ -290,3 +292,15 @@ def laid_out(node: SimulatedNode, gpu: int = 0) -> list[tuple[int, int]]:
     """What the hardware has: start and size of each GPU instance."""
     instances = node.card(gpu).state.instances
     return sorted((one.start, one.size) for one in instances)
+
+
+async def until_done(call: Callable[[], Awaitable[object]]) -> None:
+    """The kubelet calls again until it succeeds: a daemon that is on its way is not waited for."""
+    async with asyncio.timeout(stretched(SOON)):
+        while True:
+            try:
+                await call()
+            except NodeagentError:
+                await asyncio.sleep(0.05)
+            else:
+                return

@@ -23,12 +23,11 @@ from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
 from nodeagent.claims.model import RecordPhase
 from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.node_claims import NodeClaims
-from nodeagent.errors import NodeagentError
 from nodeagent.mps.processes import CONTROL
 from nodeagent.simulation import SimulatedNode
 from tests.acceptance.mps_bench import is_daemon
 from tests.claims.borders import Border, watched_process
-from tests.claims.machine import UIDS, Home, laid_out, pool_of
+from tests.claims.machine import UIDS, Home, laid_out, pool_of, until_done
 from tests.claims.mps_rig import LIMITS, agent
 from tests.claims.samples import config_json, device_config
 from tests.machine_load import stretched
@@ -174,18 +173,6 @@ SCENARIOS = {
 
 
 # --- what kubelet and API server want after the cut ----------------------------------------------
-
-
-async def until_done(call: Callable[[], Awaitable[object]]) -> None:
-    """The kubelet calls again until it succeeds: a daemon that is on its way is not waited for."""
-    async with asyncio.timeout(stretched(SOON)):
-        while True:
-            try:
-                await call()
-            except NodeagentError:
-                await asyncio.sleep(0.05)
-            else:
-                return
 
 
 async def goes_on(world: World) -> None:

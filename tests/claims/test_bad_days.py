@@ -25,10 +25,9 @@ from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, 
 from nodeagent.errors import NodeagentError
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched
-from tests.claims.machine import UIDS, Home, allocated, laid_out, pool_of
+from tests.claims.machine import UIDS, Home, allocated, laid_out, pool_of, until_done
 from tests.claims.mps_rig import agent
 from tests.cluster.client.rig import kubeconfig
-from tests.machine_load import stretched
 from tests.mps.fleet_rig import status
 from tests.reconcile.controller_rig import NodeRig
 from tests.rig import CREATE
@@ -171,7 +170,7 @@ async def test_a_driver_that_hangs_in_create(node: SimulatedNode, home: Home) ->
                 "than 0.2 s (it continues, and the kubelet's next call finds it done)"
             )
         node.clear_faults(hang)
-        await until_prepared(lambda: calls.prepare(name))
+        await until_done(lambda: calls.prepare(name))
         assert laid_out(node) == [(2, 1)]
         assert len(node.journal.named(CREATE)) == 1
 
@@ -189,20 +188,9 @@ async def test_a_driver_that_hangs_for_long(node: SimulatedNode, home: Home) -> 
             "in the driver (look at `dmesg | grep NVRM`; if it lasts, reboot the node)"
         )
         node.clear_faults(hang)
-        await until_prepared(lambda: claims.prepare(*name))
+        await until_done(lambda: claims.prepare(*name))
         assert laid_out(node) == [(2, 1)]
         assert len(node.journal.named(CREATE)) == 1
-
-
-async def until_prepared(prepare: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(stretched(SOON)):
-        while True:
-            try:
-                await prepare()
-            except NodeagentError:
-                await asyncio.sleep(0.01)
-            else:
-                return
 
 
 async def test_a_driver_that_refuses_to_destroy(node: SimulatedNode, home: Home) -> None:
