@@ -59,29 +59,6 @@ def _code(found: Decision) -> str | None:
     return found.problem.code if found.problem else None
 
 
-# --- who uses it ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "users"),
-    [
-        ({"allocations": None}, "unknown pods (the kubelet does not say)"),
-        ({"allocations": (OURS, THEIRS)}, "pod other/pod-2, pod team/pod-1"),
-    ],
-)
-def test_the_kubelets_word(changes: dict[str, Any], users: str) -> None:
-    """Who holds a claim that is gone is named; not knowing it is use."""
-    found = decide(snapshot(claims={UID: ClaimState.GONE}, **changes))
-    assert found == left(f"the claim is gone, but it is used by {users}")
-
-
-def test_a_process_on_it() -> None:
-    """One on the GPU of which no instance is known may be on any of them."""
-    for busy in (gpu(instance(usage=BUSY)), gpu(instance(), usage=BUSY)):
-        found = decide(snapshot(busy, claims={UID: ClaimState.GONE}))
-        assert found == left("the claim is gone, but it is used by pid 4711 (python)")
-
-
 # --- other devices --------------------------------------------------------------------------------
 
 
@@ -90,30 +67,6 @@ def of(*devices: ClaimedDevice, **changes: Any) -> dict[str, Any]:
 
 
 OFF = MigMode(False, False)
-
-
-def test_a_gpu_as_a_whole() -> None:
-    """It is there outside MIG mode, used by any process on it, and never destroyed."""
-    assert decide(snapshot(gpu(mig=OFF), **of(whole_device()))) == LEAVE
-    assert decide(snapshot(gpu(), **of(whole_device()))) == REPAIR
-    found = decide(snapshot(gpu(instance(3)), **of(whole_device())))
-    assert found == left("GPU instance 3 (1g.10gb at 4:1) is in its place, and was not made for it")
-    rebooted = decide(snapshot(gpu(mig=OFF), **of(whole_device(), boot_id="boot-0")))
-    assert rebooted == REPAIR
-    gone = {"claims": {UID: ClaimState.GONE}, **of(whole_device())}
-    assert decide(snapshot(gpu(mig=OFF, usage=BUSY), **gone)).action is ClaimAction.LEAVE
-    assert decide(snapshot(gpu(mig=OFF), **gone)) == RELEASE
-
-
-def test_a_share_of_a_gpu() -> None:
-    """Processes in pods of other claims are those claims'; any other may be this one's."""
-    share = share_of_gpu()
-    other = Allocated("other", "claim", "pod-2", (POOL, "gpu", "share-2"))
-    theirs = User(5, namespace="other", pod="pod-2")
-    gone: dict[str, Any] = {"claims": {UID: ClaimState.GONE}, **of(share)}
-    used = gpu(mig=OFF, usage=Usage((theirs,)))
-    assert decide(snapshot(used, allocations=(other,), **gone)) == RELEASE
-    assert decide(snapshot(used, **gone)).action is ClaimAction.LEAVE
 
 
 def test_a_pod_that_has_two_shares_of_a_gpu() -> None:
@@ -152,12 +105,6 @@ def test_what_an_administrator_has() -> None:
     assert decide(snapshot(gpu(), **admin)).action is ClaimAction.LEAVE
     in_mig_mode = snapshot(gpu(instance(3)), **of(whole_device(admin_access=True)))
     assert decide(in_mig_mode) == LEAVE
-
-
-def test_a_compute_instance_that_was_made_anew() -> None:
-    """The claim's GPU instance is there, but what containers were given is not."""
-    device = mig_device(instance=7, uuid="MIG-0")
-    assert decide(snapshot(**of(device))) == REPAIR
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,6 @@ def reason(offered: PlanUpdate) -> str:
 # --- MIG --------------------------------------------------------------------------------------
 
 
-def test_counts() -> None:
-    """Counts by profile, GPUs in their order; the same device in two spellings is added up."""
-    asked = spec(**{"1-7g.40gb": "1", "0-1g.5gb": "2", "00-1g.5gb": "1", "0-1g.5gb.me": "1"})
-    assert gpus(offer(asked, MIG, TWO)) == [
-        {"devices": [0], "mig": {"1g.5gb": 3, "1g.5gb+me": 1}},
-        {"devices": [1], "mig": {"7g.40gb": 1}},
-    ]
-
-
 def test_no_plan_id() -> None:
     """Spec annotations without an id are not acted upon; nothing would be destroyed by mistake."""
     cases: list[str | None] = [None, ""]
@@ -56,12 +47,6 @@ def test_spec_is_total() -> None:
         {"devices": [0], "mig": {"7g.40gb": 1}},
         {"devices": [1], "mig": {}},
     ]
-
-
-def test_mode_is_switched_on() -> None:
-    """A GPU outside MIG mode that has a spec gets it, which nos' own agent could not do."""
-    observed = node(gpu(0, mig=OFF))
-    assert gpus(offer(spec(**{"0-7g.40gb": "1"}), MIG, observed))[0]["mig"] == {"7g.40gb": 1}
 
 
 def test_refused() -> None:
