@@ -42,6 +42,7 @@ _ANSWERS = {  # of the agent, by the file that each becomes
     "status.json": ("/v1/status", "the agent's picture of the node"),
     "plan.json": ("/v1/plan", "the plan in force, its source, and the steps that remain"),
     "mps.json": ("/v1/mps", "MPS daemons with their servers and clients"),
+    "advice.json": ("/v1/advice", "which slice would do for whom, and why"),
     "events.json": ("/v1/events", "the last events, with their reasons"),
     "metrics.txt": ("/metrics", "what Prometheus gets"),
     "healthz.json": ("/healthz", "whether the agent's loops run"),
@@ -121,8 +122,7 @@ def _variables() -> bytes:
 def _answers(address: AgentAddress) -> Iterator[BundleFile]:
     silence = ""
     for name, (path, about) in _ANSWERS.items():
-        content = b""
-        reason = silence
+        content, reason = b"", silence
         if not silence:
             try:
                 content = get_text(address, path, MAX_FILE + 1)
