@@ -23,10 +23,10 @@ gpus:
 """
 
 
-def started(home: Home) -> list[dict[str, Any]]:
-    home.plan.write_text(PLAN)
+def started(home: Home, plan: str = PLAN, count: int = 6) -> list[dict[str, Any]]:
+    home.plan.write_text(plan)
     home.start()
-    return home.all_ready()
+    return home.all_ready(count)
 
 
 @pytest.mark.timeout(240)
@@ -131,12 +131,6 @@ gpus:
 """
 
 
-def _started(home: Home, plan: str, count: int = 1) -> list[dict[str, Any]]:
-    home.plan.write_text(plan)
-    home.start()
-    return home.all_ready(count)
-
-
 def _status(home: Home, phase: str) -> dict[str, Any]:
     return dict(home.until(lambda: (s := home.status()) and s["phase"] == phase and s))
 
@@ -173,7 +167,7 @@ def test_applied_without_an_agent_exported_and_adopted(home: Home) -> None:
 
 @pytest.mark.full
 def test_restart_and_drain_respect_clients(home: Home) -> None:
-    [daemon] = _started(home, ONE)
+    [daemon] = started(home, ONE, 1)
     with _counted(home, daemon["device"], "small-0") as pid:
         restarted = home.run("mps", "restart", "0")
         assert (restarted.returncode, str(pid) in restarted.stderr) == (3, True)
@@ -192,7 +186,7 @@ def test_restart_and_drain_respect_clients(home: Home) -> None:
 
 
 def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
-    [daemon] = _started(home, STRICT)
+    [daemon] = started(home, STRICT, 1)
     node = ("--state", str(home.state))
     with home.client(daemon["device"], "small-0") as client:
         stray = home.run("simulate", "client", "--device", "0", "--seconds", "20", *node)
@@ -207,7 +201,7 @@ def test_a_stray_client_is_ended_and_the_others_stay(home: Home) -> None:
 @pytest.mark.full
 def test_failed_and_back(home: Home) -> None:
     home.settings["NODEAGENT_MPS_MOST_FAILURES"] = "2"
-    _started(home, ONE)
+    started(home, ONE, 1)
     node = ("--device", "0", "--state", str(home.state))
 
     def fail() -> None:
@@ -246,7 +240,7 @@ def test_a_daemon_that_cannot_start_is_not_applied(home: Home) -> None:
 
 @pytest.mark.full
 def test_what_a_device_was_before_comes_back(home: Home) -> None:
-    _started(home, ONE)
+    started(home, ONE, 1)
     assert _gpu(home)["computeMode"] == "exclusiveProcess"
     home.stop(signal.SIGKILL)
     home.plan.write_text("version: v1\ngpus: [{devices: [0], timeSlice: long}]\n")

@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 
 from nodeagent.claims.capacity import CLIENTS, MEMORY, THREADS
-from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRefused
+from nodeagent.claims.model import ClaimHeldUp, ClaimRefused
 from nodeagent.claims.names import WHOLE_GPU
-from nodeagent.claims.serving.attempts import Operation
 from nodeagent.claims.serving.cdi import file_name
 from nodeagent.claims.serving.claim_object import ClaimObject, read_claim
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess
-from nodeagent.cluster.kubelet.plugin.claim_calls import ClaimCalls, ClaimName, StillWorking
 from nodeagent.errors import NodeagentError
 from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.borders import Border, WatchedHome, watched
@@ -150,29 +148,6 @@ async def test_16_shares_at_once(home: Home) -> None:
 
 
 # --- the driver -----------------------------------------------------------------------------------
-
-
-async def test_a_driver_that_hangs_in_create(node: SimulatedNode, home: Home) -> None:
-    """The call ends in time, the work goes on, and the next call finds it done."""
-    async with home.core() as (claims, _):
-
-        async def prepare(_: Operation, claim: ClaimName) -> tuple[ClaimedDevice, ...]:
-            return await claims.prepare(claim.namespace, claim.name, claim.uid)
-
-        calls = ClaimCalls(prepare, lambda _: None, answer_within=0.2)
-        name = ClaimName(*home.claim(0, (pool_of(node), DEVICE)))
-        hang = node.inject(CREATE, hang=True)
-        for _ in range(2):
-            with pytest.raises(StillWorking) as caught:
-                await calls.prepare(name)
-            assert str(caught.value) == (
-                f"still working on claim team/trainer-0 (uid {UIDS[0]}): its prepare takes more "
-                "than 0.2 s (it continues, and the kubelet's next call finds it done)"
-            )
-        node.clear_faults(hang)
-        await until_done(lambda: calls.prepare(name))
-        assert laid_out(node) == [(2, 1)]
-        assert len(node.journal.named(CREATE)) == 1
 
 
 async def test_a_driver_that_hangs_for_long(node: SimulatedNode, home: Home) -> None:

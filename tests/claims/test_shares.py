@@ -11,7 +11,7 @@ from nodeagent.claims.model import ClaimedDevice, ClaimHeldUp, ClaimRecord
 from nodeagent.claims.names import WHOLE_GPU, places
 from nodeagent.claims.offering.counters import CounterScheme
 from nodeagent.claims.offering.devices import SHARING, OfferedDevice
-from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Mode, Planned, refusal
+from nodeagent.claims.offering.gpu_rules import FixedInstance, GpuRules, Planned, refusal
 from nodeagent.claims.offering.pool_offer import WITHDRAWN, OfferContext, PoolOffer, pool_offer
 from nodeagent.claims.offering.resource_slices import (
     NodeReference,
@@ -22,7 +22,7 @@ from nodeagent.claims.offering.resource_slices import (
 from nodeagent.claims.serving.admission import require_admission
 from nodeagent.plan.desired import DesiredGpu, Layout, MigDisabled, MigEnabled, SharedBy
 from nodeagent.plan.observed import Gpu, Placement
-from nodeagent.plan.shares import MIB, TimeSlice, WantedMps
+from nodeagent.plan.shares import MIB, WantedMps
 from nodeagent.structs import replace
 from tests.claims.boards import NODE, mig_off
 from tests.claims.samples import mig_device, record, share_of_gpu, whole_device, with_goal
@@ -102,23 +102,6 @@ def test_turns() -> None:
     found = whole(pool_offer(L40S, by("time")))
     assert found.attributes[SHARING] == "timeSlice"
     assert found.capacity.keys() == found.policies.keys() == {"gpu.nvidia.com/memory"}
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        GpuRules(),
-        GpuRules(Mode.STATIC, share="memory"),
-        GpuRules(planned=with_goal(DISABLED, share="off"), share="memory"),
-        GpuRules(planned=with_goal(DISABLED, time_slice=TimeSlice.LONG), share="memory"),
-        GpuRules(planned=with_goal(DISABLED, dra=False), share="memory"),
-    ],
-)
-def test_a_gpu_for_one_claim(rules: GpuRules) -> None:
-    found = whole(pool_offer(H100, replace(SHARED, rules=rules)))
-    assert not found.policies
-    assert SHARING not in found.attributes
-    assert found.capacity.keys() == {"gpu.nvidia.com/memory"}
 
 
 def test_the_plan_may_say_otherwise() -> None:
