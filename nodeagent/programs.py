@@ -134,7 +134,7 @@ def require_own(program: str, path: str | None) -> None:
         elif mode & (stat.S_IWOTH | group) and not (stat.S_ISLNK(mode) or mode & stat.S_ISVTX):
             why = f"other users may write {place}, and replace it: `chmod go-w {place}`"
         if why:
-            raise PermissionError(errno.EPERM, why)
+            raise PermissionError(errno.EPERM, f"{why}, or keep the program elsewhere")
 
 
 def _way_to(path: Path) -> Iterator[Path]:
