@@ -181,7 +181,11 @@ async def test_a_name_that_no_node_has(gpus: SimulatedNode, api: ApiServer, tmp_
     async with Member(tmp_path, api, name="elsewhere").running() as member:
         await until(lambda: member.rig.state.note)
         await member.quiet()
-        assert not member.publisher.state.registered
+        state = member.publisher.state
+        assert (state.reachable, state.registered) == (True, False)
+        assert state.problem
+        assert "no Node elsewhere" in state.problem.message
+        assert "node_name" in state.problem.remedy
         assert not written(api)
         assert len(api.requests) <= 4  # a list, a watch, and an Event or two
         assert not member.rig.gpu().instances

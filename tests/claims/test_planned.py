@@ -21,7 +21,7 @@ from nodeagent.plan.planner import plan_gpu
 from nodeagent.plan.shares import ComputeMode, Share, Sharing, TimeSlice
 from nodeagent.plan.steps import StartMps
 from nodeagent.structs import replace
-from tests.claims.boards import mig_off, with_devices
+from tests.claims.boards import mig_off
 from tests.claims.samples import mig_device, mig_result, record, whole_device
 from tests.plan.cards import Place, card, devices, divided, wanted, with_instances
 from tests.plan.daemons import A, daemon, give, without_mig
@@ -143,35 +143,6 @@ def test_an_instance_in_a_claim_is_not_moved() -> None:
         )
         [made] = plan_gpu(goal, H100).after.instances
         assert made.placement.start == start
-
-
-def test_an_instance_in_a_claim_outlives_its_plan() -> None:
-    """A plan without it is made beside it, and is blocked where there is no room."""
-    gpu = with_devices(H100, ["mig-3g-40gb-4"])
-    using = [fixed_record(gpu, ("3g.40gb", 4))]
-    beside = plan_gpu(goal_with_claims(wanted(H100, [("1g.10gb", 2)]), gpu, (), using), gpu)
-    assert beside.verdict is Verdict.APPLICABLE
-    assert not any("Destroy" in type(step).__name__ for step in beside.steps)
-    for goal in (
-        wanted(H100, [("7g.80gb", 1)]),
-        wanted(H100, [("4g.40gb", 1), ("2g.20gb", 1)]),
-        DesiredGpu(MigDisabled(PATH), PATH),
-    ):
-        blocked = plan_gpu(goal_with_claims(goal, gpu, (), using), gpu)
-        assert blocked.verdict is Verdict.BLOCKED
-        assert "claim team/trainer" in blocked.problems[0].message
-
-
-def test_a_place_that_the_plan_gives_to_another() -> None:
-    """The plan has the profile still, but not at the claim's place."""
-    gpu = with_devices(H100, ["mig-3g-40gb-0"])
-    goal = wanted(H100, [("4g.40gb", 1), ("3g.40gb", 1)])
-    found = plan_gpu(goal_with_claims(goal, gpu, (), [fixed_record(gpu, ("3g.40gb", 0))]), gpu)
-    assert found.verdict is Verdict.BLOCKED
-    assert "claim team/trainer" in found.problems[0].message
-    named = devices(H100, ("3g.40gb", 3, 4))
-    both = plan_gpu(goal_with_claims(named, gpu, (), [fixed_record(gpu, ("3g.40gb", 0))]), gpu)
-    assert [i.placement.start for i in both.after.instances] == [0, 4]
 
 
 def test_a_whole_gpu_in_a_claim() -> None:

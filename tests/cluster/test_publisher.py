@@ -156,19 +156,6 @@ async def test_without_an_answer_it_says_so(server: ApiServer, access: ClusterAc
         assert len(source.offers) == reported
 
 
-async def test_a_name_that_no_node_has_is_reported(
-    server: ApiServer, access: ClusterAccess
-) -> None:
-    unregistered = PublishedNode(server, access, node="m")
-    async with running(unregistered.publisher.run()):
-        await until(lambda: unregistered.publisher.state.problem)
-    state = unregistered.publisher.state
-    assert (state.reachable, state.registered) == (True, False)
-    assert state.problem is not None
-    assert "no Node m" in state.problem.message
-    assert "node_name" in state.problem.remedy
-
-
 async def test_a_node_that_is_made_anew_is_reported(
     server: ApiServer, member: PublishedNode
 ) -> None:
