@@ -82,7 +82,7 @@ QUIET    = $(if $(LABELLED),-q -o verbosity_test_cases=-2 -o console_output_styl
 PARTS   := pytest-computing pytest-commands pytest-programs pytest-daemons pytest-cluster
 CHOICE  := -m 'not full'
 PURE    := tests/documents tests/health tests/metrics tests/mps/lifecycle tests/plan tests/views \
-  $(addprefix tests/cluster/drain/test_,change.py eviction.py owners.py)
+  $(addprefix tests/cluster/drain/test_,change.py eviction.py other_managers.py)
 CLUSTER := tests/cluster tests/simulated_cluster tests/manifests \
   $(wildcard tests/acceptance/test_cluster*.py)
 REAL    := tests/real_cluster

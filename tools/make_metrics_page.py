@@ -82,8 +82,10 @@ slice-seconds; of a whole GPU it is one GPU-second and no slice-seconds. A devic
 is divided among them evenly. Used is what was held times the device's activity: where that was not
 measured for a part of the time it is too low, and where it never was, as of MIG devices before
 Hopper, the series is absent.
-`nodeagent_advice_info` is about workloads, at most 50 of a node, those that free most
-([which slice would do](operations.md#which-slice-would-do)).
+`nodeagent_advice_info` is about workloads
+([which slice would do](operations.md#which-slice-would-do)): of those that hold something now the
+ones that free most, no more than GPUs and slices are held. So it is at most 5 % of a page, also
+where many clients share a GPU; `/v1/advice` has all of them.
 
 Metrics of a device that several pods share, by MPS or by time-slicing, carry no pod labels, except
 `DCGM_FI_DEV_FB_USED` and `DCGM_FI_DEV_GPU_UTIL`: they have a series for each pod, by its processes,
