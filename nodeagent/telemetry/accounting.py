@@ -82,12 +82,12 @@ _USED: Final = _TOTALS[1::2]
 
 
 class _Account(Struct):
-    """Seconds as in `_TOTALS`; those used are a floor where activity was not always `measured`.
-    `last` is when the holder last held something.
+    """Seconds as in `_TOTALS`; those used are a floor where activity was not always measured.
+    `measured` are the totals of which it ever was. `last` is when the holder last held something.
     """
 
     totals: tuple[float, ...] = (0.0,) * len(_TOTALS)
-    measured: bool = False
+    measured: frozenset[str] = frozenset()
     last: float = 0.0
 
 
@@ -145,17 +145,19 @@ class Accounts:
                 whose, did = (hold.holder(self.workloads), hold.grant), did if goes_on else _NOTHING
                 self.records.add(whose, did, passed=passed, active=worked, sharing=hold.sharing)
         self._holds, self._active, self._since = holds, active, now
-        for device, holder in holds:
+        for (device, holder), hold in holds.items():
             account = self._accounts.setdefault(holder, _Account())
-            account.last, account.measured = now, account.measured or device in active
+            account.last = now
+            if device in active:  # a whole GPU has no slice-seconds
+                account.measured |= {*_USED} if hold.slices else {_USED[0]}
         self._accounts = {o: a for o, a in self._accounts.items() if now - a.last <= self._keep}
+        there = {(holder.namespace, holder.pod) for holder in self._accounts}
+        self.workloads = {pod: name for pod, name in self.workloads.items() if pod in there}
         self.records.idle = idle
 
     def settle(self, workloads: Mapping[PodKey, str]) -> None:
         """Let pods count for these, also what they did until now; "": for those by their names."""
-        there = {(holder.namespace, holder.pod) for holder in self._accounts}
-        known = {**self.workloads, **workloads}
-        self.workloads = {pod: known[pod] for pod in there & known.keys()}
+        self.workloads |= workloads
         self.records.settle(workloads)
 
     def _add(self, holder: Owner, hold: DeviceHold, passed: float, used: float) -> None:
@@ -173,7 +175,7 @@ class Accounts:
         """Time held and used, and for how long devices that are held have done nothing."""
         for holder, account in self._accounts.items():
             for name, seconds in zip(_TOTALS, account.totals, strict=True):
-                if account.measured or name not in _USED:
+                if name in account.measured or name not in _USED:
                     yield AgentSample(name, seconds, _labels(holder))
         for key, hold in self._holds.items():
             if key[0] in self._active:

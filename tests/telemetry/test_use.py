@@ -151,10 +151,10 @@ def test_both_generations_are_one_record(tmp_path: Path) -> None:
     agent.accounts.settle({("team", "a"): "b"})
     assert agent.uses.keys() == {("b", "gpu")}
     assert agent.accounts.workloads == {("team", "a"): "b"}
-    for seconds in (10.0, 601.0):
-        agent.see(whole(), seconds)
     agent.accounts.settle({("team", "gone"): "x"})
-    assert agent.accounts.workloads == {}
+    for known, seconds in ((1, 10.0), (0, 601.0)):
+        agent.see(whole(), seconds)
+        assert len(agent.accounts.workloads) == known
 
 
 # --- what was measured ----------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_what_was_never_measured_is_not_used(tmp_path: Path) -> None:
     assert used() == (None, set())
     agent.see(node, active={WHOLE: 0.5})
     for _ in range(2):
-        assert used() == (5.0, {0.0, 5.0})  # of GPUs, and of slices
+        assert used() == (5.0, {5.0})  # of GPUs; a whole one has no slice-seconds
         agent.see(node)
     agent.restart()
     agent.see(node)
