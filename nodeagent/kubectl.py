@@ -277,7 +277,7 @@ def _why(options: argparse.Namespace) -> int:
         for device in claim.get("status", {}).get("devices", ()):
             lines += (f"  {device['device']}: {line.strip()}" for line in _untrue(device))
     events = _asked(options, "get", "events", *there)["items"]
-    events.sort(key=lambda one: str(one.get("lastTimestamp")))
+    events.sort(key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime")))
     warnings = [one for one in events if one.get("type") == "Warning"]
     # What is tried again and again is said again with other names: the latest of each kind counts.
     latest = {(one["involvedObject"].get("uid"), one.get("reason")): one for one in warnings}

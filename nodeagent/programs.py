@@ -72,7 +72,7 @@ async def run_program(
         _running.add(process)
         try:
             for stream in streams:
-                stream.follow(process.kill if most else lambda: None)
+                stream.follow(lambda: _kill(process) if most else None)
             if process.stdin is not None:
                 process.stdin.write(stdin)
                 process.stdin.close()
