@@ -153,7 +153,8 @@ def test_who_has_used_it(cluster: Cluster, folder: Path) -> None:
         before = node.until(lambda: held().get(("train", "main"), 0.0))
         node.stop(signal.SIGTERM)
         node.serve()
-        node.until(lambda: held()["train", "main"] > before)
+        node.until(node.status)
+        node.until(lambda: held().get(("train", "main"), 0.0) > before)
         assert len(held()) == 1
 
 
