@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
             cluster.kubectl("wait", "--for=create", "serviceaccount/default", "--timeout=60s")
             yield cluster
             cluster.kubectl("delete", "node", FOREIGN)
-            cluster.kubectl("delete", *manifests, "--wait=false", "--ignore-not-found")
+            cluster.kubectl("delete", *manifests, "--ignore-not-found", "--timeout=60s")
         finally:
             proxy.terminate()
 
