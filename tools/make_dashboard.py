@@ -33,7 +33,7 @@ VARIABLES = (
     ("node", "label_values(nodeagent_build_info, instance)"),
     ("gpu", f"label_values(DCGM_FI_DEV_POWER_USAGE{{{NODE}}}, gpu)"),
     ("slice", f"label_values(nodeagent_mig_device_info{{{GPU}}}, GPU_I_ID)"),
-    ("namespace", f"label_values(nodeagent_gpu_seconds_held_total{{{NODE}}}, namespace)"),
+    ("namespace", f"label_values(nodeagent_held_seconds_total{{{NODE}}}, namespace)"),
 )
 
 

@@ -75,7 +75,7 @@ has `unit` (of systemd) or, as those of a login session, `user` (a number). In a
 knows the owners of processes only with `hostPID: true`.
 
 Time is counted in the same way, from the first look that found the process (at most 5 s late):
-`nodeagent_gpu_seconds_held_total` and its like, and `nodeagent_held_idle_seconds`, have `namespace`
+`nodeagent_held_seconds_total` and its like, and `nodeagent_held_idle_seconds`, have `namespace`
 and `pod` for a pod, else one of `container`, `unit` and `user`.
 A second of a 3g.40gb, which has four of a GPU's eight memory slices, is half a GPU-second and four
 slice-seconds; of a whole GPU it is one GPU-second and no slice-seconds. A device that several hold

@@ -73,10 +73,10 @@ def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Devic
 
 
 _TOTALS: Final = (
-    "nodeagent_gpu_seconds_held_total",
-    "nodeagent_gpu_seconds_used_total",
-    "nodeagent_slice_seconds_held_total",
-    "nodeagent_slice_seconds_used_total",
+    "nodeagent_held_seconds_total",
+    "nodeagent_used_seconds_total",
+    "nodeagent_held_slice_seconds_total",
+    "nodeagent_used_slice_seconds_total",
 )
 _USED: Final = _TOTALS[1::2]
 

@@ -164,10 +164,8 @@ async def test_pods_that_share_a_gpu_see_their_own_memory(tmp_path: Path, kind: 
             # What cannot be divided is exported once, and for neither of them.
             assert len(reported(series, "DCGM_FI_DEV_POWER_USAGE")) == 1
             assert not reported(series, "DCGM_FI_DEV_POWER_USAGE", pod="a")
-            held = reported(series, "nodeagent_gpu_seconds_held_total", pod="a")
-            assert held == pytest.approx(
-                reported(series, "nodeagent_gpu_seconds_held_total", pod="b")
-            )
+            held = reported(series, "nodeagent_held_seconds_total", pod="a")
+            assert held == pytest.approx(reported(series, "nodeagent_held_seconds_total", pod="b"))
             node.release(pid=201)
             watched.observed(await driver.observe())
             await watched.sampled(1)

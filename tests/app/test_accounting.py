@@ -11,8 +11,8 @@ from tests.agent_environment import asked
 from tests.app.agent_process import agent, write_plan
 from tests.machine_load import wait_until
 
-HELD = "nodeagent_slice_seconds_held_total"
-USED = "nodeagent_slice_seconds_used_total"
+HELD = "nodeagent_held_slice_seconds_total"
+USED = "nodeagent_used_slice_seconds_total"
 IDLE = "nodeagent_held_idle_seconds"
 
 

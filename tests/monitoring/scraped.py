@@ -164,10 +164,10 @@ def _own(phase: Phase) -> str:
     held = [
         AgentSample(metric, value, holder)
         for metric, value in (
-            ("nodeagent_gpu_seconds_held_total", 100.0),
-            ("nodeagent_gpu_seconds_used_total", 40.0),
-            ("nodeagent_slice_seconds_held_total", 400.0),
-            ("nodeagent_slice_seconds_used_total", 160.0),
+            ("nodeagent_held_seconds_total", 100.0),
+            ("nodeagent_used_seconds_total", 40.0),
+            ("nodeagent_held_slice_seconds_total", 400.0),
+            ("nodeagent_used_slice_seconds_total", 160.0),
         )
     ]
     place = (str(divided.index), divided.uuid, lost.profile, str(lost.id))

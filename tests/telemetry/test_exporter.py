@@ -203,7 +203,7 @@ def test_what_a_gpu_does_that_is_not_sampled_is_not_known() -> None:
     for _ in range(60):
         rig.now += 10
         rig.exporter.take(SampleBatch(latest=(last,)))
-    ((_, used),) = (s.split("} ") for s in rig.series("nodeagent_gpu_seconds_used_total"))
-    ((_, held),) = (s.split("} ") for s in rig.series("nodeagent_gpu_seconds_held_total"))
+    ((_, used),) = (s.split("} ") for s in rig.series("nodeagent_used_seconds_total"))
+    ((_, held),) = (s.split("} ") for s in rig.series("nodeagent_held_seconds_total"))
     assert (float(used), float(held)) == (120.0, 600.0)
     assert rig.series("nodeagent_held_idle_seconds") == []

@@ -188,18 +188,16 @@ def test_time_of_gpus_and_of_slices() -> None:
     shared = whole(user(0, "a"), user(0, "b"))
     _observe(accounts, 0.0, shared, {WHOLE: 0.5})
     _observe(accounts, 10.0, shared, {WHOLE: 0.5})
-    held = _values(accounts, "nodeagent_gpu_seconds_held_total")
+    held = _values(accounts, "nodeagent_held_seconds_total")
     assert held == {TEAM_A: 5.0, TEAM_B: 5.0}
-    assert _values(accounts, "nodeagent_gpu_seconds_used_total") == {TEAM_A: 2.5, TEAM_B: 2.5}
-    assert not any(_values(accounts, "nodeagent_slice_seconds_held_total").values())
+    assert _values(accounts, "nodeagent_used_seconds_total") == {TEAM_A: 2.5, TEAM_B: 2.5}
+    assert not any(_values(accounts, "nodeagent_held_slice_seconds_total").values())
     parts = divided({3: [user(0, "c")]})
     _observe(accounts, 20.0, parts, {})
     _observe(accounts, 30.0, parts, {(GPU.uuid, 3): 1.0})
-    assert _values(accounts, "nodeagent_slice_seconds_held_total")["", "team", "c", "", ""] == 10.0
-    assert _values(accounts, "nodeagent_slice_seconds_used_total")["", "team", "c", "", ""] == 10.0
-    assert (
-        _values(accounts, "nodeagent_gpu_seconds_held_total")["", "team", "c", "", ""] == 10.0 / 8
-    )
+    assert _values(accounts, "nodeagent_held_slice_seconds_total")["", "team", "c", "", ""] == 10.0
+    assert _values(accounts, "nodeagent_used_slice_seconds_total")["", "team", "c", "", ""] == 10.0
+    assert _values(accounts, "nodeagent_held_seconds_total")["", "team", "c", "", ""] == 10.0 / 8
 
 
 def test_idle_counts_from_the_first_look_that_found_nothing_done() -> None:
@@ -230,23 +228,23 @@ def test_time_that_stands_jumps_or_is_unknown_does_not_count() -> None:
         accounts, node = Accounts(longest_gap=60), whole(user(0, "a"))
         for now, expected in ((100.0, 0.0), (later, 0.0), (later + 1, 1.0)):
             _observe(accounts, now, node, {})
-            assert _values(accounts, "nodeagent_gpu_seconds_held_total") == {TEAM_A: expected}
+            assert _values(accounts, "nodeagent_held_seconds_total") == {TEAM_A: expected}
 
 
 def test_a_hold_that_ended_has_its_last_interval() -> None:
     accounts = Accounts(longest_gap=60)
     for now, pod in ((0.0, "a"), (5.0, "b"), (7.0, "b")):
         _observe(accounts, now, whole(user(0, pod)), {WHOLE: 1.7})
-    assert _values(accounts, "nodeagent_gpu_seconds_held_total") == {TEAM_A: 5.0, TEAM_B: 2.0}
+    assert _values(accounts, "nodeagent_held_seconds_total") == {TEAM_A: 5.0, TEAM_B: 2.0}
     # Whatever a counter says, used is at most held.
-    assert _values(accounts, "nodeagent_gpu_seconds_used_total") == {TEAM_A: 0.0, TEAM_B: 2.0}
+    assert _values(accounts, "nodeagent_used_seconds_total") == {TEAM_A: 0.0, TEAM_B: 2.0}
 
 
 def test_who_let_go_is_forgotten_after_a_while() -> None:
     accounts = Accounts(longest_gap=60, keep=30.0)
     for now, users, kept in ((0.0, [user(0, "a")], 1), (10.0, [], 1), (30.0, [], 1), (31.0, [], 0)):
         _observe(accounts, now, whole(*users), {})
-        assert len(_values(accounts, "nodeagent_gpu_seconds_held_total")) == kept
+        assert len(_values(accounts, "nodeagent_held_seconds_total")) == kept
 
 
 def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
@@ -263,7 +261,7 @@ def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
         ("unit", "train.service"),
         ("user", "1000"),
     }
-    assert _values(accounts, "nodeagent_gpu_seconds_held_total").keys() == {
+    assert _values(accounts, "nodeagent_held_seconds_total").keys() == {
         ("0123456789ab", "", "", "", ""),
         ("", "", "", "train.service", ""),
         ("", "", "", "", "1000"),

@@ -215,7 +215,7 @@ def test_what_was_never_measured_is_not_used(tmp_path: Path) -> None:
     agent, node = Agent(tmp_path / "use.json"), whole(user(0, "a"))
 
     def used() -> tuple[float | None, set[float]]:
-        of_metric = (s for s in agent.accounts.samples() if s.metric.endswith("_used_total"))
+        of_metric = (s for s in agent.accounts.samples() if "_used_" in s.metric)
         [use] = agent.uses.values()
         return use.used, {sample.value for sample in of_metric}
 

@@ -26,9 +26,9 @@ from tools.dashboard.panels import (
 MIB = 1 << 20
 
 
-def _graph_of_held(title: str, what: str, *, idle: bool = False, about: str = "") -> Panel:
+def _graph_of_held(title: str, unit: str, *, idle: bool = False, about: str = "") -> Panel:
     held, used = (
-        f"rate(nodeagent_{what}_seconds_{how}_total{{{HOLDER}}}[$__rate_interval])"
+        f"rate(nodeagent_{how}_{unit}_total{{{HOLDER}}}[$__rate_interval])"
         for how in ("held", "used")
     )
     by = by_namespace(f"{held} - {used}" if idle else held)
@@ -139,10 +139,10 @@ GPU_ROWS: Rows = (
     (
         "Who has them",
         (
-            _graph_of_held("GPUs held", "gpu", about="A slice counts as its share of the GPU."),
-            _graph_of_held("GPUs held and idle", "gpu", idle=True),
-            _graph_of_held("Memory slices held", "slice"),
-            _graph_of_held("Memory slices held and idle", "slice", idle=True),
+            _graph_of_held("GPUs held", "seconds", about="A slice counts as its share of the GPU."),
+            _graph_of_held("GPUs held and idle", "seconds", idle=True),
+            _graph_of_held("Memory slices held", "slice_seconds"),
+            _graph_of_held("Memory slices held and idle", "slice_seconds", idle=True),
             table(
                 "Held and idle for",
                 f"nodeagent_held_idle_seconds{{{HELD}}}",
