@@ -179,19 +179,14 @@ def _not_in_force(life: Transition, differ: str) -> None:
 
 def _server_seen(life: Transition, server: model.Server) -> None:
     state, before = life.state, life.state.server
-    if server == before:
-        return
     new = before is None or before.pid != server.pid
-    blamed = server.culprit is not None and (before is None or before.culprit != server.culprit)
     life.state = replace(state, server=server)
     if new:
         report_wrong_user(life, server)
-    if state.ending is not Ending.NO:
+    if state.ending is not Ending.NO or (before and replace(before, uid=server.uid) == server):
         return
     match state.phase, server.status:
-        case DaemonPhase.FAULT, _ if blamed:
-            life.server_fault(server)
-        case DaemonPhase.READY | DaemonPhase.LIMITING, ServerStatus.FAULT:
+        case DaemonPhase.READY | DaemonPhase.LIMITING | DaemonPhase.FAULT, ServerStatus.FAULT:
             life.server_fault(server)
         case DaemonPhase.FAULT, ServerStatus.ACTIVE:
             life.set_limits("its server was faulted")

@@ -1,4 +1,5 @@
 from nodeagent.mps.lifecycle import model
+from nodeagent.structs import replace
 from tests.mps.lifecycle.conftest import SPEC, Life, messages, subjects, undone
 
 # --- servers and clients --------------------------------------------------------------------------
@@ -18,29 +19,23 @@ def test_a_faulted_server_that_goes(ready: Life) -> None:
 
 
 def test_a_server_that_was_never_seen(ready: Life) -> None:
+    ready.tell(seen(ready, model.ServerStatus.ACTIVE))
     actions = ready.tell(model.ServerGone(1, 77, "status 1", ("no device",)))
     words = "server 77 ended: status 1"
     assert actions == (model.Report(model.ReportSubject.SERVER_EXITED, words, ("no device",)),)
     assert ready.tell(model.ServerGone(1, 78)) == ()
-    assert ready.phase() is model.DaemonPhase.READY
+    assert (ready.phase(), ready.state.server is None) == (model.DaemonPhase.READY, False)
 
 
 def test_who_caused_a_fault_is_known_later(ready: Life) -> None:
-    [report] = ready.tell(model.ServerSeen(1, model.Server(50, 1000, model.ServerStatus.FAULT)))
-    assert isinstance(report, model.Report)
-    assert "client" not in report.message.partition("and takes")[0]
-    [report] = ready.tell(
-        model.ServerSeen(1, model.Server(50, 1000, model.ServerStatus.FAULT, culprit=99))
-    )
-    assert isinstance(report, model.Report)
-    assert "had a fatal fault of client 99" in report.message
-    assert ready.state.why == report.message
-    assert (
-        ready.tell(
-            model.ServerSeen(1, model.Server(50, 1000, model.ServerStatus.FAULT, culprit=99))
-        )
-        == ()
-    )
+    [words] = messages(ready.tell(seen(ready, model.ServerStatus.FAULT)))
+    assert "client" not in words.partition("and takes")[0]
+    server = model.Server(50, 1000, model.ServerStatus.FAULT, culprit=99)
+    [words] = messages(ready.tell(model.ServerSeen(1, server)))
+    assert "had a fatal fault of client 99" in words
+    assert ready.state.why == words
+    unseen = replace(server, uid=None)  # its process could not be read
+    assert ready.tell(model.ServerSeen(1, unseen)) == ()
 
 
 def test_a_new_server_is_asked_for_its_limits(ready: Life) -> None:
@@ -55,10 +50,11 @@ def test_a_new_server_is_asked_for_its_limits(ready: Life) -> None:
 
 def test_a_server_that_initializes_too_long(ready: Life) -> None:
     assert model.Schedule(30.0) in ready.tell(seen(ready, model.ServerStatus.INITIALIZING))
-    assert subjects(ready.tell(model.DeadlinePassed(), after=30.0)) == [
-        model.ReportSubject.SERVER_SLOW
-    ]
+    [words] = messages(ready.tell(model.DeadlinePassed(), after=30.0))
+    assert words == ready.state.why == "server 50 has been initializing for 30 s"
     assert ready.phase() is model.DaemonPhase.FAULT
+    [words] = messages(ready.tell(seen(ready, model.ServerStatus.FAULT)))
+    assert "server 50 had a fatal fault and takes no client" in words
     assert model.SetLimits(1, SPEC) in ready.tell(seen(ready, model.ServerStatus.ACTIVE))
 
 
@@ -69,13 +65,9 @@ def test_a_server_that_gets_active_in_time(ready: Life) -> None:
 
 
 def test_a_server_of_another_user(ready: Life) -> None:
-    [report] = (
-        a
-        for a in ready.tell(seen(ready, model.ServerStatus.ACTIVE, uid=0))
-        if isinstance(a, model.Report)
-    )
-    assert report.subject is model.ReportSubject.WRONG_SERVER_USER
-    assert "runs as user 0, the plan wants 1000" in report.message
+    actions = ready.tell(seen(ready, model.ServerStatus.ACTIVE, uid=0))
+    assert subjects(actions) == [model.ReportSubject.WRONG_SERVER_USER]
+    assert "runs as user 0, the plan wants 1000" in messages(actions)[0]
     assert subjects(ready.tell(seen(ready, model.ServerStatus.FAULT, uid=0))) == [
         model.ReportSubject.SERVER_FAULT
     ]
@@ -88,9 +80,8 @@ def test_a_server_whose_user_is_not_known(ready: Life) -> None:
 
 def test_a_client_of_another_user(ready: Life) -> None:
     ready.tell(seen(ready, model.ServerStatus.ACTIVE))
-    [report] = ready.tell(model.ForeignUserWaiting(1, 99, 1001, "python"))
-    assert isinstance(report, model.Report)
-    assert report.message == (
+    [words] = messages(ready.tell(model.ForeignUserWaiting(1, 99, 1001, "python")))
+    assert words == (
         "pid 99 (python) of user 1001 waits and will not be served: server 50 of user 1000 "
         "holds the device; run it as user 1000, or change the plan's user"
     )
@@ -148,7 +139,7 @@ def test_a_drain_that_is_given_up_before_it_ever_answered(life: Life) -> None:
     life.tell(model.DrainRequested(None))
     assert life.state.deadline is None
     assert life.tell(model.DrainGivenUp()) == (model.Schedule(5.0),)
-    assert life.phase() is model.DaemonPhase.STARTING
+    assert (life.phase(), "withdrawn" in life.state.why) == (model.DaemonPhase.STARTING, True)
 
 
 def test_a_restart_on_request(ready: Life) -> None:
