@@ -76,7 +76,7 @@ class Transition(Struct):
 
     def resume(self, why: str) -> None:
         """Give up a drain: the daemon is on its way to Ready again, perhaps with other limits."""
-        self.state = replace(self.state, running=self.state.wanted or self.state.running)
+        self.state = replace(self.state, running=self.state.wanted)
         if self.state.answered:
             self.set_limits(why)
         else:
@@ -143,10 +143,10 @@ class Transition(Struct):
             server=None,
             why=report.message,
         )
-        if not quick and before.wanted is not None:
+        if not quick:
             # It ran steadily, so the next one is expected to.
             self.actions.append(sweep)
-            self.start_again(before.wanted)
+            self.start_again()
         elif self.state.failures >= self.settings.most_failures:
             self._failed(report, sweep)
         else:
@@ -176,11 +176,12 @@ class Transition(Struct):
         delay = retry_delay(self.settings, shortages, self.jitter)
         self.set_deadline(min(delay, self.settings.start_deadline))
 
-    def start_again(self, spec: DaemonSpec) -> None:
+    def start_again(self) -> None:
         """Start without being asked to; a restart, unless the last start made no process."""
         if not self.state.shortages:
             self.state = replace(self.state, restarts=self.state.restarts + 1)
-        self.start(spec)
+        if self.state.wanted is not None:  # else it is Down or Draining
+            self.start(self.state.wanted)
 
     def _failed(self, report: model.Report, sweep: model.SweepOrphans) -> None:
         """Report that once, and retry at the longest delay, since the cause may pass."""
@@ -256,10 +257,8 @@ def deadline_passed(life: Transition) -> None:
 def _act_by_phase(life: Transition) -> None:
     state, settings = life.state, life.settings
     match state.phase:
-        case DaemonPhase.BACKOFF | DaemonPhase.FAILED if state.wanted is not None:
-            life.start_again(state.wanted)
         case DaemonPhase.BACKOFF | DaemonPhase.FAILED:
-            life.state = replace(state, phase=DaemonPhase.DOWN, deadline=None)
+            life.start_again()
         case DaemonPhase.STARTING if state.was_unreachable:
             # The daemon could not be asked, and may have clients: it gets the time once more.
             life.state = replace(state, was_unreachable=False)
@@ -273,14 +272,13 @@ def _act_by_phase(life: Transition) -> None:
         case DaemonPhase.LIMITING:
             why = f"its limits were not in force within {settings.limit_deadline:g} s"
             life.kill(ReportSubject.LIMITS_DIFFER, why)
-        case DaemonPhase.READY:
-            pid = state.server.pid if state.server else 0
+        case DaemonPhase.READY if state.server is not None:
             seconds = settings.initialize_deadline
-            why = f"server {pid} has been initializing for {seconds:g} s"
+            why = f"server {state.server.pid} has been initializing for {seconds:g} s"
             life.fault(ReportSubject.SERVER_SLOW, why)
         case DaemonPhase.DRAINING:
             _drain_deadline_passed(life)
-        case DaemonPhase.DOWN | DaemonPhase.FAULT:
+        case DaemonPhase.DOWN | DaemonPhase.READY | DaemonPhase.FAULT:
             pass  # these have none
         case _ as never:
             assert_never(never)

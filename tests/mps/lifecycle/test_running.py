@@ -93,6 +93,7 @@ def test_down_to_starting_by_adoption() -> None:
     life = Life()
     assert life.tell(Adopted(SPEC, 4711)) == (Schedule(5.0),)
     assert (life.phase(), life.state.wanted) == (DaemonPhase.STARTING, SPEC)
+    assert "an earlier agent's" in life.state.why
     life.tell(Answered(1))
     for _ in range(5):
         actions = life.tell(life.proof("memory 1G, wanted 4096M"))
@@ -201,6 +202,8 @@ def test_a_daemon_that_hangs_while_its_clients_finish(ready: Life) -> None:
     reports = [subjects(ready.tell(Timeout(1))) for _ in range(4)]
     assert reports == [[], [ReportSubject.SILENT], [], []]
     assert ready.phase() is DaemonPhase.DRAINING
+    ready.tell(DrainRequested(9.0, force=True))
+    assert Kill(1) in ready.tell(Timeout(1))
 
 
 def test_a_killed_one_is_remembered_for_what_it_did(life: Life) -> None:
@@ -235,10 +238,12 @@ def test_kept_out_from_an_adopted_daemon() -> None:
     assert Kill(1) in life.tell(DeadlinePassed(), after=5.0)  # now it is silent by itself
 
 
-def test_kept_out_while_limits_are_set(life: Life) -> None:
+@pytest.mark.parametrize("later", [(), (Unreachable(1, "another front-end"), Answered(1))])
+def test_kept_out_while_limits_are_set(life: Life, later: tuple[Event, ...]) -> None:
     life.tell(Answered(1))
     life.tell(Unreachable(1, "another front-end"))
+    assert life.state.why == "another front-end"
     assert SetLimits(1, SPEC) in life.tell(DeadlinePassed(), after=4.0)
-    life.tell(Unreachable(1, "another front-end"))
-    life.tell(Answered(1))  # so that its silence counts again
+    for event in later:  # its silence counts again
+        life.tell(event)
     assert Kill(1) in life.tell(DeadlinePassed(), after=4.0)

@@ -22,7 +22,7 @@ SEEN = model.ServerStatus.INITIALIZING, model.ServerStatus.ACTIVE, model.ServerS
 EVENTS: dict[
     str, Callable[[model.State, int, Draw], model.Event]
 ] = {  # by the state, the run, and the draw
-    "started": lambda _, run, __: model.Started(run, 100 + run),
+    "started": lambda _, run, draw: model.Started(run, 100 + run, found=draw[1] == 2),
     "startFailed": lambda _, run, __: model.StartFailed(run, "reason"),
     "shortage": lambda _, run, __: model.StartFailed(run, "no room", is_shortage=True),
     "exited": lambda _, run, draw: model.Exited(run, "signal 9", draw[3]),
@@ -119,8 +119,8 @@ class Observer:
         life: Life,
     ) -> None:
         match event:
-            case model.Started():
-                self.shortages = 0
+            case model.Started(found=found):
+                self.shortages, self.had_clients = 0, self.had_clients or found
             case model.Answered():
                 self.answered, self.timeouts, self.unreachable = True, 0, False
             case model.Unreachable():
@@ -147,6 +147,8 @@ class Observer:
         assert life.state.server is None
         self.alive = None
         if before.phase is model.DaemonPhase.DRAINING:
+            starts = any(isinstance(action, model.Spawn) for action in actions)
+            assert not before.drain.by_plan or starts == (before.wanted is not None)
             self.failures, self.shortages, self.earliest = 0, 0, life.now
             return
         self.failures = self.failures + 1 if quick else 0
@@ -220,6 +222,9 @@ class Observer:
         assert (state.phase in model.WITH_PROCESS) == (self.alive is not None)
         if state.phase is model.DaemonPhase.DOWN:
             self.failures = 0  # someone wanted it so: what failed before is past
+        assert state.failures == self.failures
+        if state.phase is not model.DaemonPhase.DOWN:
+            assert bool(state.why) == (state.phase is not model.DaemonPhase.READY)
         if state.phase is model.DaemonPhase.READY:
             assert self.answered
             assert self.proven == state.running == state.wanted, "Ready without proof"
@@ -245,16 +250,13 @@ class Observer:
         self, before: model.State, actions: tuple[model.Action, ...], life: Life
     ) -> None:
         state = life.state
-        waits = {
-            model.DaemonPhase.STARTING,
-            model.DaemonPhase.LIMITING,
-            model.DaemonPhase.BACKOFF,
-            model.DaemonPhase.FAILED,
-        }
-        if state.phase in waits or state.ending is not model.Ending.NO:
-            assert state.deadline is not None, "it could wait for ever"
-        elif state.phase in {model.DaemonPhase.DOWN, model.DaemonPhase.FAULT}:
-            assert state.deadline is None, "it waits for nothing"
+        slow = state.server and state.server.status is model.ServerStatus.INITIALIZING
+        at_rest = {model.DaemonPhase.DOWN, model.DaemonPhase.FAULT}
+        at_rest |= set() if slow else {model.DaemonPhase.READY}
+        ends = state.ending is not model.Ending.NO
+        if ends or state.phase is not model.DaemonPhase.DRAINING:
+            waits = ends or state.phase not in at_rest
+            assert waits == (state.deadline is not None), "for ever, or for nothing"
         if state.phase is not model.DaemonPhase.DRAINING:
             assert state.drain == model.Drain()
         if state.deadline is not None and state.deadline != before.deadline:
