@@ -14,13 +14,21 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nodeagent.waiting import ends_within
 
 _BLOCK = 1 << 16  # bytes of the end of what it says that are kept; what a pipe holds, too
 _ENDING = 2.0  # seconds for a killed program to be gone; in the driver it may stay for ever
 _running: set[Process] = set()
+
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # as a service has it
+_MOUNTS: Final = {"-m", "--mount"}  # of nsenter: it changes the root
+_REPLACED: Final = (stat.S_IFREG, stat.S_IFDIR)  # who may write a device does not replace it
+_MAX_LINKS: Final = 40  # as in the kernel
+_HIDDEN: Final = 65534  # the owner of files of all users whom a user namespace does not have
+_ANYBODY: Final = "a user whom this user namespace does not have"
+_ALL_USERS: Final = ["0", "0", "4294967295"]
 
 
 class ProgramOutput(NamedTuple):
@@ -53,7 +61,7 @@ async def run_program(
     what it started is ended then, and when this is cancelled, or this process ends.
     """
     if own:
-        require_own(command[0], environment.get("PATH"))
+        require_own(command, environment.get("PATH"))
     with ExitStack() as opened:
         streams = [_Stream(most or _BLOCK, opened) for _ in range(2 if stderr == PIPE else 1)]
         try:
@@ -117,34 +125,73 @@ class _Stream:
                 self._on_cut()
 
 
-def require_own(program: str, path: str | None) -> None:
-    """Raise PermissionError, with the command that mends it, where others than root and this
-    process' user may replace the program: it would have our rights. It is looked for in `path`; one
-    that is not found is left to the call that runs it, which blocks no less than this.
+def require_own(command: Sequence[str], path: str | None, root: str = "") -> None:
+    """Raise PermissionError, with what mends it, where others than root and this process' user may
+    replace the program, or what the command names by an absolute path, such as a script: it would
+    have our rights. All is looked for below `root`, which chroot and nsenter change, a program
+    without a folder in `path`. What is not found is left to the call that runs it, which blocks no
+    less than this.
     """
-    found = shutil.which(program, path=path)
-    if found is None or program == sys.executable:  # by which we are run ourselves
-        return
-    for place in _way_to(Path(found).absolute()):
-        status = place.lstat()
-        owner, mode, why = status.st_uid, status.st_mode, ""
-        group = 0 if status.st_gid in (0, os.getegid()) else stat.S_IWGRP
-        if owner not in (0, os.geteuid()):
-            why = f"{place} belongs to user {owner}, who could replace it: `chown root {place}`"
-        elif mode & (stat.S_IWOTH | group) and not (stat.S_ISLNK(mode) or mode & stat.S_ISVTX):
-            why = f"other users may write {place}, and replace it: `chmod go-w {place}`"
-        if why:
-            raise PermissionError(errno.EPERM, f"{why}, or keep the program elsewhere")
+    program, *words = command
+    if "/" not in program and root:  # whose links are not ours
+        places = (f"{folder}/{program}" for folder in (path or PATH).split(":"))
+        program = next((place for place in places if os.path.lexists(root + place)), "")
+    elif "/" not in program:
+        program = shutil.which(program, path=path) or ""
+    plain = [word for word in words if not word.startswith("-")]
+    match Path(program).name, plain:
+        case "chroot", [folder, *inside]:
+            plain, below = [folder], f"{root}/{folder.strip('/')}".rstrip("/")
+        case "nsenter", [target, *inside] if target.isdecimal() and _MOUNTS & {*words}:
+            plain, below = [], f"/proc/{target}/root"
+        case _:
+            inside, below = [], root
+    for word in (program, *(word for word in plain if word.startswith("/"))):
+        if word not in {"", sys.executable}:  # by which we are run ourselves
+            _require_own(word, Path(root or "/"))
+    if inside:
+        require_own(inside, path, below)
 
 
-def _way_to(path: Path) -> Iterator[Path]:
-    """All that decides what the file is: its folders, links and their targets, and itself."""
-    for place in (*reversed(path.parents), path):
-        yield Path(os.path.normpath(place))  # what `..` follows is no link
-        if place.is_symlink():
-            target = place.parent / place.readlink() / path.relative_to(place)
-            yield from _way_to(target)
+def _require_own(path: str, root: Path) -> None:
+    for place in _way_to(path, root):
+        try:
+            status = place.lstat()
+        except OSError:  # nobody can run it either
             return
+        owner, mode = status.st_uid, status.st_mode
+        group = 0 if status.st_gid in (0, os.getegid()) else stat.S_IWGRP
+        sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX  # nobody may replace another's there
+        if owner == _HIDDEN and not _sees_all_users():
+            why = f"{place} belongs to {_ANYBODY}: run the agent outside of it"
+        elif owner not in (0, os.geteuid()):
+            why = f"user {owner} could replace {place}: `chown root {place}`"
+        elif mode & (stat.S_IWOTH | group) and stat.S_IFMT(mode) in _REPLACED and not sticky:
+            why = f"other users could replace {place}: `chmod go-w {place}`"
+        else:
+            continue
+        raise PermissionError(errno.EPERM, f"{why}, or keep it elsewhere")
+
+
+def _sees_all_users() -> bool:
+    return Path("/proc/self/uid_map").read_text(encoding="ascii").split() == _ALL_USERS
+
+
+def _way_to(path: str, root: Path) -> Iterator[Path]:
+    """All that decides what the file is: its folders, links and their targets, and itself."""
+    place, left, links = root, path.split("/")[::-1], 0
+    yield place
+    while left and links <= _MAX_LINKS:
+        name = left.pop()
+        if name == "..":
+            place = root if place == root else place.parent
+        elif name not in ("", "."):
+            place /= name
+            yield place
+            if place.is_symlink():
+                target = str(place.readlink())
+                left += target.split("/")[::-1]
+                place, links = root if target.startswith("/") else place.parent, links + 1
 
 
 async def _end(process: Process) -> None:

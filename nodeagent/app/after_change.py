@@ -12,7 +12,7 @@ import structlog
 from nodeagent.pacing import Backoff
 from nodeagent.plan.observed import Access
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.programs import run_program
+from nodeagent.programs import PATH, run_program
 from nodeagent.signals import Signal
 from nodeagent.views.node_state import NodeState, Phase
 from nodeagent.waiting import ends_within
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_ENVIRONMENT = {
-    "LC_ALL": "C",
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-}
+_ENVIRONMENT = {"LC_ALL": "C", "PATH": PATH}
 _MAX_WORDS = 500  # characters of what it said that are shown
 
 

@@ -1,7 +1,7 @@
 """The programs of MPS."""
 
 from nodeagent.mps.processes import CONTROL, SERVER
-from nodeagent.programs import require_own
+from nodeagent.programs import PATH, require_own
 from nodeagent.structs import Struct
 
 
@@ -14,14 +14,14 @@ class Programs(Struct, frozen=True):
     """
 
     control: tuple[str, ...] = (CONTROL,)
-    path: str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    path: str = PATH
     library_path: str = ""
     stand_ins: bool = False
 
     def require_own(self) -> None:
         """Raise PermissionError where other users could replace them."""
-        for program in () if self.stand_ins else (self.control[0], SERVER):
-            require_own(program, self.path)
+        for command in () if self.stand_ins else (self.control, (SERVER,)):
+            require_own(command, self.path)
 
     def environment(self, pipe_directory: str, log_directory: str) -> dict[str, str]:
         """All that a program of the daemon at this place has in its environment."""

@@ -199,6 +199,7 @@ def test_a_program_that_others_can_write(h100: Program) -> None:
     Path(smi).chmod(0o757)
     [ended, found] = _check(h100, "--settings", h100.file(words, "s.yaml"))
     assert (ended.code, found["programs"]["level"]) == (1, "error")
+    assert found["programs"]["message"].startswith(f"{smi} cdi is not run: ")
     assert f"`chmod go-w {smi}`" in found["programs"]["message"]
     assert not list(machine.persistence_findings(_node(needs_reset=False), (smi,)))
 

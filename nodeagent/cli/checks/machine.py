@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,12 +70,12 @@ def permission_finding(*, simulated: bool) -> PreflightFinding:
 
 
 def own_programs_findings(*commands: Sequence[str] | None) -> Iterator[PreflightFinding]:
-    """The programs of settings that are not run because other users could replace them."""
-    for program in (command[0] for command in commands if command):
+    """The commands of settings that are not run because other users could replace their files."""
+    for command in filter(None, commands):
         try:
-            require_own(program, None)
+            require_own(command, None)
         except OSError as found:
-            why = NodeagentError.of("notOwn", program=program, why=found.strerror)
+            why = NodeagentError.of("notOwn", command=shlex.join(command), why=found.strerror)
             yield error("programs", why)
 
 
@@ -118,7 +119,7 @@ def persistence_findings(
 def _persistence_modes(nvidia_smi: Sequence[str]) -> dict[str, bool]:
     query = ["--query-gpu=uuid,persistence_mode", "--format=csv,noheader"]
     try:
-        require_own(nvidia_smi[0], None)
+        require_own(nvidia_smi, None)
         answer = subprocess.run(
             [*nvidia_smi, *query], capture_output=True, text=True, timeout=_SMI_TIMEOUT, check=True
         ).stdout

@@ -126,7 +126,7 @@ class Launcher(ABC):
         try:
             self.programs.require_own()
         except OSError as error:
-            raise StartError.of("notOwn", program=command[0], why=error.strerror) from error
+            raise StartError.of("notOwn", command=command[0], why=error.strerror) from error
         if spec.multi_user:
             command.append(await self._multi_user_flag(spec.device))
         environment = self.programs.environment(spec.pipe_directory, spec.log_directory)

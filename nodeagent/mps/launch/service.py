@@ -16,10 +16,9 @@ from nodeagent.catalogue import section
 from nodeagent.mps.launch import launcher
 from nodeagent.mps.launch.launcher import DaemonProcess, Launcher, StartError
 from nodeagent.mps.shares import SHM, DaemonSpec
-from nodeagent.programs import ProgramOutput, run_program
+from nodeagent.programs import PATH, ProgramOutput, run_program
 from nodeagent.structs import Struct
 
-_PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Into the mount namespace of the host, where its programs, files and systemd's socket are. Not into
 # its other ones: with hostPID the process numbers are the host's already.
 _TO_THE_HOST = ("nsenter", "--target", "1", "--mount", "--")
@@ -190,7 +189,7 @@ class ServiceLauncher(Launcher):
         if self.host:
             command = (*_TO_THE_HOST, *command)
         # Programs are looked for in `programs.path` first, by this process and by systemd-run.
-        environment = {"PATH": f"{self.programs.path}:{_PROGRAMS}", "LC_ALL": "C"}
+        environment = {"PATH": f"{self.programs.path}:{PATH}", "LC_ALL": "C"}
         try:
             return await run_program(command, environment, stderr=PIPE)
         except OSError as error:
