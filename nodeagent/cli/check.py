@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from nodeagent.plan.desired import PlanDocument
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.shares import Account, Host
 from nodeagent.processes import commands
+from nodeagent.programs import PATH
 from nodeagent.settings import Settings
 from nodeagent.settings.cluster import DraSettings
 from nodeagent.terminal.explain_page import check_page
@@ -48,7 +50,8 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     except UsageError as wrong:
         yield error("settings", wrong)
         return
-    in_cluster = bool(runs_as(settings.kubernetes))
+    agent = runs_as(settings.kubernetes)
+    in_cluster = bool(agent)
     yield ok("settings", "valid")
     yield from _claims(settings, in_cluster=in_cluster)
     simulated = is_simulated(options)
@@ -57,10 +60,13 @@ def _findings(options: Namespace) -> Iterator[PreflightFinding]:
     permission = machine.permission_finding(simulated=simulated)
     yield permission
     smi, reset_allowed = () if simulated else settings.nvidia_smi, settings.reset != "never"
-    yield from machine.own_programs_findings(settings.after_change.command, smi)
+    # What a pod has, all in it have; on the host who runs this may have another PATH than services.
+    path = os.environ.get("PATH", PATH) if agent == "pod" else PATH
+    for command, its_path in ((settings.after_change.command, PATH), (smi, path)):
+        yield from machine.own_program_findings(command, its_path) if command else ()
     if isinstance(observed, ObservedNode) and not simulated:
-        yield from machine.nvidia_smi_findings(observed, smi, reset_allowed=reset_allowed)
-        yield from machine.persistence_findings(observed, smi)
+        yield from machine.nvidia_smi_findings(observed, smi, path, reset_allowed=reset_allowed)
+        yield from machine.persistence_findings(observed, smi, path)
         yield from machine.fabric_findings(commands())
     as_agent = permission.level == "ok"
     yield machine.directory_finding("run.dir", settings.run.dir, as_agent=as_agent)

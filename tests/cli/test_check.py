@@ -179,7 +179,7 @@ def test_nvidia_smi_is_needed_only_for_resets(tmp_path: Path) -> None:
     hopper, ampere = _node(needs_reset=False), _node(needs_reset=True)
 
     def levels(node: ObservedNode, smi: tuple[str], *, allowed: bool) -> list[str]:
-        found = machine.nvidia_smi_findings(node, smi, reset_allowed=allowed)
+        found = machine.nvidia_smi_findings(node, smi, "", reset_allowed=allowed)
         return [finding.level for finding in found]
 
     assert levels(hopper, none, allowed=True) == []
@@ -201,7 +201,7 @@ def test_a_program_that_others_can_write(h100: Program) -> None:
     assert (ended.code, found["programs"]["level"]) == (1, "error")
     assert found["programs"]["message"].startswith(f"{smi} cdi is not run: ")
     assert f"`chmod go-w {smi}`" in found["programs"]["message"]
-    assert not list(machine.persistence_findings(_node(needs_reset=False), (smi,)))
+    assert not list(machine.persistence_findings(_node(needs_reset=False), (smi,), ""))
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def test_persistence_mode_from_hopper_on(answer: str, levels: list[str], tmp_pat
     """Off means that MIG mode is lost with the driver; who cannot ask says nothing."""
     hopper = _node(needs_reset=False)
     smi = _smi(tmp_path, answer)
-    found = machine.persistence_findings(hopper, smi)
+    found = machine.persistence_findings(hopper, smi, "")
     assert [finding.level for finding in found] == levels
-    assert not list(machine.persistence_findings(_node(needs_reset=True), smi))
+    assert not list(machine.persistence_findings(_node(needs_reset=True), smi, ""))
 
 
 def test_no_gpu_at_all_is_an_error() -> None:

@@ -147,6 +147,24 @@ def test_check_finds_the_card(python: Python, whole: Path) -> None:
     assert done.returncode == (1 if errors else 0)
 
 
+def test_check_judges_programs_by_the_path_of_the_agent(
+    python: Python, whole: Path, tmp_path: Path
+) -> None:
+    """Which on a host is that of services, and in a pod that of all in it."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\necho {GPU}, Enabled\n")
+    smi.chmod(0o757)
+    pod = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "NODEAGENT_KUBERNETES_KUBECONFIG": "/none"}
+    words = ("-m", "nodeagent", "check", "-o", "json")
+    for where, judged in (({}, False), (pod, True)):
+        found = _answer(python(whole, *words, PATH=str(tmp_path), **where))["findings"]
+        said = {one["check"]: one["message"] for one in found}
+        assert (f"`chmod go-w {smi}`" in said.get("programs", "")) is judged
+    smi.chmod(0o755)
+    found = _answer(python(whole, *words, PATH=str(tmp_path), **pod))["findings"]
+    assert "persistence mode" in [one["check"] for one in found]
+
+
 def test_profiles_are_those_of_the_simulated_card(python: Python, whole: Path) -> None:
     words = ("-m", "nodeagent", "profiles", "-o", "json")
     (found,) = _answer(python(whole, *words))["gpus"]

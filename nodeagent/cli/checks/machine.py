@@ -6,7 +6,6 @@ import fcntl
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from nodeagent.errors import DriverError, NodeagentError
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.remedies import reset_remedy, silent_remedy
-from nodeagent.programs import require_own
+from nodeagent.programs import require_own, run_program
 from nodeagent.settings import KubeletSettings
 
 if TYPE_CHECKING:
@@ -69,18 +68,19 @@ def permission_finding(*, simulated: bool) -> PreflightFinding:
     return error(check, NodeagentError.of("migNotAllowed", user=os.geteuid()))
 
 
-def own_programs_findings(*commands: Sequence[str] | None) -> Iterator[PreflightFinding]:
-    """The commands of settings that are not run because other users could replace their files."""
-    for command in filter(None, commands):
-        try:
-            require_own(command, None)
-        except OSError as found:
-            why = NodeagentError.of("notOwn", command=shlex.join(command), why=found.strerror)
-            yield error("programs", why)
+def own_program_findings(command: Sequence[str], path: str) -> Iterator[PreflightFinding]:
+    """Whether a command of the settings is not run because other users could replace its files.
+    `path` is the agent's PATH, here and below: that of who asks may find other programs.
+    """
+    try:
+        require_own(command, path)
+    except OSError as found:
+        why = NodeagentError.of("notOwn", command=shlex.join(command), why=found.strerror)
+        yield error("programs", why)
 
 
 def nvidia_smi_findings(
-    observed: ObservedNode, nvidia_smi: Sequence[str], *, reset_allowed: bool
+    observed: ObservedNode, nvidia_smi: Sequence[str], path: str, *, reset_allowed: bool
 ) -> Iterator[PreflightFinding]:
     """Whether there is nvidia-smi, which resets GPUs; no finding where no GPU's mode change needs a
     reset, or none can be reset here.
@@ -88,16 +88,15 @@ def nvidia_smi_findings(
     if not any(gpu.mode_change_needs_reset and not gpu.no_reset for gpu in observed.gpus):
         return
     check = "nvidia-smi"
-    path = shutil.which(nvidia_smi[0])
-    if path is not None:
-        yield ok(check, f"found as {path}")
+    if found_as := shutil.which(nvidia_smi[0], path=path):
+        yield ok(check, f"found as {found_as}")
         return
     found = NodeagentError.of("noNvidiaSmi", program=nvidia_smi[0])
     yield error(check, found) if reset_allowed else warning(check, found)
 
 
 def persistence_findings(
-    observed: ObservedNode, nvidia_smi: Sequence[str]
+    observed: ObservedNode, nvidia_smi: Sequence[str], path: str
 ) -> Iterator[PreflightFinding]:
     """Persistence mode, without which Hopper and later lose MIG mode when the driver unloads.
 
@@ -106,7 +105,7 @@ def persistence_findings(
     concerned = {
         gpu.uuid: gpu.index for gpu in observed.gpus if gpu.mig and not gpu.mode_change_needs_reset
     }
-    modes = _persistence_modes(nvidia_smi) if concerned else {}
+    modes = _persistence_modes(nvidia_smi, path) if concerned else {}
     known = {concerned[uuid]: on for uuid, on in modes.items() if uuid in concerned}
     off = sorted(index for index, on in known.items() if not on)
     if off:
@@ -116,16 +115,15 @@ def persistence_findings(
         yield ok("persistence mode", "on where MIG mode needs it")
 
 
-def _persistence_modes(nvidia_smi: Sequence[str]) -> dict[str, bool]:
+def _persistence_modes(nvidia_smi: Sequence[str], path: str) -> dict[str, bool]:
     query = ["--query-gpu=uuid,persistence_mode", "--format=csv,noheader"]
     try:
-        require_own(nvidia_smi, None)
-        answer = subprocess.run(
-            [*nvidia_smi, *query], capture_output=True, text=True, timeout=_SMI_TIMEOUT, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+        status, said, _ = event_loop.run(
+            run_program([*nvidia_smi, *query], os.environ | {"PATH": path}, deadline=_SMI_TIMEOUT)
+        )
+    except OSError:  # late, too
         return {}
-    rows = (line.partition(",") for line in answer.splitlines())
+    rows = (line.partition(",") for line in said.splitlines() if not status)
     return {uuid.strip(): mode.strip() == "Enabled" for uuid, _, mode in rows}
 
 
