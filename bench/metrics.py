@@ -14,9 +14,9 @@ from pathlib import Path
 from bench.agent import Running
 from bench.processes import cpu_seconds, resident
 from bench.tables import percentile, show
+from nodeagent.app.use_service import FILE_NAME
 from nodeagent.metrics.catalogue import Level, Tier, catalogue
 from nodeagent.metrics.selection import default_selection, default_text
-from nodeagent.use.state_file import FILE_NAME
 from tests.use.full_node import keep
 
 SCRAPES = 300

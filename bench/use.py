@@ -11,8 +11,8 @@ import urllib.request
 from bench.agent import Running
 from bench.processes import cpu_seconds, resident
 from bench.tables import percentile, show
+from nodeagent.app.use_service import FILE_NAME
 from nodeagent.use.advice import advise
-from nodeagent.use.state_file import FILE_NAME
 from tests.use.full_node import LENGTH, NODES, full_accounts, keep, observe
 
 SAMPLES = 500
@@ -23,8 +23,8 @@ def run() -> None:
     """In this process the records alone, then agents on h100-80gb:8 with and without them."""
     tracemalloc.start()
     accounts = full_accounts()
-    kept = accounts.records.kept(0.0)  # a copy, as there is of what was written last
-    advice = advise(kept.uses(), NODES[0].gpus)
+    accounts.records.kept(0.0)  # as what was written last is kept
+    advice = [advise(use, NODES[0].gpus) for use in accounts.records.uses()]
     gc.collect()
     traced = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
@@ -35,7 +35,8 @@ def run() -> None:
         observe(accounts, NODES[0], now)
         took.append(time.perf_counter() - began)
     began = time.perf_counter()
-    advise(accounts.records.kept(0.0).uses(), NODES[0].gpus)
+    for use in accounts.records.uses():
+        advise(use, NODES[0].gpus)
     advised = time.perf_counter() - began
     (with_them, cpu), (without, cpu_without) = _agent(full=True), _agent(full=False)
     show(

@@ -111,7 +111,7 @@ class ApiAdapter:
         return as_json(found) if found else None
 
     async def advice(self, namespace: str | None) -> Json:
-        found = (a for a in await self.metrics.advice() if namespace in (None, a.namespace))
+        found = (a for a in await self.metrics.use.advice() if namespace in (None, a.namespace))
         return as_json(Advised(node=self.shared.settings.node_name, advice=tuple(found)))
 
     def not_alive(self) -> tuple[str, ...]:

@@ -35,7 +35,6 @@ from nodeagent.telemetry.history import GpuHistories
 from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.telemetry.samples import ProcessSample, SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
-from nodeagent.use.advice import Advice, advise
 from nodeagent.views.node_state import NodeState
 from nodeagent.views.status_report import utilization
 
@@ -46,8 +45,6 @@ log = structlog.get_logger(__name__)
 
 OwnersOf = Callable[[Collection[int]], Mapping[int, Owner]]
 
-_ADVICE_INTERVAL = 60.0  # seconds between two for the metrics
-_ADVICE_AGE = 5.0  # seconds for which one is answered
 _MAX_NAMED = 20  # lines of a file of counters that are named one by one
 
 
@@ -95,8 +92,6 @@ class MetricsService:
         sampling.events.subscribe(self._event_values.update)
         self._owners = owners
         self._looking_up: asyncio.Task[None] | None = None
-        self._advising = asyncio.Lock()
-        self._advice_until = 0.0
 
     def scrape(self, zipped: bool) -> bytes:
         """The text, compressed by gzip if so wished. Calls nothing that could take long."""
@@ -147,26 +142,8 @@ class MetricsService:
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._sampling.run(), name="sampling")
             parts.create_task(self.use.run(), name="records of use")
-            parts.create_task(self._advise(), name="advice")
             if path is not None:
                 parts.create_task(self._follow(path), name="file of counters")
-
-    async def _advise(self) -> None:
-        while True:
-            await self.advice()
-            await asyncio.sleep(_ADVICE_INTERVAL)
-
-    async def advice(self) -> tuple[Advice, ...]:
-        """What would do for each holder; seconds old. Of 500 holders it takes a tenth of a second,
-        and so is computed of a copy in a thread.
-        """
-        clock = asyncio.get_running_loop().time
-        async with self._advising:
-            if clock() >= self._advice_until:
-                kept, gpus = self.exporter.accounts.records.kept(0.0), self._current().observed.gpus
-                self.exporter.put_advice(await asyncio.to_thread(lambda: advise(kept.uses(), gpus)))
-                self._advice_until = clock() + _ADVICE_AGE
-        return self.exporter.advice
 
     async def _follow(self, path: Path) -> None:
         async for _ in changes(path):

@@ -22,6 +22,7 @@ from nodeagent.app.paths import OwnFiles, Paths
 from nodeagent.app.plan_service import PlanService, SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.shared import Shared
+from nodeagent.app.use_service import FILE_NAME as USE_NAME
 from nodeagent.claims.records import LeftRecords
 from nodeagent.files.state import StateFile
 from nodeagent.files.watch import changes
@@ -47,7 +48,6 @@ from nodeagent.reconcile.writer_lock import WriterLock
 from nodeagent.settings import Settings
 from nodeagent.structs import replace
 from nodeagent.telemetry.sampling_service import SamplingService
-from nodeagent.use.state_file import FILE_NAME as USE_NAME
 from nodeagent.views.headline import headline
 from nodeagent.views.node_state import NodeState
 

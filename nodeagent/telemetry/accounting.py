@@ -15,10 +15,11 @@ from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
-from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.structs import Struct
 from nodeagent.telemetry.holds import DeviceHold, holds_of
 from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, UNUSED, Device, DeviceUse, device_of
+from nodeagent.use.advice import Advice
 from nodeagent.use.digest import PodKey
 from nodeagent.use.records import Measured, Records
 from nodeagent.views.claims import Claim
@@ -100,6 +101,8 @@ class Accounts:
 
     def __init__(self, *, longest_gap: float, keep: float = 600.0) -> None:
         self.records = Records()
+        self.advice: tuple[Advice, ...] = ()  # for who holds something now
+        self.gpus: tuple[Gpu, ...] = ()
         self.workloads: dict[PodKey, str] = {}
         self._longest_gap = longest_gap
         self._keep = keep
@@ -123,6 +126,7 @@ class Accounts:
         in which it worked (0 to 1), where that is known. `read` is of devices, `claims` and the
         clients of `daemons` say which parts of them were granted.
         """
+        self.gpus = observed.gpus
         holds = holds_of(observed, uses, claims, daemons)
         passed = now - self._since if self._since is not None else 0.0
         self.records.grow_older(max(passed, 0.0))

@@ -22,7 +22,6 @@ from nodeagent.structs import replace
 from nodeagent.telemetry import ownership
 from nodeagent.telemetry.accounting import Accounts, activity, readings
 from nodeagent.telemetry.samples import GpuSample, ProcessReading, SampleBatch
-from nodeagent.use.advice import Advice
 from nodeagent.views.node_state import NodeState, Reading
 
 _MAX_GAP = 120.0  # seconds between two samples; of a longer gap nothing is known
@@ -47,7 +46,6 @@ class Exporter:
         current: Callable[[], NodeState],
     ) -> None:
         self.work = Work()
-        self.advice: tuple[Advice, ...] = ()
         self.readings: Mapping[ownership.Device, Reading] = {}
         self._selection = selection
         self._families = partial(families, host=host, renamed=renamed, repeat_whole=repeat_whole)
@@ -104,10 +102,6 @@ class Exporter:
         """Record who runs on a GPU, by its UUID: on each of its instances; None: outside any."""
         self._processes[gpu] = (self._clock(), found)
 
-    def put_advice(self, advice: tuple[Advice, ...]) -> None:
-        self.advice = advice
-        self._page = None
-
     def changed(self) -> None:
         self._state_at = self._clock()
         self._page = None
@@ -163,7 +157,7 @@ class Exporter:
         ignored = AgentSample("nodeagent_counters_ignored", len(self._selection.findings))
         samples = [*node_samples(state), *self.accounts.samples(), ignored, self._build]
         samples += health_samples(state.health) if state.health else ()
-        samples += advice_samples(self.advice, tuple(self.accounts.held()))
+        samples += advice_samples(self.accounts.advice, tuple(self.accounts.held()))
         families = self._families(sample, self._selection)
         return render([*families, *agent_families(samples), *self.work.families()])
 

@@ -10,8 +10,7 @@ from nodeagent.plan.observed import Gpu, GpuInstance, ObservedNode
 from nodeagent.plan.shares import ALL_THREADS, MIB
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
-from nodeagent.use.digest import Holder, PodKey
-from nodeagent.use.records import Grant
+from nodeagent.use.digest import Grant, Holder, PodKey
 from nodeagent.views.claims import Claim, ClaimShare
 from nodeagent.views.shapes import MpsDaemon
 
@@ -49,7 +48,13 @@ def holds_of(
     daemons: Iterable[MpsDaemon] = (),
 ) -> dict[tuple[Device, Owner], DeviceHold]:
     """Who holds what; `claims`, and the clients of `daemons`, have shares of devices."""
-    shares = _shares(claims)
+    shares = {
+        ((device.gpu, device.gi), pod.namespace, pod.name): device.share
+        for claim in claims
+        for device in claim.devices
+        if device.share and not device.admin_access
+        for pod in claim.pods
+    }
     named: dict[PodKey, dict[str, str]] = defaultdict(dict)
     for daemon in daemons:
         for client in daemon.clients:
@@ -78,27 +83,18 @@ def holds_of(
     return found
 
 
-def _shares(claims: Iterable[Claim]) -> Mapping[tuple[Device, str, str], ClaimShare]:
-    """The shares of claims, by device and pod."""
-    return {
-        ((device.gpu, device.gi), pod.namespace, pod.name): device.share
-        for claim in claims
-        for device in claim.devices
-        if device.share and not device.admin_access
-        for pod in claim.pods
-    }
-
-
 def _grant(
     gpu: Gpu, instance: GpuInstance | None, share: ClaimShare | None, names: Mapping[str, str]
 ) -> Grant | None:
     """What a holder has: a share of a claim or, by its name, of the device's MPS daemon, else the
-    whole device. None: the daemon has several kinds of share, and which it is, is not known.
+    whole device. None: the card does not list the profile now, or the daemon has several kinds of
+    share, and which it is, is not known.
     """
     device, memory, uuid, daemon = "gpu", gpu.memory, gpu.uuid, gpu.mps
     if instance is not None:
-        profile = gpu.profile(instance.profile)
-        device, memory = instance.profile, profile.memory if profile else 0
+        if (profile := gpu.profile(instance.profile)) is None:
+            return None
+        device, memory = profile.name, profile.memory
         served = (compute for compute in instance.compute if compute.mps)
         uuid, daemon = next(((c.uuid, c.mps) for c in served), ("", None))
     if share is not None:

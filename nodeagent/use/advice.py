@@ -59,6 +59,11 @@ class Advice(Shape, frozen=True, kw_only=True):
     activity: Annotated[float | None, Meta(description="percent of what it has, at p95")] = None
 
 
+def most_first(advice: Iterable[Advice]) -> tuple[Advice, ...]:
+    """Those that free most first."""
+    return tuple(sorted(advice, key=lambda a: (-a.frees_part, a.namespace, a.workload, a.device)))
+
+
 class _Size(NamedTuple):
     """How much of a card something is: memory slices, multiprocessors, bytes of memory."""
 
@@ -66,34 +71,27 @@ class _Size(NamedTuple):
     multiprocessors: float
     memory: float
 
-    def holds(self, need: _Size) -> bool:
-        return all(map(ge, self, need))
 
-
-def advise(uses: Iterable[Use], gpus: Iterable[Gpu]) -> tuple[Advice, ...]:
-    """One advice for each use, those that free most first. `gpus` are those of the node."""
-    # Of several that are alike, one that lists its profiles: some drivers do only with MIG on.
-    cards = {gpu.name: gpu for gpu in sorted(gpus, key=lambda gpu: len(gpu.profiles))}
-    found = (_advice(use, cards.get(use.model)) for use in uses)
-    return tuple(sorted(found, key=lambda a: (-a.frees_part, a.namespace, a.workload, a.device)))
-
-
-def _advice(use: Use, gpu: Gpu | None) -> Advice:
+def advise(use: Use, gpus: Iterable[Gpu]) -> Advice:
+    """What would do for a use. `gpus` are those of the node."""
+    alike = (gpu for gpu in gpus if gpu.name == use.grant.model)
+    # One that lists its profiles: some drivers do only with MIG on.
+    gpu = max(alike, key=lambda gpu: len(gpu.profiles), default=None)
     activity, memory = _activity(use), use.memory
     seen = Advice(
         kind=use.holder.kind,
         namespace=use.holder.namespace,
         workload=use.holder.name,
         container=use.holder.container,
-        model=use.model,
-        device=use.device,
+        model=use.grant.model,
+        device=use.grant.device,
         verdict="notEnough",
-        why=(f"this node has no {use.model} with {use.device} now",),
+        why=(f"this node has no {use.grant.model} with {use.grant.device} now",),
         held=round(use.held, 1),
         used=None if use.used is None else round(use.used, 1),
         idle_stretches=use.idle_stretches,
         longest_idle=round(use.longest_idle, 1),
-        granted=use.granted_memory,
+        granted=use.grant.memory,
         peak=int(memory.peak) if memory else None,
         activity=round(activity.p95, 1) if activity else None,
     )
@@ -102,10 +100,10 @@ def _advice(use: Use, gpu: Gpu | None) -> Advice:
     if gpu and memory.seconds < ENOUGH and not _full(use, memory)[0]:
         return replace(seen, why=(f"it was seen for {memory.seconds / 3600:.1f} of 24 hours",))
     sizes = _sizes(gpu) if gpu else {}
-    if gpu and (use.device.startswith(SHARE) or (use.device == WHOLE and not sizes)):
-        of = sizes.get(use.device.removeprefix(f"{SHARE} of "))
+    if gpu and (use.grant.device.startswith(SHARE) or (use.grant.device == WHOLE and not sizes)):
+        of = sizes.get(use.grant.device.removeprefix(f"{SHARE} of "))
         return _share(seen, use, memory, gpu, int(of.memory) if of else gpu.memory)
-    if gpu and (use.device == WHOLE or use.device in sizes):
+    if gpu and (use.grant.device == WHOLE or use.grant.device in sizes):
         return _profile(seen, use, memory, gpu, sizes)
     return seen
 
@@ -123,10 +121,10 @@ def _covers(activity: Spread, memory: Spread) -> bool:
 
 def _full(use: Use, memory: Spread) -> tuple[str, bool]:
     """What it has too little of, as a sentence, and whether that is not memory; "" for nothing."""
-    if use.at_limit or memory.peak > use.granted_memory:
-        return f"{_peak(memory)} of {gibibytes(use.granted_memory)}", False
-    limit, sm = use.granted_threads or 100.0, use.sm
-    if use.device != WHOLE and sm and sm is _activity(use) and sm.p50 > FULL_SM * limit:
+    if use.at_limit or memory.peak > use.grant.memory:
+        return f"{_peak(memory)} of {gibibytes(use.grant.memory)}", False
+    limit, sm = use.grant.threads or 100.0, use.sm
+    if use.grant.device != WHOLE and sm and sm is _activity(use) and sm.p50 > FULL_SM * limit:
         return "all its multiprocessors were active for half of the time", True
     return "", False
 
@@ -164,14 +162,14 @@ def _sizes(gpu: Gpu) -> dict[str, _Size]:
 def _profile(seen: Advice, use: Use, memory: Spread, gpu: Gpu, sizes: dict[str, _Size]) -> Advice:
     # MIG divides all of a card: its largest profile is as much as all of it.
     largest = max(sizes.values(), key=lambda size: size.multiprocessors)
-    has = largest if use.device == WHOLE else sizes[use.device]
-    attributes = () if use.device == WHOLE else ProfileName.parse(use.device).attributes
+    has = largest if use.grant.device == WHOLE else sizes[use.grant.device]
+    attributes = () if use.grant.device == WHOLE else ProfileName.parse(use.grant.device).attributes
     offered = {n: s for n, s in sizes.items() if ProfileName.parse(n).attributes == attributes}
     peak, activity, dram = MEMORY_MARGIN * memory.peak, _activity(use), use.dram
     full, compute = _full(use, memory)
     if full:
         more = _Size(has.slots, has.multiprocessors * (ACTIVITY_MARGIN if compute else 1), peak)
-        larger = next((n for n, s in offered.items() if s.holds(more)), "")
+        larger = next((n for n, s in offered.items() if all(map(ge, s, more))), "")
         return _larger(seen, full, gpu, larger)
     need = _Size(
         has.slots * ACTIVITY_MARGIN * dram.p95 / 100 if dram else 0,
@@ -180,12 +178,12 @@ def _profile(seen: Advice, use: Use, memory: Spread, gpu: Gpu, sizes: dict[str, 
     )
     for name, size in offered.items():
         # In nothing more than it has, and less of what others could have.
-        if has[:2] != size[:2] and all(map(ge, has[:2], size[:2])) and size.holds(need):
+        if has[:2] != size[:2] and all(map(ge, has[:2], size[:2])) and all(map(ge, size, need)):
             return replace(
                 seen,
                 verdict="smaller",
                 advised=name,
-                why=(*_seen(use, memory), *_lost_engines(gpu, use.device, name)),
+                why=(*_seen(use, memory), *_lost_engines(gpu, use.grant.device, name)),
                 frees_slices=int(has.slots - size.slots),
                 frees_part=round((has.slots - size.slots) / (Card.of(gpu).slots or 1), 3),
             )
@@ -207,7 +205,7 @@ def _lost_engines(gpu: Gpu, has: str, advised: str) -> tuple[str, ...]:
 
 def _share(seen: Advice, use: Use, memory: Spread, gpu: Gpu, most: int) -> Advice:
     """Of a device that is shared and has `most` bytes, or of a card that cannot be divided."""
-    granted, threads, activity = use.granted_memory, use.granted_threads, _activity(use)
+    granted, threads, activity = use.grant.memory, use.grant.threads, _activity(use)
     full, compute = _full(use, memory)
     would = _up(MEMORY_MARGIN * memory.peak, _GIB)
     less = would <= WORTH * granted
@@ -224,9 +222,9 @@ def _share(seen: Advice, use: Use, memory: Spread, gpu: Gpu, most: int) -> Advic
     seen = replace(seen, verdict="keep", why=_seen(use, memory))
     needs = threads
     # Of processes on a whole GPU, those that do nothing are not measured.
-    if activity and (use.device in {WHOLE, SHARE} or _covers(activity, memory)):
+    if activity and (use.grant.device in {WHOLE, SHARE} or _covers(activity, memory)):
         needs = min(threads or 100.0, _up(ACTIVITY_MARGIN * activity.p95, _STEP))
-    busy = use.device == WHOLE and (needs or 0.0) > 100 * WORTH  # nothing is left to share
+    busy = use.grant.device == WHOLE and (needs or 0.0) > 100 * WORTH  # nothing is left to share
     if busy or not less:
         return seen
     part = round((granted - would) / (gpu.memory or 1), 3)

@@ -43,19 +43,25 @@ class Holder(Struct, frozen=True):
         return replace(self, kind="workload", name=name) if self.kind == "pod" else self
 
 
-class Use(Struct, frozen=True):
-    """What a holder did with a kind of device: a MIG profile, `gpu`, or `share` for a part of one.
+class Grant(Struct, frozen=True):
+    """What a holder was given: a kind of device (a MIG profile, `gpu`, or `share` for a part of
+    one) of a card of this model, bytes, and percent of the multiprocessors (None: not limited).
+    """
 
-    Granted are bytes, and percent of the multiprocessors (None: not limited). `model`: the card's.
-    `held` and `used` are seconds of the device. Idle stretches are of a minute and more.
-    `at_limit`: seconds with its memory full. None: it was never measured.
+    device: str
+    model: str
+    memory: int
+    threads: float | None = None
+
+
+class Use(Struct, frozen=True):
+    """What a holder did with what it was granted: `held` and `used` are seconds of the device,
+    idle stretches of a minute and more, `at_limit` seconds with its memory full. None: it was
+    never measured.
     """
 
     holder: Holder
-    device: str
-    model: str
-    granted_memory: int
-    granted_threads: float | None
+    grant: Grant
     held: float = 0.0
     used: float | None = None
     at_limit: float = 0.0

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from itertools import accumulate, islice
 from operator import add
 from typing import Annotated, Final
 
 from nodeagent.structs import Meta, Struct, field, replace
-from nodeagent.use.digest import Holder, PodKey, Spread, Use
+from nodeagent.use.digest import Grant, Holder, PodKey, Spread, Use
 
 MOST: Final = 512  # digests in a generation
 _BINS: Final = 40
@@ -24,15 +26,6 @@ _SUMS: Final = ("held", "used", "measured", "at_limit", "idle_stretches")
 _BYTES: Final = 4 * _BINS * len(_QUANTITIES)
 _FULL: Final = 0.97  # of the granted memory
 _STRETCH: Final = 60.0  # seconds
-
-
-class Grant(Struct, frozen=True):
-    """What a holder was given, in the words of `Use`."""
-
-    device: str
-    model: str
-    memory: int
-    threads: float | None = None
 
 
 class Measured(Struct, frozen=True):
@@ -90,38 +83,36 @@ class KeptRecords(Struct, frozen=True):
     older: tuple[tuple[Key, Digest], ...] = ()
     idle: Mapping[str, float] = field(default_factory=dict)
 
-    def uses(self) -> tuple[Use, ...]:
-        """What both generations have, the latest last."""
-        found: dict[Key, Digest] = {}
-        for (holder, grant), digest in (*self.older, *self.newer):
-            _put(found, (holder.named(""), grant), digest)
-        return tuple(_use(*key, digest) for key, digest in found.items())
-
 
 class Records:
-    """Adds up what holders did in the last `days`. `idle`: for how long who does nothing has."""
+    """Adds up what holders did in the last `days`. `idle`: for how long who does nothing has.
 
-    def __init__(self, days: int = 14) -> None:
+    Goes on with what an earlier agent kept, be it of other days. A clock that is behind it says no
+    age.
+    """
+
+    def __init__(self, days: int = 14, kept: KeptRecords | None = None, wall: float = 0.0) -> None:
+        kept = kept or KeptRecords()
         self._length = days * 86400 / 2  # seconds of a generation
-        self.idle: Mapping[str, float] = {}
-        self._age = 0.0
-        self._newer: dict[Key, Digest] = {}
-        self._older: dict[Key, Digest] = {}
-
-    def restore(self, kept: KeptRecords, wall: float) -> None:
-        """Go on with what an earlier agent kept, be it of other days. A clock that is behind it
-        says no age.
-        """
-        self._newer = dict(kept.newer)
-        self._older = dict(kept.older)
-        self.idle = kept.idle
+        self._newer, self._older = dict(kept.newer), dict(kept.older)
+        self._written = frozenset(map(id, self._newer.values()))  # digests
+        self.idle, self._age = kept.idle, 0.0
         away = min(max(wall - kept.saved, 0.0), 2 * self._length)
         self.grow_older(min(kept.age, self._length) + away)
 
+    def uses(self) -> Iterator[Use]:
+        """What both generations have, one by one: more may be added between two."""
+        found: dict[Key, list[Digest]] = defaultdict(list)
+        for (holder, grant), digest in (*self._older.items(), *self._newer.items()):
+            found[holder.named(""), grant].append(digest)
+        for key, digests in found.items():
+            yield _use(*key, reduce(Digest.merged, digests))
+
     def kept(self, wall: float) -> KeptRecords:
-        """A copy to be written; nothing is added to the older ones any more."""
-        newer = [(k, replace(d, peaks=d.peaks[:], bins=d.bins[:])) for k, d in self._newer.items()]
-        return KeptRecords(wall, self._age, tuple(newer), tuple(self._older.items()), self.idle)
+        """As they are now, to be written: to each of these digests nothing is added any more."""
+        self._written = frozenset(map(id, self._newer.values()))
+        newer, older = tuple(self._newer.items()), tuple(self._older.items())
+        return KeptRecords(wall, self._age, newer, older, self.idle)
 
     def grow_older(self, passed: float) -> None:
         """Let seconds pass, whether or not anything was held."""
@@ -140,6 +131,8 @@ class Records:
         nameless = (replace(holder, container=""), grant) if holder.container else key
         if first := self._newer.pop(nameless, None):  # a container is known soon after its pod
             digest = first.merged(digest)
+        if id(digest) in self._written:
+            digest = replace(digest, peaks=digest.peaks[:], bins=digest.bins[:])
         if len(self._newer) >= MOST:
             old = islice(self._newer, MOST // 2)
             del self._newer[min(old, key=lambda key: self._newer[key].held)]
@@ -171,14 +164,10 @@ class Records:
         """Count for its workload what each of these pods did; "": the one by its name."""
         for kept in (self._older, self._newer):
             for holder, grant in [key for key in kept if key[0].pod in workloads]:
-                named = holder.named(workloads[holder.pod])
-                _put(kept, (named, grant), kept.pop((holder, grant)))
-
-
-def _put(digests: dict[Key, Digest], key: Key, digest: Digest) -> None:
-    """As the last one, with what is there of it."""
-    before = digests.pop(key, None)
-    digests[key] = before.merged(digest) if before else digest
+                key, digest = (holder.named(workloads[holder.pod]), grant), kept[holder, grant]
+                del kept[holder, grant]
+                before = kept.pop(key, None)
+                kept[key] = before.merged(digest) if before else digest
 
 
 def _top(quantity: str, grant: Grant) -> float:
@@ -195,9 +184,8 @@ def _use(holder: Holder, grant: Grant, digest: Digest) -> Use:
         for row, name in enumerate(_QUANTITIES)
     )
     used = digest.used if digest.measured else None
-    granted = grant.device, grant.model, grant.memory, grant.threads
     idle = digest.idle_stretches, digest.longest_idle
-    return Use(holder, *granted, digest.held, used, digest.at_limit, *idle, *spreads)
+    return Use(holder, grant, digest.held, used, digest.at_limit, *idle, *spreads)
 
 
 def _spread(bins: Iterable[float], top: float, peak: float) -> Spread | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.app.use_service import use_file
 from nodeagent.claims.offering.planned import planned_places_file
 from nodeagent.claims.records import UnreadableRecord
 from nodeagent.claims.records import read_records as claim_records
@@ -19,7 +20,6 @@ from nodeagent.health.state_file import health_file
 from nodeagent.mps.files.records import RecordUnusable
 from nodeagent.mps.files.records import read_records as mps_records
 from nodeagent.reconcile.plan_update import last_good_plan
-from nodeagent.use.state_file import use_file
 from tests.acceptance.agent_home import Home
 
 KEPT = Path("tests/data/state")  # written on h100-80gb:2 with MPS, XIDs, time slices

@@ -27,8 +27,8 @@ from nodeagent.reconcile.plan_update import PlanText
 from nodeagent.simulation import simulated
 from nodeagent.structs import replace
 from nodeagent.telemetry.history import GpuHistories
-from nodeagent.use.advice import advise
-from nodeagent.use.digest import Holder, Spread, Use
+from nodeagent.use.advice import advise, most_first
+from nodeagent.use.digest import Grant, Holder, Spread, Use
 from nodeagent.views.mps import done_json, mps_answer
 from nodeagent.views.node_state import NodeState, Reading
 from nodeagent.views.plan_report import plan_json
@@ -44,7 +44,7 @@ SCRAPED = b"# HELP a An example\n# TYPE a gauge\n" + b"".join(
 
 USE = Use(
     Holder("workload", "web", "team-a", "main"),
-    *("3g.40gb", card("h100-80gb").name, 40 << 30, None),
+    Grant("3g.40gb", card("h100-80gb").name, 40 << 30),
     held=200_000.0,
     used=20_000.0,
     memory=Spread(3 << 30, 5 << 30, 7 << 30, 2e5),
@@ -81,9 +81,8 @@ class Agent:
         self.histories = GpuHistories(5.0)
         self.histories.add(0.0, {"GPU-a": Reading(3.0)})
         self.histories.add(10.0, {"GPU-b": Reading(7.0)})
-        self.advised = advise(
-            (USE, replace(USE, holder=Holder("user", "1000"))), (card("h100-80gb"),)
-        )
+        uses = (USE, replace(USE, holder=Holder("user", "1000")))
+        self.advised = most_first(advise(use, (card("h100-80gb"),)) for use in uses)
         self._rendered = RenderedStatus(lambda: self.state, status_json, time.monotonic)
 
     def status(self, gpu: str | None) -> bytes | None:

@@ -4,8 +4,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from nodeagent.app.use_service import use_file
 from nodeagent.use.digest import Use
-from nodeagent.use.state_file import use_file
+from nodeagent.use.records import Records
 from tests.acceptance.metrics_rig import Series, parsed
 from tests.agent_environment import asked
 from tests.app.agent_process import agent, write_plan
@@ -49,7 +50,7 @@ def _recorded(folder: Path) -> Use:
     """What is in the file of the agent that has ended."""
     kept = use_file(folder / "state/use.json").read()
     assert kept is not None
-    (use,) = kept.uses()
+    (use,) = Records(14, kept, kept.saved).uses()
     return use
 
 
@@ -80,7 +81,7 @@ def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
         before = _recorded(tmp_path)
         assert before.used
         assert before.held > before.used
-        assert (before.device, before.granted_memory) == ("3g.40gb", 42412802048)
+        assert (before.grant.device, before.grant.memory) == ("3g.40gb", 42412802048)
         with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1") as process:
             until_scraped(tmp_path, lambda s: any(v > 0 for v in _of(s, USED).values()))
             process.end()

@@ -6,9 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from nodeagent.use.digest import Holder
-from nodeagent.use.records import Grant, Measured, Records
-from nodeagent.use.state_file import use_file
+from nodeagent.app.use_service import use_file
+from nodeagent.use.digest import Grant, Holder
+from nodeagent.use.records import Measured, Records
 from tests.acceptance.metrics_rig import parsed
 from tests.agent_environment import asked
 from tests.app.agent_process import agent, write_plan

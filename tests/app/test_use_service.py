@@ -9,11 +9,10 @@ import pytest
 from nodeagent.app.cluster_service import ClusterService
 from nodeagent.app.paths import Paths
 from nodeagent.app.shared import Shared
-from nodeagent.app.use_service import UseService
+from nodeagent.app.use_service import UseService, use_file
 from nodeagent.settings import KubernetesSettings, Settings
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.telemetry.ownership import uses
-from nodeagent.use.state_file import use_file
 from tests.cluster.client.rig import kubeconfig, running
 from tests.machine_load import until
 from tests.simulated_cluster.api_server import ApiServer
@@ -49,7 +48,7 @@ class Rig:
 
     @property
     def held(self) -> dict[str, float]:
-        found = [(use.holder.name, use.held) for use in self.accounts.records.kept(0.0).uses()]
+        found = [(use.holder.name, use.held) for use in self.accounts.records.uses()]
         assert len(found) == len(dict(found)), found
         return dict(found)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nodeagent.app.use_service import use_file
 from nodeagent.claims import records
 from nodeagent.claims.offering.planned import planned_places_file
 from nodeagent.cluster.kubelet.allocations import read_claimed_device, read_device_id
@@ -26,7 +27,6 @@ from nodeagent.mps.shares import MEMORY_VARIABLE, SLOT_VARIABLE, THREADS_VARIABL
 from nodeagent.processes import MAX_ENVIRONMENT, variables_in
 from nodeagent.reconcile.plan_update import last_good_plan
 from nodeagent.use.records import Records
-from nodeagent.use.state_file import use_file
 from tests.fuzz.runs import Parser, Refused
 
 _STATE = Path("tests/data/state")
@@ -80,9 +80,8 @@ def _health(folder: Path) -> None:
 
 
 def _use(folder: Path) -> None:
-    records = Records()
-    records.restore(_from(use_file, "use.json")(folder), 0.0)  # type: ignore[arg-type]  # as it says
-    records.kept(0.0).uses()
+    kept = _from(use_file, "use.json")(folder)
+    list(Records(14, kept, 0.0).uses())  # type: ignore[arg-type]  # as it says
 
 
 def _mps_records(folder: Path) -> None:

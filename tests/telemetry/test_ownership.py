@@ -256,7 +256,7 @@ def test_who_is_in_no_pod_has_the_label_of_its_kind() -> None:
     accounts, node = Accounts(longest_gap=60), whole(*map(user, owners))
     for now in (0.0, 1.0):
         accounts.observe(now, node, ownership.uses(node, {}, owners.get), {})
-    assert {(use.holder.kind, use.holder.name) for use in accounts.records.kept(0.0).uses()} == {
+    assert {(use.holder.kind, use.holder.name) for use in accounts.records.uses()} == {
         ("container", "0123456789ab"),
         ("unit", "train.service"),
         ("user", "1000"),

@@ -94,7 +94,7 @@ def test_totals_are_what_pods_held_and_used(
             agent.accounts.settle({pod: ANSWER[pod] for pod in agent.records.pods})
     if asks:
         agent.accounts.settle(ANSWER)
-    found = {use.holder.name: use for use in agent.records.kept(0.0).uses()}
+    found = {use.holder.name: use for use in agent.records.uses()}
     assert {name: use.held for name, use in found.items()} == pytest.approx(held)
     assert {name: use.used for name, use in found.items()} == {
         name: pytest.approx(used[name], abs=1e-9) if name in used else None for name in held
@@ -176,7 +176,7 @@ def test_spreads_are_of_seconds() -> None:
     assert use.memory
     assert use.memory.peak == 9 << 30
     assert 3 << 30 <= use.memory.p95 <= (3 << 30) + (10 << 30) / 40
-    assert (use.granted_memory, use.at_limit) == (10 << 30, 0.0)
+    assert (use.grant.memory, use.at_limit) == (10 << 30, 0.0)
 
 
 def with_memory(node: ObservedNode) -> ObservedNode:
@@ -190,7 +190,11 @@ def test_memory_at_its_limit_and_idle_stretches() -> None:
         read = {WHOLE: Reading(memory=(79 << 30) if active else 1)}
         agent.see(node, 30.0, {WHOLE: active}, read=read)
     (use,) = agent.uses.values()
-    assert (use.device, use.model, use.at_limit) == ("gpu", "NVIDIA H100 80GB HBM3", 60.0)
+    assert (use.grant.device, use.grant.model, use.at_limit) == (
+        "gpu",
+        "NVIDIA H100 80GB HBM3",
+        60.0,
+    )
     assert (use.idle_stretches, use.longest_idle) == (1, 60.0)
 
 
@@ -245,7 +249,7 @@ def test_who_shares_a_device_has_what_its_processes_do() -> None:
         alone.see(node, who={WHOLE: DeviceUse((a,), {a: clients})}, read=read)
     use, other = agent.uses["a", "share"], agent.uses["b", "share"]
     assert alone.uses["a", "share"].memory == Spread(5 << 30, 5 << 30, 5 << 30, 10.0)
-    assert (use.held, use.granted_memory, use.granted_threads) == (5.0, 20 << 30, 50.0)
+    assert (use.held, use.grant.memory, use.grant.threads) == (5.0, 20 << 30, 50.0)
     assert use.memory == Spread(5 << 30, 5 << 30, 5 << 30, 10.0)
     assert use.engine == Spread(30.0, 30.0, 30.0, 10.0)
     assert (other.held, other.memory, other.engine) == (5.0, None, None)
@@ -262,8 +266,8 @@ def test_of_several_kinds_of_share_each_has_its_own() -> None:
     agent = Agent()
     for _ in range(2):
         agent.see(node, daemons=(mps_daemon(GPU.uuid, "Ready", wanted, clients=clients),))
-    found = {use.holder.name: use for use in agent.records.kept(0.0).uses()}
-    given = {name: (use.granted_memory, use.granted_threads) for name, use in found.items()}
+    found = {use.holder.name: use for use in agent.records.uses()}
+    given = {name: (use.grant.memory, use.grant.threads) for name, use in found.items()}
     assert given == {"a": (8 << 30, 25.0), "b": (40 << 30, 100.0)}
 
 
@@ -277,7 +281,7 @@ def test_the_share_of_a_claim_is_what_was_granted() -> None:
     for _ in range(2):
         agent.see(node, claims=(claim, replace(claim, devices=[monitor])))
     (use,) = agent.uses.values()
-    assert (use.device, use.granted_memory, use.granted_threads) == ("share", 8 << 30, 25.0)
+    assert (use.grant.device, use.grant.memory, use.grant.threads) == ("share", 8 << 30, 25.0)
 
 
 def test_a_client_without_limits_has_all_of_its_part() -> None:
@@ -293,7 +297,7 @@ def test_a_client_without_limits_has_all_of_its_part() -> None:
     for _ in range(2):
         agent.see(ObservedNode((replace(gpu, instances=(part,)),)))
     (use,) = agent.uses.values()
-    assert (use.device, use.granted_memory) == ("share of 1g.10gb", 10 << 30)
+    assert (use.grant.device, use.grant.memory) == ("share of 1g.10gb", 10 << 30)
 
 
 def test_two_containers_of_a_pod_are_one_holder() -> None:
@@ -301,7 +305,7 @@ def test_two_containers_of_a_pod_are_one_holder() -> None:
     agent = Agent()
     for containers in ([""], [""], ["main", "side"], ["main", "side"]):
         agent.see(whole(*(user(0, "a-0", container=name) for name in containers)))
-    (use,) = agent.records.kept(0.0).uses()
+    (use,) = agent.records.uses()
     assert use.holder == Holder("workload", "a", "team", "main,side")
     assert use.held == 30.0
     agent.see(whole(*(user(0, "b", container=f"container-{number}") for number in range(999))))

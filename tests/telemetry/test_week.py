@@ -107,11 +107,9 @@ def test_what_is_advised_after_a_week(tmp_path: Path) -> None:
             read, sample = readings_at(node, sample), sample + 1
             active = {device: (m.utilization or 0.0) / 100 for device, m in read.items()}
             agent.see(node, STEP, active, read=read)
-    uses = agent.records.kept(0.0).uses()
-    found = {
-        one.workload: f"{one.verdict} {one.advised}".strip()
-        for one in advise(uses, node_of(7, instance=2).gpus)
-    }
+    uses, gpus = tuple(agent.records.uses()), node_of(7, instance=2).gpus
+    advised = (advise(use, gpus) for use in uses)
+    found = {one.workload: f"{one.verdict} {one.advised}".strip() for one in advised}
     assert found == {name: load.advised for name, load in LOADS.items()}
     for use in uses:
         expected = DAY / 24 if use.holder.name == "new" else 7 * DAY + DAY / 24

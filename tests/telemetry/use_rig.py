@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nodeagent.app.use_service import use_file
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.telemetry.ownership import Device, uses
 from nodeagent.use.digest import Use
 from nodeagent.use.records import Records
-from nodeagent.use.state_file import use_file
 
 GAP = 120.0
 DAY = 86400.0
 
 
 def names(use: Use) -> tuple[str, str]:
-    return use.holder.name, use.device
+    return use.holder.name, use.grant.device
 
 
 class Agent:
@@ -34,10 +34,7 @@ class Agent:
 
     def start(self) -> None:
         self.accounts = Accounts(longest_gap=self._longest_gap)
-        self.records = self.accounts.records = Records(self.days)
-        kept = self.file.load()
-        if kept is not None:
-            self.records.restore(kept, self.wall)
+        self.records = self.accounts.records = Records(self.days, self.file.load(), self.wall)
 
     def restart(self, away: float = 0.0) -> None:
         self.file.save(self.records.kept(self.wall))
@@ -59,4 +56,4 @@ class Agent:
 
     @property
     def uses(self) -> dict[tuple[str, str], Use]:
-        return {names(use): use for use in self.records.kept(0.0).uses()}
+        return {names(use): use for use in self.records.uses()}

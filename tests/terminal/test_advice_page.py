@@ -1,8 +1,8 @@
 from nodeagent.structs import replace
 from nodeagent.terminal.advice_page import advice_page
 from nodeagent.terminal.page import plain_text
-from nodeagent.use.advice import Advice, advise
-from nodeagent.use.digest import Holder, Spread, Use
+from nodeagent.use.advice import Advice, advise, most_first
+from nodeagent.use.digest import Grant, Holder, Spread, Use
 from nodeagent.views.shapes import as_json
 from tests.plan.cards import card
 
@@ -17,20 +17,22 @@ def shown(*advice: Advice) -> str:
 def test_each_holder_has_a_row_and_a_reason() -> None:
     web = Use(
         Holder("workload", "web", "team-a", "x"),
-        *("3g.40gb", H100.name, 40 * GIB, None),
+        Grant("3g.40gb", H100.name, 40 * GIB),
         held=200_000.0,
         memory=Spread(3 * GIB, 5 * GIB, 7 * GIB, 200_000.0),
         sm=Spread(5.0, 12.0, 30.0, 200_000.0),
     )
-    whole = replace(web, holder=Holder("user", "100"), device="gpu", model=T4.name, sm=None)
+    gpu = Grant("gpu", T4.name, T4.memory)
+    whole = replace(web, holder=Holder("user", "100"), grant=gpu, sm=None)
     late = replace(whole, holder=Holder("unit", "x.service"), held=1800.0, memory=None)
+    late = replace(late, grant=replace(gpu, memory=40 * GIB))
     job = Holder("workload", "y", "b")
     peak = Spread(GIB, 9 * GIB, 9.7 * GIB, 200_000.0)
-    full = replace(web, holder=job, device="1g.10gb", granted_memory=9984 << 20, memory=peak)
-    full = replace(full, at_limit=9.0)
-    everyone = (web, replace(whole, granted_memory=T4.memory), late, full)
+    small = replace(web.grant, device="1g.10gb", memory=9984 << 20)
+    full = replace(web, holder=job, grant=small, memory=peak, at_limit=9.0)
+    everyone = (web, whole, late, full)
     assert (
-        shown(*advise(everyone, [H100, T4]))
+        shown(*most_first(advise(use, [H100, T4]) for use in everyone))
         == """\
 WORKLOAD          HAS         PEAK        OF  ACTIVE    HELD  FREES  ADVICE
 100 (user)        gpu        7 GiB    15 GiB       -  55.6 h   40 %  smaller: share of 9 GiB

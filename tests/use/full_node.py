@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from nodeagent.app.use_service import use_file
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.users import Usage
 from nodeagent.structs import replace
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.telemetry.ownership import Device, uses
-from nodeagent.use.state_file import use_file
 from nodeagent.views.node_state import Reading
 from tests.plan.cards import card, with_instances
 from tests.telemetry.nodes import user

@@ -175,10 +175,8 @@ class Replay:
                     who = uses(observed, processes, owners.get)
                     agent.see(observed, STEP, active, read=readings(sample, active), who=who)
         agent.restart()
-        found = {
-            advice.workload: advice
-            for advice in advise(agent.records.kept(0.0).uses(), observed.gpus)
-        }
+        advices = (advise(use, observed.gpus) for use in agent.records.uses())
+        found = {advice.workload: advice for advice in advices}
         for load in loads:
             load.advice = found[load.name]
 

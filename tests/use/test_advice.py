@@ -5,9 +5,9 @@ import pytest
 from nodeagent.metrics.agent_samples import advice_samples
 from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
-from nodeagent.use.advice import Advice, advise
-from nodeagent.use.digest import Holder, Spread, Use
-from nodeagent.use.records import Grant, Measured, Records
+from nodeagent.use.advice import Advice, advise, most_first
+from nodeagent.use.digest import Grant, Holder, Spread, Use
+from nodeagent.use.records import Measured, Records
 from tests.plan.cards import card
 
 GIB = 1 << 30
@@ -34,12 +34,10 @@ def use(
 ) -> Use:
     """Of a steady load: GiB and percent."""
     profile = gpu.profile(device)
+    size = int(granted * GIB) or (profile.memory if profile else gpu.memory)
     return Use(
         Holder("workload", "x", "team-a", "main"),
-        device,
-        gpu.name,
-        int(granted * GIB) or (profile.memory if profile else gpu.memory),
-        threads,
+        Grant(device, gpu.name, size, threads),
         held=held,
         at_limit=full,
         memory=None if memory is None else steady(memory * GIB, held),
@@ -50,8 +48,7 @@ def use(
 
 
 def one(gpu: Gpu, of: Use) -> Advice:
-    [found] = advise([of], [gpu])
-    return found
+    return advise(of, [gpu])
 
 
 # What a week of samples does not come to: tests/telemetry/test_week.py has the usual loads.
@@ -123,7 +120,7 @@ def test_what_is_full_is_seen_in_records(
     for passed, busy in ((DAY, sm), (60.0, threads or 100.0)):
         measured = Measured(memory=4 * GIB, sm=busy)
         records.add((Holder("unit", "x"), grant), measured, passed=passed, active=1.0, sharing=1)
-    [found] = records.kept(0.0).uses()
+    [found] = records.uses()
     assert words(one(A100, found)) == expected
 
 
@@ -132,8 +129,9 @@ def test_the_metric_has_changes_alone_of_what_is_held_now_and_no_more_than_devic
     small = use(H100, "3g.40gb", 7.5, 12)
     many = [replace(small, holder=replace(small.holder, name=name)) for name in names]
     most = replace(use(H100, "gpu", 5, 3), holder=replace(small.holder, name="z"))
-    other_size = replace(many[2], granted_memory=39 * GIB)
-    found = advise([*many, most, other_size, use(H100, "1g.10gb", 1, 3)], [H100])
+    other_size = replace(many[2], grant=replace(small.grant, memory=39 * GIB))
+    uses = [*many, most, other_size, use(H100, "1g.10gb", 1, 3)]
+    found = most_first(one(H100, use) for use in uses)
     assert sum(one.verdict == "keep" for one in found) == 1
     held = [(name, ("main", "team-a", name, "3g.40gb")) for name in ("c", "b", "x")]
     held += [("c", ("main", "team-a", *of)) for of in (("z", "gpu"), ("x", "1g.10gb"))]
@@ -144,8 +142,7 @@ def test_the_metric_has_changes_alone_of_what_is_held_now_and_no_more_than_devic
 
 def test_a_card_that_lists_no_profiles_now_is_known_by_its_like() -> None:
     for gpus in ([H100, replace(H100, profiles=())], [replace(H100, profiles=()), H100]):
-        [found] = advise([use(H100, "3g.40gb", 3, 8)], gpus)
-        assert found.advised == "1g.10gb"
+        assert advise(use(H100, "3g.40gb", 3, 8), gpus).advised == "1g.10gb"
 
 
 def test_what_was_not_measured_is_said() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.side_by_side import make
+from nodeagent.app.use_service import use_file
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.selection import default_selection
@@ -15,9 +16,8 @@ from nodeagent.structs import replace
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.use.advice import advise
-from nodeagent.use.digest import Holder
-from nodeagent.use.records import MOST, Digest, Grant, Measured, Records
-from nodeagent.use.state_file import use_file
+from nodeagent.use.digest import Grant, Holder, Use
+from nodeagent.use.records import MOST, Digest, KeptRecords, Measured, Records
 from nodeagent.views.node_state import NodeState
 from tests.plan.cards import Multiset
 from tests.rig import open_driver
@@ -35,7 +35,7 @@ def test_two_weeks_of_five_hundred_workloads_take_less_than_two_mebibytes(
     try:
         accounts, file = full_accounts(), use_file(tmp_path / "use.json")
         file.save(accounts.records.kept(0.0))  # of which it keeps a copy
-        advice = advise(accounts.records.kept(0.0).uses(), NODES[0].gpus)
+        advice = [advise(use, NODES[0].gpus) for use in accounts.records.uses()]
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0]
     finally:
@@ -61,16 +61,17 @@ def test_pods_of_random_names_displace_each_other_alone(tmp_path: Path) -> None:
             _add(records, "server")
         for _ in range(3):
             _add(records, f"{number:06}" * 10, passed=5.0)
-    found = {use.holder.name: use.held for use in records.kept(0.0).uses()}
+    found = {use.holder.name: use.held for use in records.uses()}
     assert len(found) == MOST
     assert (found["nightly"], found["server"]) == (3600.0, 4000.0)
     file = use_file(tmp_path / "use.json")
     file.save(records.kept(0.0))
     assert (tmp_path / "use.json").stat().st_size < 1 << 20
-    again, kept = Records(), file.load()
-    assert kept
-    again.restore(kept, 0.0)
-    assert again.kept(0.0).uses() == records.kept(0.0).uses()
+    assert _uses(file.load()) == list(records.uses())
+
+
+def _uses(kept: KeptRecords | None) -> list[Use]:
+    return list(Records(14, kept, 0.0).uses())
 
 
 def test_what_is_written_is_a_copy() -> None:
@@ -78,9 +79,10 @@ def test_what_is_written_is_a_copy() -> None:
     records = Records()
     _add(records, "server")
     kept = records.kept(0.0)
-    before = kept.uses()
-    _add(records, "server")
-    assert kept.uses() == before
+    before = _uses(kept)
+    for _ in range(2):
+        _add(records, "server")
+        assert _uses(kept) == before != list(records.uses())
     with pytest.raises(ValueError, match="bins of another number"):  # as of another version
         Digest(bins=bytearray(4))
 
@@ -120,7 +122,8 @@ async def _pages(boards: str, layout: Multiset, pods: int, passed: int) -> list[
     device = layout[0][0] if layout else "gpu"
     less = replace(one(H100, use(H100, "3g.40gb", 3, 3)), device=device)
     names = (f"inference-{number}" for number in range(1, passed + 1))
-    exporter.put_advice(tuple(replace(less, workload=name) for name in names))
+    exporter.accounts.advice = tuple(replace(less, workload=name) for name in names)
+    exporter.changed()
     return [*pages, exporter.scrape(False).decode()]
 
 
