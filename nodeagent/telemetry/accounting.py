@@ -7,7 +7,6 @@ counts for a pod's account counts for the records of its workload, too.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import add
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from nodeagent.metrics.agent_metrics import AgentSample
 from nodeagent.metrics.samples import SampleSet
 from nodeagent.metrics.selection import CLOCK_EVENT_REASONS
 from nodeagent.plan.observed import Gpu, ObservedNode
-from nodeagent.structs import Struct
+from nodeagent.structs import Struct, field
 from nodeagent.telemetry.holds import DeviceHold, holds_of
 from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, UNUSED, Device, DeviceUse, device_of
 from nodeagent.use.advice import Advice
@@ -73,22 +72,12 @@ def readings(sample: SampleSet, active: Mapping[Device, float]) -> Mapping[Devic
     return {device: Reading(**figures) for device, figures in found.items()}
 
 
-_TOTALS: Final = (
-    "nodeagent_held_seconds_total",
-    "nodeagent_used_seconds_total",
-    "nodeagent_held_slice_seconds_total",
-    "nodeagent_used_slice_seconds_total",
-)
-_USED: Final = _TOTALS[1::2]
-
-
 class _Account(Struct):
-    """Seconds as in `_TOTALS`; those used are a floor where activity was not always measured.
-    `measured` are the totals of which it ever was. `last` is when the holder last held something.
+    """Seconds by metric; those used are a floor where activity was not always measured, and absent
+    where it never was. `last` is when the holder last held something.
     """
 
-    totals: tuple[float, ...] = (0.0,) * len(_TOTALS)
-    measured: frozenset[str] = frozenset()
+    totals: dict[str, float] = field(default_factory=dict)
     last: float = 0.0
 
 
@@ -141,7 +130,7 @@ class Accounts:
                 device, holder = key
                 goes_on, part = key in holds, active.get(device)
                 worked = None if part is None else min(max(part, 0.0), 1.0) * goes_on
-                self._add(holder, hold, passed, passed * (worked or 0.0))
+                self._add(holder, hold, passed, worked)
                 if hold.grant is None:
                     continue
                 use, reading = uses.get(device, UNUSED), read.get(device, _UNREAD)
@@ -150,10 +139,7 @@ class Accounts:
                 self.records.add(whose, did, passed=passed, active=worked, sharing=hold.sharing)
         self._holds, self._active, self._since = holds, active, now
         for (device, holder), hold in holds.items():
-            account = self._accounts.setdefault(holder, _Account())
-            account.last = now
-            if device in active:  # a whole GPU has no slice-seconds
-                account.measured |= {*_USED} if hold.slices else {_USED[0]}
+            self._add(holder, hold, 0.0, active.get(device)).last = now
         self._accounts = {o: a for o, a in self._accounts.items() if now - a.last <= self._keep}
         there = {(holder.namespace, holder.pod) for holder in self._accounts}
         self.workloads = {pod: name for pod, name in self.workloads.items() if pod in there}
@@ -164,10 +150,16 @@ class Accounts:
         self.workloads |= workloads
         self.records.settle(workloads)
 
-    def _add(self, holder: Owner, hold: DeviceHold, passed: float, used: float) -> None:
+    def _add(
+        self, holder: Owner, hold: DeviceHold, passed: float, worked: float | None
+    ) -> _Account:
         account = self._accounts.setdefault(holder, _Account())
-        more = [seconds * part for part in (hold.gpus, hold.slices) for seconds in (passed, used)]
-        account.totals = tuple(map(add, account.totals, more))
+        for kind, part in (("", hold.gpus), ("slice_", hold.slices)):
+            held, used = (f"nodeagent_{did}_{kind}seconds_total" for did in ("held", "used"))
+            account.totals[held] = account.totals.get(held, 0.0) + passed * part
+            if worked is not None and part:  # a whole GPU has no slice-seconds
+                account.totals[used] = account.totals.get(used, 0.0) + passed * part * worked
+        return account
 
     def held(self) -> Iterator[tuple[Device, tuple[str, ...]]]:
         """What is held now, by whom: container, namespace, workload, and the kind of device."""
@@ -178,9 +170,8 @@ class Accounts:
     def samples(self) -> Iterator[AgentSample]:
         """Time held and used, and for how long devices that are held have done nothing."""
         for holder, account in self._accounts.items():
-            for name, seconds in zip(_TOTALS, account.totals, strict=True):
-                if name in account.measured or name not in _USED:
-                    yield AgentSample(name, seconds, _labels(holder))
+            for name, seconds in account.totals.items():
+                yield AgentSample(name, seconds, _labels(holder))
         for key, hold in self._holds.items():
             if key[0] in self._active:
                 idle = self.records.idle.get(str(key), 0.0)
