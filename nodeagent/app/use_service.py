@@ -16,8 +16,7 @@ from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.use.advice import Advice, advise, most_first
-from nodeagent.use.digest import PodKey
-from nodeagent.use.records import KeptRecords, Records
+from nodeagent.use.records import KeptRecords, PodKey, Records
 from nodeagent.waiting import uncancelled
 
 log = structlog.get_logger(__name__)

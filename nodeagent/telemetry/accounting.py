@@ -19,8 +19,7 @@ from nodeagent.structs import Struct, field
 from nodeagent.telemetry.holds import DeviceHold, holds_of
 from nodeagent.telemetry.ownership import FB_USED, GPU_UTIL, UNUSED, Device, DeviceUse, device_of
 from nodeagent.use.advice import Advice
-from nodeagent.use.digest import PodKey
-from nodeagent.use.records import Measured, Records
+from nodeagent.use.records import Measured, PodKey, Records
 from nodeagent.views.claims import Claim
 from nodeagent.views.node_state import Reading
 from nodeagent.views.shapes import MpsDaemon

@@ -10,7 +10,7 @@ from nodeagent.plan.observed import Gpu, GpuInstance, ObservedNode
 from nodeagent.plan.shares import ALL_THREADS, MIB
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
-from nodeagent.use.digest import Grant, Holder, PodKey
+from nodeagent.use.records import Grant, Holder, PodKey
 from nodeagent.views.claims import Claim, ClaimShare
 from nodeagent.views.shapes import MpsDaemon
 

@@ -15,7 +15,7 @@ from nodeagent.plan.names import ProfileName
 from nodeagent.plan.observed import Gpu
 from nodeagent.structs import Meta, Shape, replace
 from nodeagent.text import gibibytes
-from nodeagent.use.digest import Spread, Use
+from nodeagent.use.records import Spread, Use
 
 ENOUGH = 24 * 3600.0  # seconds measured, before `smaller` or `keep`
 MEMORY_MARGIN = 1.2  # of the peak

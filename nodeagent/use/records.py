@@ -7,6 +7,7 @@ come and go displace each other, and not a workload that is there now or was for
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
@@ -17,7 +18,8 @@ from operator import add
 from typing import Annotated, Final
 
 from nodeagent.structs import Meta, Struct, field, replace
-from nodeagent.use.digest import Grant, Holder, PodKey, Spread, Use
+
+PodKey = tuple[str, str]  # namespace and name
 
 MOST: Final = 512  # digests in a generation
 _BINS: Final = 40
@@ -26,6 +28,70 @@ _SUMS: Final = ("held", "used", "measured", "at_limit", "idle_stretches")
 _BYTES: Final = 4 * _BINS * len(_QUANTITIES)
 _FULL: Final = 0.97  # of the granted memory
 _STRETCH: Final = 60.0  # seconds
+_RANDOM: Final = "[bcdfghjklmnpqrstvwxz2456789]"  # without vowels, unlike words
+# The recording rules read names alike. First a pod-template-hash or the minute of a CronJob.
+_MADE: Final = re.compile(rf"(-{_RANDOM}{{8,10}}|-\d{{8,}})?-({_RANDOM}{{5}}|\d+)$")
+
+
+class Spread(Struct, frozen=True):
+    """Of the seconds in which it was measured over a value. Percentiles are upper edges of bins,
+    the peak is exact.
+    """
+
+    p50: float
+    p95: float
+    peak: float
+    seconds: float = 0.0
+
+
+class Holder(Struct, frozen=True):
+    """Whose time it is. `kind`: workload (by the name of what controls its pods), pod (whose
+    workload is not known yet), unit, user, or container (outside Kubernetes, by its id).
+    """
+
+    kind: str
+    name: str
+    namespace: str = ""
+    container: str = ""
+
+    @property
+    def pod(self) -> PodKey:
+        return self.namespace, self.name
+
+    def named(self, workload: str) -> Holder:
+        """In place of a pod its workload; "": by the pod's name without what was made for it."""
+        name = workload or _MADE.sub("", self.name) or self.name
+        return replace(self, kind="workload", name=name) if self.kind == "pod" else self
+
+
+class Grant(Struct, frozen=True):
+    """What a holder was given: a kind of device (a MIG profile, `gpu`, or `share` for a part of
+    one) of a card of this model, bytes, and percent of the multiprocessors (None: not limited).
+    """
+
+    device: str
+    model: str
+    memory: int
+    threads: float | None = None
+
+
+class Use(Struct, frozen=True):
+    """What a holder did with what it was granted: `held` and `used` are seconds of the device,
+    idle stretches of a minute and more, `at_limit` seconds with its memory full. None: it was
+    never measured.
+    """
+
+    holder: Holder
+    grant: Grant
+    held: float = 0.0
+    used: float | None = None
+    at_limit: float = 0.0
+    idle_stretches: int = 0
+    longest_idle: float = 0.0
+    memory: Spread | None = None
+    engine: Spread | None = None
+    sm: Spread | None = None
+    dram: Spread | None = None
 
 
 class Measured(Struct, frozen=True):
@@ -105,8 +171,16 @@ class Records:
         found: dict[Key, list[Digest]] = defaultdict(list)
         for (holder, grant), digest in (*self._older.items(), *self._newer.items()):
             found[holder.named(""), grant].append(digest)
-        for key, digests in found.items():
-            yield _use(*key, reduce(Digest.merged, digests))
+        for (holder, grant), digests in found.items():
+            digest = reduce(Digest.merged, digests)
+            bins = memoryview(digest.bins).cast("f")
+            spreads = (
+                _spread(bins[row * _BINS :][:_BINS], _top(name, grant), digest.peaks[row])
+                for row, name in enumerate(_QUANTITIES)
+            )
+            used = digest.used if digest.measured else None
+            idle = digest.idle_stretches, digest.longest_idle
+            yield Use(holder, grant, digest.held, used, digest.at_limit, *idle, *spreads)
 
     def kept(self, wall: float) -> KeptRecords:
         """As they are now, to be written: to each of these digests nothing is added any more."""
@@ -175,17 +249,6 @@ def _top(quantity: str, grant: Grant) -> float:
     if quantity == "memory":
         return float(grant.memory or 1)
     return grant.threads or 100.0 if quantity == "sm" else 100.0
-
-
-def _use(holder: Holder, grant: Grant, digest: Digest) -> Use:
-    bins = memoryview(digest.bins).cast("f")
-    spreads = (
-        _spread(bins[row * _BINS :][:_BINS], _top(name, grant), digest.peaks[row])
-        for row, name in enumerate(_QUANTITIES)
-    )
-    used = digest.used if digest.measured else None
-    idle = digest.idle_stretches, digest.longest_idle
-    return Use(holder, grant, digest.held, used, digest.at_limit, *idle, *spreads)
 
 
 def _spread(bins: Iterable[float], top: float, peak: float) -> Spread | None:

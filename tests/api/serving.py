@@ -28,7 +28,7 @@ from nodeagent.simulation import simulated
 from nodeagent.structs import replace
 from nodeagent.telemetry.history import GpuHistories
 from nodeagent.use.advice import advise, most_first
-from nodeagent.use.digest import Grant, Holder, Spread, Use
+from nodeagent.use.records import Grant, Holder, Spread, Use
 from nodeagent.views.mps import done_json, mps_answer
 from nodeagent.views.node_state import NodeState, Reading
 from nodeagent.views.plan_report import plan_json

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nodeagent.app.use_service import use_file
-from nodeagent.use.digest import Use
-from nodeagent.use.records import Records
+from nodeagent.use.records import Records, Use
 from tests.acceptance.metrics_rig import Series, parsed
 from tests.agent_environment import asked
 from tests.app.agent_process import agent, write_plan

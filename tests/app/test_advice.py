@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 from nodeagent.app.use_service import use_file
-from nodeagent.use.digest import Grant, Holder
-from nodeagent.use.records import Measured, Records
+from nodeagent.use.records import Grant, Holder, Measured, Records
 from tests.acceptance.metrics_rig import parsed
 from tests.agent_environment import asked
 from tests.app.agent_process import agent, write_plan

@@ -14,7 +14,7 @@ from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
 from nodeagent.telemetry.samples import ProcessReading
-from nodeagent.use.digest import Holder, Spread
+from nodeagent.use.records import Holder, Spread
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.node_state import Reading
 from nodeagent.views.shapes import Pod

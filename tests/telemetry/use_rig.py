@@ -8,8 +8,7 @@ from nodeagent.app.use_service import use_file
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.telemetry.ownership import Device, uses
-from nodeagent.use.digest import Use
-from nodeagent.use.records import Records
+from nodeagent.use.records import Records, Use
 
 GAP = 120.0
 DAY = 86400.0

@@ -2,7 +2,7 @@ from nodeagent.structs import replace
 from nodeagent.terminal.advice_page import advice_page
 from nodeagent.terminal.page import plain_text
 from nodeagent.use.advice import Advice, advise, most_first
-from nodeagent.use.digest import Grant, Holder, Spread, Use
+from nodeagent.use.records import Grant, Holder, Spread, Use
 from nodeagent.views.shapes import as_json
 from tests.plan.cards import card
 

@@ -6,8 +6,7 @@ from nodeagent.metrics.agent_samples import advice_samples
 from nodeagent.plan.observed import Gpu
 from nodeagent.structs import replace
 from nodeagent.use.advice import Advice, advise, most_first
-from nodeagent.use.digest import Grant, Holder, Spread, Use
-from nodeagent.use.records import Measured, Records
+from nodeagent.use.records import Grant, Holder, Measured, Records, Spread, Use
 from tests.plan.cards import card
 
 GIB = 1 << 30

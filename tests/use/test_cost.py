@@ -16,8 +16,7 @@ from nodeagent.structs import replace
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.use.advice import advise
-from nodeagent.use.digest import Grant, Holder, Use
-from nodeagent.use.records import MOST, Digest, KeptRecords, Measured, Records
+from nodeagent.use.records import MOST, Digest, Grant, Holder, KeptRecords, Measured, Records, Use
 from nodeagent.views.node_state import NodeState
 from tests.plan.cards import Multiset
 from tests.rig import open_driver
