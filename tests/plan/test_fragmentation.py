@@ -43,7 +43,9 @@ def _counts(names: object) -> frozenset[tuple[str, int]]:
 def test_nothing_is_lost_on_an_empty_or_a_full_card() -> None:
     """Moving what is not there, or cannot be anywhere else, helps nothing."""
     assert fragmentation(H100) == 0.0
-    assert fragmentation(with_instances(H100, [("7g.80gb", 0)])) == 0.0
+    full = with_instances(H100, [("7g.80gb", 0)])
+    for profiles in (full.profiles, [p for p in full.profiles if p.name == "7g.80gb"]):
+        assert fragmentation(replace(full, profiles=tuple(profiles))) == 0.0
     assert fragmentation(with_instances(H100, [("1g.10gb", n) for n in range(7)])) == 0.0
 
 

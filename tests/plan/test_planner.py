@@ -48,10 +48,8 @@ def test_keeps_what_fits_and_creates_largest_first() -> None:
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", s) for s in range(7)])
     result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("2g.20gb", 1), ("1g.10gb", 2)]), gpu)
     assert [DestroyGpuInstance] * 5 + [CreateGpuInstance] * 2 == kinds(result.steps)
-    assert [s.profile for s in result.steps if isinstance(s, CreateGpuInstance)] == [
-        "3g.40gb",
-        "2g.20gb",
-    ]
+    made = [s.profile for s in result.steps if isinstance(s, CreateGpuInstance)]
+    assert made == ["3g.40gb", "2g.20gb"]
 
 
 def test_a_device_in_use_is_a_fixed_point() -> None:
@@ -59,6 +57,8 @@ def test_a_device_in_use_is_a_fixed_point() -> None:
     result = plan_gpu(wanted(gpu, [("3g.40gb", 1), ("1g.10gb", 2)]), gpu)
     assert Verdict.APPLICABLE is result.verdict
     assert {("1g.10gb", 1), ("3g.40gb", 4)} <= places(result.after)
+    two = with_instances(card("a30"), [("1g.6gb", 0), ("1g.6gb", 1)], used=[1])
+    assert places(plan_gpu(wanted(two, [("1g.6gb", 1)]), two).after) == {("1g.6gb", 1)}
 
 
 def test_blocked_names_blocker_and_purpose() -> None:

@@ -30,7 +30,7 @@ def test_who_is_not_known_by_name() -> None:
         "`fuser -v /dev/nvidia*` shows what uses it: end it, or wait for its end"
     )
     unknown = Usage(known=False, reason="the kubelet is away")
-    assert in_use_remedy(unknown).startswith("run `nodeagent check`: ")
+    assert in_use_remedy(unknown, Usage()).startswith("run `nodeagent check`: ")
     assert "kill 99" in in_use_remedy(unknown, Usage((BARE,)))
 
 

@@ -110,8 +110,10 @@ def test_what_is_reserved_and_not_there_yet_keeps_its_place() -> None:
         "GPU 0 (NVIDIA H100 80GB HBM3) has no room for 7g.80gb beside 1g.10gb at slice 6 "
         "(claim team/other)"
     )
-    smaller = replace(wanted(empty, [("3g.40gb", 1)]), reserved=reserved(empty, {("1g.10gb", 6)}))
+    smaller = replace(wanted(empty, [("3g.40gb", 1)]), reserved=mine.reserved)
     assert places(plan_gpu(smaller, empty).after) == {("3g.40gb", 0)}
+    never = replace(wanted(empty, [("7g.80gb", 2)]), reserved=mine.reserved)
+    assert plan_gpu(never, empty).verdict is Verdict.UNSATISFIABLE
 
 
 def test_the_mode_stays_on_for_a_claim() -> None:

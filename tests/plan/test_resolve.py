@@ -60,6 +60,7 @@ def test_selectors(name: str) -> None:
 
 def test_all_means_mig_capable() -> None:
     assert {"GPU-a", "GPU-b"} == set(resolved(entry(desired.MigEnabled("p"))).gpus)
+    assert not resolved().gpus  # of a plan that has no entry
 
 
 def test_disabled_is_fine_without_mig() -> None:
@@ -174,20 +175,10 @@ def test_names_that_the_card_writes_otherwise(
 
 def test_gpus_that_cannot_tell_their_uuid() -> None:
     """Two GPUs that never answered are distinguished, and one that is not named is left out."""
-    mute = [
-        Gpu(index=i, uuid="", access=Access.UNKNOWN, access_reason=f"hang {i}") for i in range(3)
-    ]
-    document = desired.PlanDocument(
-        (
-            entry(desired.MigEnabled("p0"), "0"),
-            replace(entry(desired.MigEnabled("p2"), "2"), path="gpus[1]"),
-        ),
-        "d",
-    )
+    mute = (Gpu(index=i, uuid="", access=Access.UNKNOWN, access_reason="hang") for i in range(3))
+    first, last = (entry(desired.MigEnabled("p"), number) for number in "02")
     node = ObservedNode(tuple(mute))
-    answer = resolve(document, node)
-    reported = plan(answer, node)
-    assert [(g.before.index, g.problems[0].path) for g in reported.gpus] == [
-        (0, "gpus[0]"),
-        (2, "gpus[1]"),
-    ]
+    document = desired.PlanDocument((first, replace(last, path="gpus[1]")), "d")
+    reported = plan(resolve(document, node), node)
+    found = [(g.before.index, g.problems[0].path) for g in reported.gpus]
+    assert found == [(0, "gpus[0]"), (2, "gpus[1]")]

@@ -253,4 +253,5 @@ def test_mps_and_time_slice_exclude_each_other() -> None:
     )
     with pytest.raises(DocumentError) as caught:
         resolve(desired.PlanDocument((entry,), "d"), ObservedNode((BARE,)))
+    assert verdict_of(caught.value) is Verdict.INVALID
     assert caught.value.problems[0].path == "gpus[0].timeSlice"
