@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from bench.commands import PLAN
@@ -28,7 +29,8 @@ def run() -> None:
     with installed():
         _start()  # compiles what it imports
         starts = [_start() for _ in range(STARTS)]
-        memory, cpu = _idle()
+        with closing(Running()) as agent:
+            memory, cpu = agent.idle(IDLE)
     show(
         "The agent on h100-80gb:8 with 56 instances",
         ["figure", "value"],
@@ -106,29 +108,21 @@ class Running:
         self.process.stdin.flush()
         return self.process.stdout.readline().decode()
 
-    def stop(self) -> None:
+    def idle(self, seconds: float) -> tuple[int, float]:
+        """Resident bytes, and the share of a core used, once it is in sync."""
+        self.wait_until_in_sync()
+        time.sleep(5)
+        before = cpu_seconds(self.process.pid)
+        time.sleep(seconds)
+        cpu = (cpu_seconds(self.process.pid) - before) / seconds
+        return resident(self.process.pid), cpu
+
+    def close(self) -> None:
         self.process.terminate()
         self.process.wait(10)
         self._directory.cleanup()
 
 
 def _start() -> float:
-    agent = Running()
-    try:
+    with closing(Running()) as agent:
         return agent.wait_until_in_sync()
-    finally:
-        agent.stop()
-
-
-def _idle() -> tuple[int, float]:
-    """Resident bytes, and the share of a core used."""
-    agent = Running()
-    try:
-        agent.wait_until_in_sync()
-        time.sleep(5)
-        before = cpu_seconds(agent.process.pid)
-        time.sleep(IDLE)
-        cpu = (cpu_seconds(agent.process.pid) - before) / IDLE
-        return resident(agent.process.pid), cpu
-    finally:
-        agent.stop()

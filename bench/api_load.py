@@ -11,6 +11,7 @@ import http.client
 import multiprocessing
 import socket
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from statistics import median
@@ -55,8 +56,7 @@ class _Measured:
 def run() -> None:
     """Recut h100-80gb:8 again and again, with and without clients, and compare."""
     quiet, beside, loaded = _Measured(), _Measured(), _Measured()
-    agent, other = Running(), Running()
-    try:
+    with closing(Running()) as agent, closing(Running()) as other:
         agent.wait_until_in_sync()
         other.wait_until_in_sync()
         for _ in range(PAIRS):
@@ -65,9 +65,6 @@ def run() -> None:
                 beside.add(agent, clients)
             with _Clients(agent.port) as clients:
                 loaded.add(agent, clients)
-    finally:
-        agent.stop()
-        other.stop()
     show(
         f"Reconciling h100-80gb:8 beside {SLOW} slow clients and {RATE} requests/s on /v1/status",
         ["figure", "value"],

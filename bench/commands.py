@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 from bench.processes import installed
@@ -63,12 +64,9 @@ def _row(title: str, *arguments: str) -> list[object]:
 def _status_row() -> list[object]:
     from bench.agent import Running
 
-    agent = Running()
-    try:
+    with closing(Running()) as agent:
         agent.wait_until_in_sync()
         return _row("status", "status", "--listen", f"127.0.0.1:{agent.port}")
-    finally:
-        agent.stop()
 
 
 def _time(*arguments: str) -> float:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 from bench.agent import Running
@@ -65,14 +66,11 @@ def _counters() -> str:
 
 
 def _scraped(counters: Path) -> list[list[object]]:
-    agent = _agent(counters, interval=1)
-    try:
+    with closing(_agent(counters, interval=1)) as agent:
         plain = _scrapes(agent, "identity")
         zipped = _scrapes(agent, "gzip")
         text = _text(agent)
         memory = resident(agent.process.pid)
-    finally:
-        agent.stop()
     series = sum(1 for line in text.splitlines() if line and not line.startswith(b"#"))
     return [
         ["series", series, ""],
@@ -119,16 +117,13 @@ def _text(agent: Running) -> bytes:
 
 def _cost(counters: Path, *, interval: float) -> float:
     """The share of a core that the agent uses while it is scraped every 15 s."""
-    agent = _agent(counters, interval=interval)
-    try:
+    with closing(_agent(counters, interval=interval)) as agent:
         _text(agent)
         before, began = cpu_seconds(agent.process.pid), time.monotonic()
         while time.monotonic() - began < WATCHED:
             time.sleep(15)
             _text(agent)
         return (cpu_seconds(agent.process.pid) - before) / (time.monotonic() - began)
-    finally:
-        agent.stop()
 
 
 # --- memory ---------------------------------------------------------------------------------------

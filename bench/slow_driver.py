@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from bench.agent import Running
@@ -48,8 +49,7 @@ def _changes(costs: str) -> Iterator[tuple[str, float, int]]:
     with tempfile.TemporaryDirectory() as folder:
         state = str(Path(folder) / "node.json")
         program = ("bench.slow_driver", costs, state)
-        agent = Running(program)
-        try:
+        with closing(Running(program)) as agent:
             yield "start, MIG off, 56 instances to make", *_in_sync(agent)
             for what, plan in (
                 ("7x1g.10gb to 3g+2g+1g+1g on each GPU", CUT),
@@ -60,13 +60,8 @@ def _changes(costs: str) -> Iterator[tuple[str, float, int]]:
                 time.sleep(CALM)
                 agent.plan(plan)
                 yield what, *_in_sync(agent)
-        finally:
-            agent.stop()
-        agent = Running(program, plan=TWO)
-        try:
+        with closing(Running(program, plan=TWO)) as agent:
             yield "start in sync", *_in_sync(agent)
-        finally:
-            agent.stop()
 
 
 def _in_sync(agent: Running) -> tuple[float, int]:

@@ -7,9 +7,9 @@ import json
 import time
 import tracemalloc
 import urllib.request
+from contextlib import closing
 
 from bench.agent import Running
-from bench.processes import cpu_seconds, resident
 from bench.tables import percentile, show
 from nodeagent.app.use_service import FILE_NAME
 from nodeagent.use.advice import advise
@@ -54,16 +54,9 @@ def run() -> None:
 
 def _agent(*, full: bool) -> tuple[int, float]:
     """Resident bytes, and the share of a core used."""
-    agent = Running(prepare=lambda state: keep(state / FILE_NAME) if full else None)
-    try:
-        agent.wait_until_in_sync()
-        time.sleep(5)
-        before = cpu_seconds(agent.process.pid)
-        time.sleep(WATCHED)
-        cpu = (cpu_seconds(agent.process.pid) - before) / WATCHED
+    with closing(Running(prepare=lambda state: keep(state / FILE_NAME) if full else None)) as agent:
+        cost = agent.idle(WATCHED)
         with urllib.request.urlopen(f"http://127.0.0.1:{agent.port}/v1/advice") as answer:
             found = len(json.load(answer)["advice"])
         assert bool(found) is full  # noqa: S101 - else nothing was measured
-        return resident(agent.process.pid), cpu
-    finally:
-        agent.stop()
+        return cost
