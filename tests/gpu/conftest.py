@@ -6,9 +6,12 @@ import pytest
 
 from nodeagent.gpu.driver import Driver
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.machine_load import until
+from tests.machine_load import stretched, until
 
-QUICK = 0.4  # seconds; a deadline that only calls that hang exceed
+
+def quick() -> float:
+    """Seconds; a deadline that only calls that hang exceed."""
+    return stretched(0.4)
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ async def driver(node: SimulatedNode) -> AsyncIterator[Driver]:
 @pytest.fixture
 async def hasty(node: SimulatedNode) -> AsyncIterator[Driver]:
     """A driver with short deadlines; calls that hang are let go at the end."""
-    async with Driver(observe_deadline=QUICK, step_deadline=QUICK) as driver:
+    async with Driver(observe_deadline=quick(), step_deadline=quick()) as driver:
         try:
             yield driver
         finally:

@@ -11,9 +11,9 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, MigMode, Placement
 from nodeagent.plan.steps import SetMigMode, StopMps
 from nodeagent.simulation import SimulatedNode, Switches
-from tests.gpu.conftest import QUICK, settled
+from tests.gpu.conftest import quick, settled
 from tests.gpu.steps_of import create, laid_out, layout
-from tests.machine_load import until
+from tests.machine_load import stretched, until
 from tests.rig import driving
 
 
@@ -37,7 +37,7 @@ async def test_a_driver_that_hangs_at_the_start_is_reported(node: SimulatedNode)
     before = set(threading.enumerate())
     node.inject("nvmlInitWithFlags", hang=True)
     with pytest.raises(DriverUnavailable, match="starting NVML did not return within"):
-        async with Driver(observe_deadline=QUICK, step_deadline=2):
+        async with Driver(observe_deadline=quick(), step_deadline=stretched(2)):
             pytest.fail("it must not begin")
     node.clear_faults()
     for thread in set(threading.enumerate()) - before:
@@ -69,7 +69,7 @@ async def test_who_leaves_a_hanging_driver_does_not_wait(
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
 async def test_a_hanging_driver_entered_again_is_known(node: SimulatedNode, function: str) -> None:
-    driver = Driver(observe_deadline=QUICK, step_deadline=2)
+    driver = Driver(observe_deadline=quick(), step_deadline=stretched(2))
 
     async def look() -> int:
         async with driver:

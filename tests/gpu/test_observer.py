@@ -10,7 +10,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.plan.observed import Access, Placement
 from nodeagent.plan.steps import SetMigMode
 from nodeagent.simulation import SimulatedNode, simulated
-from tests.gpu.conftest import QUICK
+from tests.gpu.conftest import quick
 from tests.gpu.steps_of import destroy, laid_out, layout
 from tests.machine_load import stretched, until
 
@@ -31,7 +31,7 @@ async def test_a_gpu_that_hangs_leaves_the_others(hasty: Driver, node: Simulated
         assert "has hung" in (await hasty.observe_gpu(second.uuid)).access_reason
         with pytest.raises(DeadlineExceeded, match=r"GPU 1 has hung .* not tried"):
             await hasty.apply(destroy(second, second.instances[0]))
-    assert time.monotonic() - began < LOOKS * QUICK  # each that waits adds this
+    assert time.monotonic() - began < LOOKS * quick()  # each that waits adds this
     assert layout(await laid_out(hasty, 0, at4="3g.40gb")) == {Placement(4, 4): ("3g.40gb",)}
 
 

@@ -9,10 +9,10 @@ from nodeagent.metrics.samples import Slice, WholeGpu
 from nodeagent.metrics.sources import Number
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import SampleBatch
+from tests.machine_load import stretched
 
 POWER, SM_CLOCK, UTILISATION, FB_USED, ACTIVE = 155, 100, 203, 252, 1001
-QUICK = Intervals(patience=30, deadline=0.4)  # a call that hangs is found out within a round
-ALL_EACH_TIME = Intervals(slow=0.0)
+ALL_EACH_TIME = Intervals(slow=0.0, patience=30.0)
 
 
 def rows(*numbers: int) -> list[Field]:
@@ -48,7 +48,9 @@ def sampler_of(
     fields: Iterable[Field],
     texts: Iterable[TextField] = (),
     *,
-    intervals: Intervals = QUICK,
+    intervals: Intervals | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Sampler:
-    return Sampler(driver, fields, texts, intervals=intervals, clock=clock)
+    """A call that hangs is found out within a round, where no `intervals` are given."""
+    quick = Intervals(patience=30, deadline=stretched(0.4))
+    return Sampler(driver, fields, texts, intervals=intervals or quick, clock=clock)

@@ -19,7 +19,6 @@ from tests.telemetry.sampler_rig import (
     ACTIVE,
     ALL_EACH_TIME,
     POWER,
-    QUICK,
     SM_CLOCK,
     rows,
     sampler_of,
@@ -79,7 +78,7 @@ async def test_the_slow_tier_is_not_read_each_time(known: Driver, node: Simulate
     first, second = await sampler.round(), await sampler.round()
     assert set(first.samples) == {"fast/0", "slow/0", "fast/1", "slow/1", "node"}
     assert set(second.samples) == {"fast/0", "fast/1"}
-    ahead = QUICK.slow
+    ahead = Intervals().slow
     third = await sampler.round()
     assert whole(third, 202) == whole(first, 202) == {0: 0, 1: 0}
     assert whole(third, 235) == whole(first, 235) == {0: 5, 1: 5}
@@ -191,7 +190,7 @@ async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
     assert silent.answer is not None
     assert silent.answer.silence is Silence.HANGS
     assert silent.answer.last is not None
-    assert "did not return within 0.4 s" in silent.answer.reason
+    assert "did not return within" in silent.answer.reason
     again = await sampler.round()
     assert succeeded(again) == {"0": False, "1": True}
     assert _sampled_at(again, "0") < _sampled_at(again, "1")

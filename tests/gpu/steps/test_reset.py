@@ -12,7 +12,7 @@ from nodeagent.plan.observed import Access, Gpu, MigMode, Placement
 from nodeagent.plan.steps import ResetGpu
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from nodeagent.structs import replace
-from tests.gpu.conftest import QUICK, settled
+from tests.gpu.conftest import quick, settled
 from tests.gpu.steps_of import create, destroy, enable, laid_out, layout
 from tests.machine_load import until
 
@@ -171,7 +171,9 @@ async def test_a_cancelled_reset_is_finished_first(tmp_path: Path) -> None:
 async def test_while_another_gpu_hangs_nothing_is_reset() -> None:
     """NVML cannot be shut down under its call."""
     with simulated("a100-40gb:2") as node:
-        async with Driver(observe_deadline=QUICK, step_deadline=2, nvidia_smi=["true"]) as driver:
+        async with Driver(
+            observe_deadline=quick(), step_deadline=30, nvidia_smi=["true"]
+        ) as driver:
             first, second = (await driver.observe()).gpus
             node.inject("nvmlDeviceGetMigMode", gpu=1, hang=True)
             assert (await driver.observe_gpu(second.uuid)).access is Access.UNKNOWN
