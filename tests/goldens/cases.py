@@ -1,5 +1,6 @@
 """The cases: what is recorded, as the tables in `cases/` say."""
 
+import difflib
 import re
 import sys
 import tempfile
@@ -16,10 +17,12 @@ import yaml
 from tests.goldens.agent import SOON, Stage, stage
 from tests.goldens.rules import settled
 from tests.goldens.session import Session, alternatives
+from tests.machine_load import stretched
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded"
 STAYS = 2.5  # seconds for which an answer that is recorded has not changed
+LATE = 10.0  # seconds after which one that has not changed will not become what was recorded
 
 
 @dataclass(frozen=True)
@@ -64,24 +67,29 @@ class Patience:
     def __init__(self, recorded: str, *, skip: int) -> None:
         blocks = re.split(r"(?m)^(?=\$ )", recorded)
         self._expected = iter(blocks[1 + skip :])
-        self._limit = SOON
 
     def answer(self, ask: Callable[[], str], *, again: bool) -> str:
-        """The next one; after the first that does not come, others get no such time."""
-        expected = next(self._expected, "")
+        """The next one; fails where it is another than recorded, and stays so."""
+        expected = next(self._expected, "").strip()
         begun = time.monotonic()
-        same, last = begun, ask()
-        while again and last.strip() != expected.strip():
-            if time.monotonic() - begun > self._limit:
-                self._limit = 5.0
+        last, same = ask(), time.monotonic()
+        while again and last.strip() != expected:
+            now, patience = time.monotonic(), stretched(LATE) if expected else STAYS
+            if now - same > patience or now - begun > stretched(SOON):
+                assert not expected, difference(expected, last.strip())
                 break
             time.sleep(0.1)
-            now = ask()
-            if now != last:
-                same, last = time.monotonic(), now
-            elif not expected and time.monotonic() - same > STAYS:
-                break
+            before, last = last, ask()
+            if last != before:
+                same = time.monotonic()
         return last
+
+
+def difference(recorded: str, found: str) -> str:
+    """Empty where there is none."""
+    lines = [*difflib.unified_diff(recorded.splitlines(), found.splitlines(), lineterm="")]
+    hint = "if it shall be so: make goldens, and commit that"
+    return "\n".join(("", "recorded, and now:", *lines[2:], "", hint)) if lines else ""
 
 
 def _asked(acting: Stage, line: str, folder: Path) -> str:

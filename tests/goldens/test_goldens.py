@@ -1,10 +1,9 @@
-import difflib
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.goldens.cases import RECORDED, Case, cases
+from tests.goldens.cases import RECORDED, Case, cases, difference
 from tests.goldens.session import Session
 
 CASES = cases()
@@ -17,15 +16,8 @@ def test_as_recorded(case: Case) -> None:
     if not case.comparable:
         pytest.skip(f"recorded with Python {case.python}")
     recorded = case.path.read_text(encoding="utf-8")
-    found = case.record(recorded)
-    if "Starved" in found and "Starved" not in recorded:
-        pytest.skip("the machine is so busy that the agent says so in all that is compared")
-    name = str(case.path.relative_to(RECORDED))
-    lines = difflib.unified_diff(
-        recorded.splitlines(), found.splitlines(), name, "now", lineterm=""
-    )
-    difference = "\n".join(lines)
-    assert not difference, f"\n{difference}\n\nif it shall be so: make goldens, and commit that"
+    differs = difference(recorded, case.record(recorded))
+    assert not differs, differs
 
 
 def test_nothing_is_recorded_without_a_case() -> None:
