@@ -36,14 +36,16 @@ def node() -> Iterator[SimulatedNode]:
         yield node
 
 
-def made(*own: tuple[str, int]) -> Goal:
-    """These instances beside all others that there are; the GPU's others belong to no goal."""
+def made(*own: tuple[str, int], gone: tuple[str, int] | None = None) -> Goal:
+    """These instances beside all others that there are but the one that is to be `gone`; the GPU's
+    others belong to no goal.
+    """
 
     async def goal(gpu: Gpu) -> DesiredGpu:
         others = tuple(
             Reserved(i.profile, i.placement, "another")
             for i in gpu.instances
-            if (i.profile, i.placement.start) not in own
+            if (i.profile, i.placement.start) not in (*own, gone)
         )
         wanted = tuple(WantedInstance(name, SLICES[name], start, PATH) for name, start in own)
         return DesiredGpu(Layout(wanted, PATH), PATH, reserved=others)
@@ -52,17 +54,7 @@ def made(*own: tuple[str, int]) -> Goal:
 
 
 def released(name: str, start: int) -> Goal:
-    """This instance gone, all others as they are."""
-
-    async def goal(gpu: Gpu) -> DesiredGpu:
-        others = tuple(
-            Reserved(i.profile, i.placement, "another")
-            for i in gpu.instances
-            if (i.profile, i.placement.start) != (name, start)
-        )
-        return DesiredGpu(Layout((), PATH), PATH, reserved=others)
-
-    return goal
+    return made(gone=(name, start))
 
 
 async def without_plan(rig: Rig) -> None:
