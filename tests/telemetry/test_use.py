@@ -47,13 +47,12 @@ class Step(Struct, frozen=True):
     then: str
 
 
+SOME_PODS = st.frozensets(st.sampled_from([*PODS]))
 STEPS = st.lists(
     st.builds(
         Step,
         passed=st.sampled_from([0.5, 1.0, 7.25, 60.0, 119.0, 300.0]),
-        pods=st.dictionaries(
-            st.integers(0, 6), st.frozensets(st.sampled_from([*PODS])), max_size=4
-        ),
+        pods=st.dictionaries(st.integers(0, 6), SOME_PODS, max_size=4),
         active=st.dictionaries(st.integers(0, 6), st.floats(0, 1)),
         then=st.sampled_from(["", "", "", "restart", "clock set", "answer"]),
     ),
@@ -209,30 +208,29 @@ def test_an_idle_stretch_is_one_over_restarts(tmp_path: Path, restarts: tuple[in
     found = {name: (use.idle_stretches, use.longest_idle) for (name, _), use in agent.uses.items()}
     lost = 30.0 * len(restarts)  # between the last sample of one agent and the first of the next
     assert found == {"p3": (1, 240.0 - lost), "p4": (1, 210.0 - lost)}
-    for series in agent.accounts.samples():
-        if series.metric == "nodeagent_held_idle_seconds":
-            assert series.value == (240.0 - lost if "p3" in series.labels else 0.0)
+    idle = [s for s in agent.accounts.samples() if s.metric == "nodeagent_held_idle_seconds"]
+    assert {s.labels[-3]: s.value for s in idle} == {"p3": 240.0 - lost, "p4": 0.0}
 
 
 def test_what_was_never_measured_is_not_used(tmp_path: Path) -> None:
     """And where it was for a while, that much at least."""
     agent, node = Agent(tmp_path / "use.json"), whole(user(0, "a"))
 
-    def used() -> tuple[float | None, set[float]]:
+    def used() -> tuple[float | None, list[float]]:
         of_metric = (s for s in agent.accounts.samples() if "_used_" in s.metric)
         [use] = agent.uses.values()
-        return use.used, {sample.value for sample in of_metric}
+        return use.used, [sample.value for sample in of_metric]
 
     for _ in range(3):
         agent.see(node)
-    assert used() == (None, set())
+    assert used() == (None, [])
     agent.see(node, active={WHOLE: 0.5})
     for _ in range(2):
-        assert used() == (5.0, {5.0})  # of GPUs; a whole one has no slice-seconds
+        assert used() == (5.0, [5.0])  # of GPUs; a whole one has no slice-seconds
         agent.see(node)
     agent.restart()
     agent.see(node)
-    assert used() == (5.0, set())
+    assert used() == (5.0, [])
 
 
 def test_who_shares_a_device_has_what_its_processes_do() -> None:
@@ -242,11 +240,15 @@ def test_who_shares_a_device_has_what_its_processes_do() -> None:
     node = with_memory(whole(mps=daemon))
     a, b = Owner("team", "a", "main"), Owner("team", "b", "main")
     clients = ProcessReading(1, 5 << 30, 10.0), ProcessReading(2, 4 << 30, 30.0)
-    alone, agent = Agent(), Agent()
+    agent, alone, one, bare = Agent(), Agent(), Agent(), Agent()
     read = {WHOLE: Reading(memory=70 << 30, utilization=99.0)}
     for _ in range(2):
         agent.see(node, who={WHOLE: DeviceUse((a, b), {a: clients})}, read=read)
         alone.see(node, who={WHOLE: DeviceUse((a,), {a: clients})}, read=read)
+        one.see(node, who={WHOLE: DeviceUse((a,), {a: clients[:1]})}, read=read)
+        bare.see(with_memory(whole()), who={WHOLE: DeviceUse((a,), {a: clients})}, read=read)
+    for has, of in (("share", one), ("gpu", bare)):  # the device's
+        assert of.uses["a", has].engine == Spread(99.0, 99.0, 99.0, 10.0)
     use, other = agent.uses["a", "share"], agent.uses["b", "share"]
     assert alone.uses["a", "share"].memory == Spread(5 << 30, 5 << 30, 5 << 30, 10.0)
     assert (use.held, use.grant.memory, use.grant.threads) == (5.0, 20 << 30, 50.0)
@@ -266,8 +268,7 @@ def test_of_several_kinds_of_share_each_has_its_own() -> None:
     agent = Agent()
     for _ in range(2):
         agent.see(node, daemons=(mps_daemon(GPU.uuid, "Ready", wanted, clients=clients),))
-    found = {use.holder.name: use for use in agent.records.uses()}
-    given = {name: (use.grant.memory, use.grant.threads) for name, use in found.items()}
+    given = {u.holder.name: (u.grant.memory, u.grant.threads) for u in agent.records.uses()}
     assert given == {"a": (8 << 30, 25.0), "b": (40 << 30, 100.0)}
 
 
@@ -288,9 +289,8 @@ def test_a_client_without_limits_has_all_of_its_part() -> None:
     """Also where the daemon serves only one of the part's devices."""
     [gpu] = divided({3: [user(0, "a")]}).gpus
     [part] = gpu.instances
-    daemon = DeviceDaemon(
-        WantedMps(Sharing((Share("s", 2, None, None),), "report"), Account(0, 0)), "Ready"
-    )
+    limits = Sharing((Share("s", 2, None, None),), "report")
+    daemon = DeviceDaemon(WantedMps(limits, Account(0, 0)), "Ready")
     served = replace(part.compute[0], id=1, uuid="MIG-served", mps=daemon)
     part = replace(part, compute=(*part.compute, served))
     agent = Agent()

@@ -52,8 +52,8 @@ def one(gpu: Gpu, of: Use) -> Advice:
 
 # What a week of samples does not come to: tests/telemetry/test_week.py has the usual loads.
 LOADS = {
-    "multiprocessors full": (A100, use(A100, "1g.5gb", 2, 99), "larger 2g.10gb"),
-    "a T4 that could be shared": (T4, use(T4, "gpu", 3, engine=22), "smaller share 4 GiB 30 %"),
+    "multiprocessors full": (A100, use(A100, "1g.5gb", 2, 99, engine=50), "larger 2g.10gb"),
+    "a T4 that could be shared": (T4, use(T4, "gpu", 3, engine=60), "smaller share 4 GiB 75 %"),
     "by the engine, which is never less": (
         A100, use(A100, "3g.20gb", 3, engine=50), "smaller 2g.10gb"),
     "memory not measured": (H100, use(H100, "3g.40gb", None, 12), "notEnough"),
@@ -65,7 +65,7 @@ LOADS = {
     "a T4 that works all the time": (T4, use(T4, "gpu", 3, engine=90), "keep"),
     "nothing else has its media engines": (A100, use(A100, "1g.5gb+me", 4.9, full=9), "larger"),
     "a share with memory to spare": (
-        T4, use(T4, "share", 2, 10, granted=8, threads=50), "smaller share 3 GiB 15 %"),
+        T4, use(T4, "share", 2, 9, granted=8, threads=10), "smaller share 3 GiB 10 %"),
     "a share that fits": (T4, use(T4, "share", 6, 10, granted=8, threads=50), "keep"),
     "a share whose threads are full": (
         T4, use(T4, "share", 6, 25, granted=8, threads=25), "larger share 8 GiB 40 %"),
@@ -82,8 +82,8 @@ LOADS = {
         "larger share 39.5 GiB 40 %"),
     "a whole card whose multiprocessors are full": (A100, use(A100, "gpu", 30, 99), "keep"),
     "a share that was measured for half of the time": (
-        T4, replace(use(T4, "share", 2, granted=8, threads=50), sm=steady(10, DAY)),
-        "smaller share 3 GiB 15 %"),
+        T4, replace(use(T4, "share", 0, granted=8, threads=50), sm=steady(10, DAY)),
+        "smaller share 1 GiB 15 %"),
     "a share of a slice that was": (
         H100, replace(use(H100, "share of 3g.40gb", 2, granted=30, threads=40), sm=steady(5, DAY)),
         "smaller share 3 GiB 40 %"),
