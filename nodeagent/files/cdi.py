@@ -2,7 +2,7 @@
 (SPEC.md of the CDI project).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field, json
@@ -60,11 +60,10 @@ class Edits(Struct, frozen=True, omit_defaults=True, rename="camel"):
     additional_gids: tuple[_Number, ...] = field(name="additionalGids", default=())
 
 
-class CdiDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What a container asks for by `kind=name`; runtimes ignore annotations."""
+class CdiDevice(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a container asks for by `kind=name`."""
 
     name: str
-    annotations: Mapping[str, str] = field(default_factory=dict)
     container_edits: Edits
 
 

@@ -116,9 +116,11 @@ def document() -> dict[str, Any]:
 
 
 def test_it_is_valid(validator: Draft7Validator) -> None:
+    """Also to Podman 4.3, which refuses a file with a newer version or an unknown key."""
     found = document()
     validator.validate(found)
-    assert (found["cdiVersion"], found["kind"]) == ("0.6.0", "nodeagent.io/mps")
+    assert (found["cdiVersion"], found["kind"]) == ("0.5.0", "nodeagent.io/mps")
+    assert {key for device in found["devices"] for key in device} == {"name", "containerEdits"}
     names = [device["name"] for device in found["devices"]]
     assert names[:3] == [f"{GPU}-small-0", f"{GPU}-small-1", f"{GPU}-large-0"]
     assert len(set(names)) == len(names) == 6
@@ -146,13 +148,6 @@ def test_what_a_container_gets() -> None:
                 "options": ["rw", "nosuid", "nodev", "noexec", "bind"],
             },
         ],
-    }
-    assert device["annotations"] == {
-        "nodeagent.io/device": GPU,
-        "nodeagent.io/share": "small",
-        "nodeagent.io/user": "1000",
-        "nodeagent.io/memory-limit": str(8192 * 1024**2),
-        "nodeagent.io/threads": "15",
     }
 
 

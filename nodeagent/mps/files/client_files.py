@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from nodeagent.errors import NodeagentError
 from nodeagent.files.cdi import CdiDevice, Edits, Mount
 from nodeagent.mps.shares import SHM, DaemonSpec, client_environment
-from nodeagent.plan.shares import MIB, Slot, percentage_text
+from nodeagent.plan.shares import Slot
 
 SUFFIX = ".env"
 KIND = "nodeagent.io/mps"
-CDI_VERSION = "0.6.0"  # the first with annotations; newer runtimes read it too
+CDI_VERSION = "0.5.0"  # Podman 4.3 reads none newer, nor what came later, such as annotations
 FILE_NAME = "nodeagent.io-mps.json"
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -72,23 +72,8 @@ def slot_device(spec: DaemonSpec, slot: Slot) -> CdiDevice:
     pipes = Mount(spec.pipe_directory, spec.pipe_directory, ("ro", *_MOUNT_OPTIONS))
     variables = tuple(f"{variable}={value}" for variable, value in sorted(environment.items()))
     edits = Edits(env=variables, mounts=(pipes, Mount(spec.shm, SHM, ("rw", *_MOUNT_OPTIONS))))
-    return CdiDevice(name=name, annotations=_annotations(spec, slot), container_edits=edits)
+    return CdiDevice(name=name, container_edits=edits)
 
 
 def _is_mountable(path: str) -> bool:
     return is_plain(path) and path.startswith("/") and ".." not in path.split("/")
-
-
-def _annotations(spec: DaemonSpec, slot: Slot) -> Mapping[str, str]:
-    """What a person or a program chooses a slot by."""
-    share = slot.share
-    found = {
-        "nodeagent.io/device": spec.device,
-        "nodeagent.io/share": share.name,
-        "nodeagent.io/user": "any" if spec.multi_user else str(spec.uid),
-    }
-    if share.memory is not None:
-        found["nodeagent.io/memory-limit"] = str(share.memory * MIB)  # bytes
-    if share.threads is not None:
-        found["nodeagent.io/threads"] = percentage_text(share.threads)  # percent
-    return found
