@@ -208,7 +208,7 @@ def _wait(options: argparse.Namespace) -> int:
     see = f"see kubectl nodeagent status {options.node}"
     while True:
         left = end - time.monotonic()
-        limit = f"--request-timeout={max(1, round(left))}s"
+        limit = f"--request-timeout={max(1, round(min(3600, left)))}s"
         try:
             node = _asked(options, "get", "node", options.node, limit)["metadata"]
         except PluginError as error:
