@@ -100,7 +100,8 @@ class Player:
                 self._kill(changes or None, before)
             case day.Pause(seconds):
                 CLOCK.pass_to(CLOCK.now + seconds)
-                self._witness.changed += seconds  # in which nothing could be noticed
+                self._witness.changed += seconds  # in which nothing could be noticed, nor mended
+                self._witness.spoiled += seconds
             case day.Restart():
                 machine.stop()
                 machine.start()
