@@ -23,7 +23,7 @@ from nodeagent.app.plan_service import PlanService, SettingsFile
 from nodeagent.app.sd_notify import Notifier
 from nodeagent.app.shared import Shared
 from nodeagent.app.use_service import FILE_NAME as USE_NAME
-from nodeagent.claims.records import LeftRecords
+from nodeagent.claims.records import UnservedRecords
 from nodeagent.files.state import StateFile
 from nodeagent.files.watch import changes
 from nodeagent.gpu.kernel import PCI_DEVICES as PCI_BUS
@@ -117,7 +117,7 @@ class Agent:
         )
         owners.changes.subscribe(reporter.changed_for_claim)
         self._claims: ClaimsService | None = None
-        self._left_claims: LeftRecords | None = None
+        self._unserved: UnservedRecords | None = None
         if settings.dra.mode != "off" and self._cluster:
             from nodeagent.app.claims_service import ClaimsService
 
@@ -195,12 +195,12 @@ class Agent:
         """Claims whose devices are known: by `ClaimsService`, or without it by the records left."""
         if self._claims:
             return self._claims.recorded
-        left = self._left_claims.records if self._left_claims else ()
+        left = self._unserved.records if self._unserved else ()
         return {(one.namespace, one.name) for one in left}
 
     def _with_claims(self, goal: DesiredGpu, gpu: Gpu) -> DesiredGpu:
         """A plan's goal of the GPU beside what claims have there, be they served or left over."""
-        claims = self._claims or self._left_claims
+        claims = self._claims or self._unserved
         return claims.with_claims(goal, gpu) if claims else goal
 
     async def run(self) -> None:
@@ -211,7 +211,7 @@ class Agent:
         if self._claims:
             await self._claims.load()
         elif await asyncio.to_thread(records.is_dir):
-            self._left_claims = await asyncio.to_thread(LeftRecords.read, records)
+            self._unserved = await asyncio.to_thread(UnservedRecords.read, records)
         name = shared.settings.node_name
         shared.events.add(EventType.STARTED, f"the agent of {name} started")
         if shared.control.stopping:
@@ -276,7 +276,7 @@ class Agent:
     def _own_problems(self) -> tuple[Problem, ...]:
         """What is wrong with the agent's files and settings, and what it cannot read."""
         readers = (*self._health.problems, *self._sampling.problems.newest)
-        claims = self._claims or self._left_claims
+        claims = self._claims or self._unserved
         of_claims = claims.problems if claims else ()
         guard = self._cluster.guard.problem.newest if self._cluster else None
         of_account = (guard,) if guard else ()

@@ -264,7 +264,7 @@ class RecordStore:
         del self._records[uid]
 
 
-class LeftRecords(RecordStore):
+class UnservedRecords(RecordStore):
     """Records of claims that are not served. Nothing that was made for a claim outlives the
     machine's start, so only those of this start count.
     """

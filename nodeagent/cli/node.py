@@ -165,9 +165,9 @@ def kept_claims(options: Namespace, settings: Settings) -> WithClaims:
     folder = state_dir(options, settings) / _CLAIMS
     if is_throwaway(options) or not os.path.isdir(folder):  # noqa: PTH112  # a Path may raise
         return lambda goal, _: goal
-    from nodeagent.claims.records import LeftRecords
+    from nodeagent.claims.records import UnservedRecords
 
-    return LeftRecords.read(folder).with_claims
+    return UnservedRecords.read(folder).with_claims
 
 
 def as_accepted(

@@ -167,7 +167,7 @@ async def prepared(node: SimulatedNode, home: Home, *, boot: str) -> None:
 async def test_an_agent_that_serves_no_claims(node: SimulatedNode, home: Home) -> None:
     """A plan that needs the place waits and names the claim; one that fits beside it is done."""
     await prepared(node, home, boot=boot_id())
-    kept = records.LeftRecords.read(home.records_dir)
+    kept = records.UnservedRecords.read(home.records_dir)
     [problem] = kept.problems
     assert (problem.code, problem.message) == (
         Code.IN_USE,
@@ -192,7 +192,7 @@ async def test_records_of_another_start_and_unreadable_ones(
     await prepared(node, home, boot="first")
     if content:
         (home.records_dir / f"{UIDS[0]}.json").write_text(content)
-    left = records.LeftRecords.read(home.records_dir)
+    left = records.UnservedRecords.read(home.records_dir)
     assert [problem.code for problem in left.problems] == [Code.STATE_FILE] * bool(content)
     rig = Rig(home.folder, with_claims=left.with_claims)
     async with running(rig):
