@@ -132,7 +132,7 @@ class StateFile(Generic[T]):
         self._unusable: NodeagentError | None = None
         self._aside: Path | None = None  # where an unusable file lies now
         self._unwritten: NodeagentError | None = None
-        self._kept: T | None = None  # as it is in the file, or was before that was deleted
+        self._value: T | None = None  # as it is in the file, or was before that was deleted
         self._writing = threading.Lock()
 
     @property
@@ -163,7 +163,7 @@ class StateFile(Generic[T]):
         What was set aside in an earlier life is a problem until it is removed, too: what was lost
         with it is lost still, whether or not a new file was written since.
         """
-        value = self._kept = self.read()
+        value = self._value = self.read()
         if self.path is None:
             return value
         if self._unusable is not None:
@@ -179,7 +179,7 @@ class StateFile(Generic[T]):
         """Keep this value instead; raises NodeagentError, with what was there still there."""
         with self._writing:
             self._write(value)
-            self._kept = value
+            self._value = value
 
     def _write(self, value: T) -> None:
         if self.path is None:
@@ -211,8 +211,8 @@ class StateFile(Generic[T]):
         if self._aside and not os.path.lexists(self._aside):
             self._unusable = self._aside = None
         with self._writing, suppress(NodeagentError):  # which the problem says
-            if self.path and self._kept is not None and not os.path.lexists(self.path):
-                self._write(self._kept)
+            if self.path and self._value is not None and not os.path.lexists(self.path):
+                self._write(self._value)
 
     def _lies_at(self, aside: Path, message: str) -> None:
         self._aside = aside
