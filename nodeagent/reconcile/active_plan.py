@@ -91,42 +91,42 @@ class ActivePlan:
         self._with_claims = with_claims
         self._file = file or last_good_plan(None)
         self._saved: KeptPlan | None = None
-        self._update: PlanUpdate | DeferredPlan | None = None  # the newest of the plan's source
-        self._judged: PlanUpdate | DeferredPlan | None = None  # the newest then
-        # What was read last: the newest update, or what the deferred plan is on this node.
+        self._latest: PlanUpdate | DeferredPlan | None = None  # update of the plan's source
+        self._evaluated: PlanUpdate | DeferredPlan | None = None  # the latest when last evaluated
+        # What was read last: the latest update, or what the deferred plan is on this node.
         self.offered: PlanUpdate | None = None
-        self._newest: ReadPlan | None = None
-        # Why the newest was, when tried last; as an error it would keep all that was observed.
+        self._candidate: ReadPlan | None = None
+        # Why a candidate was, when tried last; as an error it would keep all that was observed.
         self._refused: tuple[ReadPlan, Sequence[Problem]] | None = None
-        self._unread: Refused | None = None
-        self._good: ReadPlan | None = None
+        self._unreadable: Refused | None = None
+        self._in_force: ReadPlan | None = None
         self._desired: DesiredNode | None = None
         self._numbers: Numbers = ()  # of GPUs, as the plan in force means them
 
     @property
     def text(self) -> PlanText | None:
-        return self._good.text if self._good else None
+        return self._in_force.text if self._in_force else None
 
     @property
     def is_new(self) -> bool:
         """Return whether something was offered that has not been judged yet."""
-        return self._update is not self._judged
+        return self._latest is not self._evaluated
 
     @property
     def kept(self) -> KeptPlan | None:
         """The plan in force, as the next life has to know it."""
-        return KeptPlan(self._good.text, self._numbers) if self._good else None
+        return KeptPlan(self._in_force.text, self._numbers) if self._in_force else None
 
     @property
     def digest(self) -> str:
-        return self._good.document.digest if self._good else ""
+        return self._in_force.document.digest if self._in_force else ""
 
     @property
     def note(self) -> str:
         """A sentence about a carrier that holds no plan."""
         if not isinstance(self.offered, NoPlan):
             return ""
-        kept = "; the last good plan stays in force" if self._good else ""
+        kept = "; the last good plan stays in force" if self._in_force else ""
         return self.offered.reason + kept
 
     @property
@@ -136,14 +136,14 @@ class ActivePlan:
         return (replace(problem, message=self.note),) if problem else ()
 
     @property
-    def unread_problems(self) -> tuple[Problem, ...]:
+    def unreadable_problems(self) -> tuple[Problem, ...]:
         """Return why the newest offer could not even be read."""
-        return self._unread.problems if self._unread else ()
+        return self._unreadable.problems if self._unreadable else ()
 
     def offer(self, update: PlanUpdate | DeferredPlan) -> None:
         """Take an update of the plan's source; a change counts at once, between two steps."""
-        if update != self._update:
-            self._update = update
+        if update != self._latest:
+            self._latest = update
             self._control.halt.set()
             self._control.wake("the plan's source changed")
         self._control.offered.set()
@@ -154,8 +154,8 @@ class ActivePlan:
         A deferred plan is made anew for each `observed`, and not without.
         """
         update: PlanUpdate | DeferredPlan | None = None
-        while update is not self._update:
-            update = self._update
+        while update is not self._latest:
+            update = self._latest
             if isinstance(update, PlanText | NoPlan | UnreadablePlan | None):
                 offer = update
             elif observed is None:
@@ -169,7 +169,7 @@ class ActivePlan:
         """Make the deferred plan; by the numbers of the plan in force, where it comes to that."""
         as_kept = numbered(observed, numbers_of(observed, self._numbers))
         offer = update.on(as_kept)
-        if as_kept == observed or (self._good and offer == self._good.text):
+        if as_kept == observed or (self._in_force and offer == self._in_force.text):
             return offer
         return update.on(observed)
 
@@ -180,8 +180,8 @@ class ActivePlan:
         elif isinstance(offer, UnreadablePlan):
             found = Refused(digest="", problems=(offer.problem,))
         self.offered = offer
-        self._newest = found if isinstance(found, ReadPlan) else None
-        self._unread = found if isinstance(found, Refused) else None
+        self._candidate = found if isinstance(found, ReadPlan) else None
+        self._unreadable = found if isinstance(found, Refused) else None
 
     async def restore(self) -> tuple[str, ...]:
         """The plan kept by an earlier life is the last good one; gives what is wrong with it."""
@@ -197,7 +197,7 @@ class ActivePlan:
 
     def remember(self, kept: KeptPlan) -> None:
         """Take a plan that was kept as the last good one. Raises DocumentError."""
-        self._good = self._read(kept.plan)
+        self._in_force = self._read(kept.plan)
         self._numbers = kept.numbers
 
     async def save(self) -> str:
@@ -214,10 +214,10 @@ class ActivePlan:
 
     def evaluate(self, observed: ObservedNode, policy: Policy) -> PlanEvaluation:
         """Decide which document counts for this observation, and plan it."""
-        refusal, self._judged = self._unread, self._update
+        refusal, self._evaluated = self._unreadable, self._latest
         self._numbers = numbers_of(observed, self._numbers)
-        if (new := self._newest) and new != self._good:
-            same = self._good is not None and new.text == self._good.text
+        if (new := self._candidate) and new != self._in_force:
+            same = self._in_force is not None and new.text == self._in_force.text
             numbers = self._numbers if same else ()
             try:
                 self._require_answers(new, observed)
@@ -226,15 +226,15 @@ class ActivePlan:
                 self._refused = new, error.problems
                 refusal = Refused(digest=new.document.digest, problems=error.problems)
             else:
-                self._good, self._numbers = new, numbers or numbers_of(observed)
+                self._in_force, self._numbers = new, numbers or numbers_of(observed)
                 return PlanEvaluation(
                     node_plan, new.document, self._desired, accepted=new.text, observed=observed
                 )
-        if self._good is None:
+        if self._in_force is None:
             return PlanEvaluation(refusal=refusal, observed=observed)
         impossible: tuple[Problem, ...] = ()
         try:
-            self._desired = self._resolved(self._good, observed, self._numbers)
+            self._desired = self._resolved(self._in_force, observed, self._numbers)
         except DocumentError as error:
             if self._desired is None:
                 refusal = refusal or Refused(digest=self.digest, problems=error.problems)
@@ -244,7 +244,7 @@ class ActivePlan:
         desired = node_with_claims(self._desired, observed, self._with_claims)
         node_plan = _without_the_impossible(plan(desired, observed, policy), impossible)
         return PlanEvaluation(
-            node_plan, self._good.document, desired, refusal=refusal, observed=observed
+            node_plan, self._in_force.document, desired, refusal=refusal, observed=observed
         )
 
     def _require_answers(self, candidate: ReadPlan, observed: ObservedNode) -> None:
@@ -293,7 +293,7 @@ class ActivePlan:
         except DocumentError as error:
             digest = digest_of(text.text)
             return False, NodePlan(Verdict.INVALID, problems=error.problems, digest=digest)
-        in_force = self._good is not None and self._good.text == text
+        in_force = self._in_force is not None and self._in_force.text == text
         try:
             desired = self._resolved(found, observed, self._numbers if in_force else ())
         except DocumentError as error:

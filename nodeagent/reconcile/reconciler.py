@@ -144,7 +144,7 @@ class Reconciler:
                 problems=(
                     problem,
                     *self.own_problems(),
-                    *self.plan.unread_problems,
+                    *self.plan.unreadable_problems,
                     *self.plan.source_problems,
                 ),
                 note=self.plan.note,
