@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import as_accepted, kept_claims, writing
+from nodeagent.cli.node import as_accepted, recorded_claims, writing
 from nodeagent.cli.output import Output
 from nodeagent.cli.plan import SOURCE, read_or_report, rejection, report, run_plan, with_unready
 from nodeagent.cli.progress import ProgressLine, blocker_words, wait_for_blockers
@@ -81,7 +81,7 @@ async def _apply(
     progress = ProgressLine()
     with _stopped_by_signals() as stop, writing(options, settings):
         async with changing_node(options, settings, document) as (node, host):
-            observed, with_claims = await node.observe(), kept_claims(options, settings)
+            observed, with_claims = await node.observe(), recorded_claims(options, settings)
             named = as_accepted(options, settings, observed, document.digest)
             desired = resolve(document, unclaimed(named, with_claims), host)
             rounds = _Rounds(node, settings, desired, output, with_claims, progress, stop)

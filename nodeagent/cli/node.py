@@ -158,7 +158,7 @@ def kept_file(options: Namespace, settings: Settings, name: str) -> Path:
     return settings.state.dir / name
 
 
-def kept_claims(options: Namespace, settings: Settings) -> WithClaims:
+def recorded_claims(options: Namespace, settings: Settings) -> WithClaims:
     """A function that adds to a GPU's goal what claims hold there, by the records that an agent
     left when it stopped. Raises NodeagentError. Blocks for a moment.
     """

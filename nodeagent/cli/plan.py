@@ -9,7 +9,7 @@ from pathlib import Path
 from nodeagent.cli import event_loop, exit_codes
 from nodeagent.cli.command_settings import command_settings
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.node import as_accepted, as_judged, kept_claims
+from nodeagent.cli.node import as_accepted, as_judged, recorded_claims
 from nodeagent.cli.output import Output, complain_about
 from nodeagent.cli.shared_node import reading_node
 from nodeagent.documents.reading import digest_of, read_document
@@ -59,7 +59,7 @@ async def planned(options: Namespace, settings: Settings, document: PlanDocument
     """The plan for the node as it is now; for a rejected document one without GPUs."""
     async with reading_node(options, settings, document) as (node, host):
         observed = as_judged(options, settings, await node.observe())
-    with_claims = kept_claims(options, settings)
+    with_claims = recorded_claims(options, settings)
     try:
         named = as_accepted(options, settings, observed, document.digest)
         desired = resolve(document, unclaimed(named, with_claims), host)
