@@ -82,6 +82,27 @@ async def test_a_claim_that_is_allocated_anew(node: SimulatedNode, home: Home) -
         assert (home.records(), laid_out(node), laid_out(node, 1)) == ([], [(2, 1)], [])
 
 
+async def test_another_pod_of_a_claim_that_was_released_while_a_gpu_of_it_was_lost(
+    node: SimulatedNode, home: Home
+) -> None:
+    """The record keeps what is on the GPU until that answers, and then has it again."""
+    async with home.agent() as (claims, rig):
+        both = (pool(rig, 0), DEVICE), (pool(rig, 1), DEVICE)
+        await claims.prepare(*home.claim(0, *both))
+        node.lose(0)
+        await rig.round()
+        await claims.release(UIDS[0])
+        with pytest.raises(NodeagentError, match="does not answer"):
+            await claims.prepare(*home.claim(0, *both))
+        with node.changes():
+            node.card(0).state.failure = 0
+        await rig.round()
+        await claims.prepare(*home.claim(0, *both))
+        assert (laid_out(node, 0), laid_out(node, 1)) == ([(2, 1)], [(2, 1)])
+        await claims.release(UIDS[0])
+        assert (home.records(), laid_out(node, 0), laid_out(node, 1)) == ([], [], [])
+
+
 @pytest.mark.parametrize("which", [0, 1])
 async def test_a_gpu_of_a_daemon(machine: NodeRig, home: Home, which: int) -> None:
     """The daemon ends with the last claim, and the other GPU is free; the lost one gets its compute

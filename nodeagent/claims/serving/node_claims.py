@@ -107,11 +107,12 @@ class NodeClaims:
                     uid=uid,
                     nvidia=self._nvidia,
                 )
+                self.store.refuse_unreadable(uid)
+                # First: what is on a GPU of it that is lost, and may come back, needs its record.
+                new = await self._intended(model.ClaimReference(namespace, name), uid, results)
                 if record is not None:
                     await self.remove(record, anew=True)
-                self.store.refuse_unreadable(uid)
-                record = await self._intended(model.ClaimReference(namespace, name), uid, results)
-                return await self._make_first(record, found)
+                return await self._make_first(new, found)
             return await self.make(record)
 
     async def release(self, uid: str) -> None:
