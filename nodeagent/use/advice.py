@@ -53,7 +53,7 @@ class Advice(Shape, frozen=True, kw_only=True):
     held: Annotated[float, Meta(description="seconds")]
     used: Annotated[float | None, Meta(description="seconds, at least; null: not measured")]
     idle_stretches: Annotated[int, Meta(description="of a minute and more")] = 0
-    longest_idle: Annotated[float, Meta(description="seconds")] = 0.0
+    longest_idle: Annotated[float, Meta(description="seconds")] = 0
     granted: Annotated[int, Meta(description="bytes")]
     peak: Annotated[int | None, Meta(description="bytes")] = None
     activity: Annotated[float | None, Meta(description="percent of what it has, at p95")] = None
@@ -90,7 +90,7 @@ def advise(use: Use, gpus: Iterable[Gpu]) -> Advice:
         held=round(use.held, 1),
         used=None if use.used is None else round(use.used, 1),
         idle_stretches=use.idle_stretches,
-        longest_idle=round(use.longest_idle, 1),
+        longest_idle=round(use.longest_idle, 1) or 0,  # the default itself, which is left out
         granted=use.grant.memory,
         peak=int(memory.peak) if memory else None,
         activity=round(activity.p95, 1) if activity else None,

@@ -40,6 +40,7 @@ def test_what_was_recorded_is_advised_everywhere(tmp_path: Path) -> None:
         [web] = found["advice"]
         assert (web["verdict"], web["advised"], web["freesSlices"]) == ("smaller", "1g.10gb", 3)
         assert (web["held"], web["peak"]) == (2 * 86400, 7 * GIB)
+        assert not web.keys() & {"idleStretches", "longestIdle"}  # it was never idle
         assert process.ask("/v1/advice?namespace=team-b")[1]["advice"] == []
         # It holds nothing now.
         assert INFO not in {name for name, _ in parsed(asked(tmp_path, "/metrics")[1])}
