@@ -31,6 +31,7 @@ _STATUS, _LAYOUT, _PLAN = (f"nodeagent.io/{key}" for key in ("status", "layout",
 _CONDITIONS = ("GPUHealthy", "GPUPartitionsReady")
 _AGENTS = "app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=agent"
 _SEE_AGENTS = f"see kubectl get pods -A -o wide -l {_AGENTS}"
+_ADVICE = "WORKLOAD", "CARD", "HAS", "NODES", "HELD", "PEAK", "FREES", "ADVICE"
 _HEADER = "NODE", "PHASE", "GPUS", "MIG USED", "IDLE", "FREE", "MPS READY", "CLAIMS WAIT"
 _DAMAGE = (ValueError, TypeError, OverflowError, RecursionError)  # of what an annotation holds
 _VERDICTS = ("notEnough", "smaller", "keep", "larger")  # the one that needs most last
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
     advise = command("advise", "which slices would do for whom, over all nodes", _advise)
     advise.add_argument("-n", "--namespace", help="only the holders of this namespace")
+    advise.add_argument("-o", "--output", choices=("text", "json"), help="json: of each node")
     why = command("why", "what keeps a pod: its claims, its Events, its node", _why)
     why.add_argument("-n", "--namespace", help="of the pod")
     command("status", "the agent's page; options of nodeagent status may follow", _in_pod)
@@ -140,8 +142,7 @@ def _in_pod(options: argparse.Namespace) -> int:
         raise PluginError(f"the agent's pod on node {node} {state}", _SEE_AGENTS)
     metadata, containers = running[-1]["metadata"], running[-1]["spec"]["containers"]
     pod = ("-n", metadata["namespace"], "-c", "nodeagent", metadata["name"])
-    ours = (one.get("args", ()) for one in containers if one["name"] == "nodeagent")
-    args = list(chain(*ours))
+    args = [*chain(*(one.get("args", ()) for one in containers if one["name"] == "nodeagent"))]
     # Simulated GPUs are found by their file.
     cards = args[args.index("--state") :][:2] if options.file and "--state" in args else ()
     command = ("--", "nodeagent", options.page, *cards, *file, *options.given, *options.others)
@@ -163,24 +164,24 @@ def _advise(options: argparse.Namespace) -> int:
 
     def ask(pod: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         meta = pod["metadata"]
+        node = pod["spec"].get("nodeName", meta["name"])
         where = ("-n", meta["namespace"], "-c", "nodeagent", meta["name"])
         try:
             answer = _asked(options, "exec", *where, "--", "nodeagent", "advise", *there)
-            return _objects(_a(dict, answer)["advice"])
+            return [{"node": node, **one} for one in _objects(_a(dict, answer)["advice"])]
         except (PluginError, KeyError, *_DAMAGE) as error:
-            node = pod["spec"].get("nodeName", meta["name"])
             print(_escaped(f"{node}: {error.args[0]}"), file=sys.stderr)
             return None
 
     with ThreadPoolExecutor(_AT_ONCE) as several:
         answers = list(several.map(ask, pods))
+    found = [*chain(*filter(None, answers))]
     joined: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for one in chain(*filter(None, answers)):
+    for one in found:
         whose = "/".join(filter(None, (one.get("namespace"), one["workload"])))
         container = f" ({one['container']})" if "container" in one else ""
         joined.setdefault((whose + container, one["model"], one["device"]), []).append(one)
-    head = "WORKLOAD", "CARD", "HAS", "NODES", "HELD", "PEAK", "FREES", "ADVICE"
-    rows: list[Sequence[str]] = [head]
+    rows: list[Sequence[str]] = [_ADVICE]
     for key, ones in sorted(joined.items()):
         # What would do on each of the nodes: the one that needs most says it.
         worst = max(ones, key=lambda o: (_VERDICTS.index(o["verdict"]), -o.get("freesPart", 0)))
@@ -194,7 +195,9 @@ def _advise(options: argparse.Namespace) -> int:
         advice = " ".join(filter(None, (worst["verdict"], worst.get("advised"), memory, threads)))
         frees = f"{100 * worst.get('freesPart', 0):.0f}%"
         rows.append((*key, str(len(ones)), held, peak, frees, advice))
-    if joined:
+    if options.output == "json":
+        print(json.dumps({"advice": found}, indent=2))
+    elif found:
         _print(rows)
     elif None not in answers:
         of = f" in namespace {options.namespace}" if options.namespace else ""
@@ -268,12 +271,9 @@ def _why(options: argparse.Namespace) -> int:
         devices = ", ".join(f"{one['pool']}/{one['device']}" for one in results)
         asked = claim.get("spec", {}).get("devices", {}).get("requests", ())
         each = (one.get("firstAvailable", [one.get("exactly", {})]) for one in asked)
-        ways = (
-            " or ".join(f"{w.get('count', 1)} x {w.get('deviceClassName')}" for w in ways)
-            for ways in each
-        )
-        none = ": ".join(filter(None, ("no device is allocated", ", ".join(ways))))
-        lines.append(f"claim {name}: {devices or none}")
+        ways = ([f"{w.get('count', 1)} x {w.get('deviceClassName')}" for w in e] for e in each)
+        why = ": ".join(filter(None, ("no device is allocated", ", ".join(map(" or ".join, ways)))))
+        lines.append(f"claim {name}: {devices or why}")
         for device in claim.get("status", {}).get("devices", ()):
             lines += (f"  {device['device']}: {line.strip()}" for line in _untrue(device))
     events = _asked(options, "get", "events", *there)["items"]

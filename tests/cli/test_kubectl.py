@@ -148,9 +148,7 @@ def test_a_fleet_in_a_pipe(run: Run) -> None:
     assert [row.rsplit("  ")[-1] for row in rows[4:6]] == ["no fault", "not read"]
     for row, name in zip(rows[6:], [*damaged, "9-map"], strict=True):
         assert row.startswith(name)
-        assert row.endswith(
-            "nodeagent.io/status or nodeagent.io/layout is not what an agent writes"
-        )
+        assert row.endswith("/status or nodeagent.io/layout is not what an agent writes")
     each = "5 damaged, 1 error, 1 not Ready, 1 ok, 2 unknown, 1 warning"
     assert counted == f"11 nodes with an agent ({each}), 1 without"
 
@@ -175,14 +173,10 @@ AGENTS = "-A -l app.kubernetes.io/name=nodeagent,app.kubernetes.io/component=age
 
 def pod(name: str, phase: str = "Running") -> dict[str, Any]:
     args = ["run", "--simulate", "h100-80gb:2", "--state", "/var/node.json"]
-    return {
-        "metadata": {"namespace": "gpus", "name": name},
-        "spec": {
-            "nodeName": f"at-{name}",
-            "containers": [{"name": "sidecar"}, {"name": "nodeagent", "args": args}],
-        },
-        "status": {"phase": phase},
-    }
+    containers = [{"name": "sidecar"}, {"name": "nodeagent", "args": args}]
+    spec = {"nodeName": f"at-{name}", "containers": containers}
+    metadata = {"namespace": "gpus", "name": name}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
 
 
 def test_a_page_of_the_agent_beside_it(run: Run, tmp_path: Path) -> None:
@@ -209,7 +203,7 @@ def advised(verdict: str, **more: Any) -> Any:
     """As the agent writes it, which leaves out what is as usual."""
     whose: dict[str, Any] = {"namespace": "team-a", "workload": "web", "container": "main"}
     has = {"model": "H100", "device": "3g.40gb", "held": 72000.0, "used": 0.0, "granted": 40 << 30}
-    known = {"kind": "workload", "verdict": verdict, "why": ("a sentence",)}
+    known = {"kind": "workload", "verdict": verdict, "why": ["a sentence"]}
     return to_builtins(Advice(**whose | has | known | more))
 
 
@@ -220,14 +214,14 @@ def test_the_advice_of_all_nodes_is_joined(run: Run, tmp_path: Path) -> None:
     grows = [advised("notEnough", device="gpu", peak=30 << 30), smaller | {"device": "gpu"}]
     share = {"device": "share", "advised": "share", "memory": 3 << 30, "threads": 10.0, **user}
     full = [advised("larger", device="gpu", peak=79 << 30, **user), advised("smaller", **share)]
-    answers = {f"execgpusnodeagent{name}": {"advice": advice} for name, advice in (
-        ("a", [smaller]), ("b", [less, *full]), ("c", [late, *grows]),
-    )}  # fmt: skip
+    each = {"a": [smaller], "b": [less, *full], "c": [late, *grows]}
+    answers = {f"execgpusnodeagent{name}": {"advice": advice} for name, advice in each.items()}
     pods = {"items": [pod(name) for name in ("a", "b", "c", "silent")]}
     refused = "nodeagent: no agent answers\n  start one\ncommand terminated with exit code 1\n"
     (tmp_path / "execgpusnodeagentsilent.err").write_text(refused)
     (tmp_path / "execgpusnodeagentsilent.code").write_text("1")
-    shown = run("advise", "-n", "team-a", getpods=pods, execgpusnodeagentsilent="", **answers)
+    everything = {"getpods": pods, "execgpusnodeagentsilent": "", **answers}
+    shown = run("advise", "-n", "team-a", **everything)
     assert shown.stdout == """\
 WORKLOAD            CARD  HAS      NODES  HELD  PEAK    FREES  ADVICE
 1000\\x1b[2J (main)  H100  gpu      1      20h   79.0Gi  0%     larger
@@ -237,9 +231,15 @@ team-a/web (main)   H100  gpu      2      40h   30.0Gi  0%     notEnough
 """  # fmt: skip
     missed = "at-silent: kubectl exec failed: no agent answers\n"
     assert (shown.returncode, shown.stderr) == (1, missed)
+    listed = run("advise", "-o", "json", **everything)
+    assert (listed.returncode, listed.stderr) == (1, missed)
+    found = json.loads(listed.stdout)["advice"]
+    assert [one.pop("node") for one in found] == [f"at-{name}" for name in "abbbccc"]
+    assert found == [smaller, less, *full, late, *grows]
     alone = {"getpods": {"items": [pod("a")]}, "execgpusnodeagenta": {"advice": []}}
-    none = run("advise", "-n", "team-a", **alone)
-    assert none.stdout == "No holder in namespace team-a was seen yet\n"
+    none = "No holder in namespace team-a was seen yet\n"
+    assert run("advise", "-n", "team-a", **alone).stdout == none
+    assert json.loads(run("advise", "-o", "json", **alone).stdout) == {"advice": []}
     asked = (tmp_path / "asked").read_text()
     assert "exec -n gpus -c nodeagent a -- nodeagent advise --namespace=team-a -o json\n" in asked
 
