@@ -95,6 +95,9 @@ _CODES = option(
     help="such as InUse, ecc, Blocked or XID 79; case does not matter (default: list all)",
 )
 _NAMESPACE = option("-n", "--namespace", metavar="N", help="only the holders of this namespace")
+_WORKLOAD = option(
+    "workload", nargs="?", help="only of this workload, unit or user, and why of every advice"
+)
 _WORDS = option("words", nargs="*", metavar="COMMAND", help="such as status, or mps restart")
 
 
@@ -146,7 +149,7 @@ COMMANDS = {
     ),
     "advise": Command(
         "which slice or share would do for whom, by what they were seen to need; changes nothing",
-        (_NAMESPACE, _SETTINGS, _LISTEN, _RUN_DIR),
+        (_WORKLOAD, _NAMESPACE, _SETTINGS, _LISTEN, _RUN_DIR),
     ),
     "check": Command(
         "preflight: what would keep the agent from working on this node, with a remedy for each",

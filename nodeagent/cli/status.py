@@ -192,11 +192,12 @@ def run_claims(options: Namespace, output: Output) -> ExitCode:
 
 
 def run_advise(options: Namespace, output: Output) -> ExitCode:
-    """Show what would do for each holder."""
+    """Show what would do for each holder, or for the one that is named."""
     query = f"?{urlencode({'namespace': options.namespace})}" if options.namespace else ""
-    answer = get(agent_address(options), _ADVICE + query)
-    output.page(advice_page(answer["advice"], options.namespace))
-    output.document(answer)
+    answer, name = get(agent_address(options), _ADVICE + query), options.workload or ""
+    found = [one for one in answer["advice"] if name in ("", one["workload"])]
+    output.page(advice_page(found, options.namespace, name))
+    output.document({**answer, "advice": found})
     return ExitCode.DONE
 
 

@@ -5,18 +5,29 @@ from collections.abc import Sequence
 from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, line, table
 from nodeagent.text import gibibytes
 
-_HEADER = ("WORKLOAD", "HAS", "PEAK", "OF", "ACTIVE", "HELD", "FREES", "ADVICE")
+_HEADER = ("HAS", "PEAK", "OF", "ACTIVE", "HELD", "FREES", "ADVICE")
 _TONES = {"smaller": Tone.NEW, "larger": Tone.WARNING, "keep": Tone.GOOD}
 
 
-def advice_page(advice: Sequence[Json], namespace: str = "") -> tuple[Line, ...]:
-    """One row for each holder, of this namespace if named, and kind of device; below why."""
+def advice_page(
+    advice: Sequence[Json], namespace: str = "", workload: str = ""
+) -> tuple[Line, ...]:
+    """One row for each holder, of this namespace and name if given, and kind of device; below, why
+    something else is advised, and of a named one why not, too. Cards are named where they differ.
+    """
     if not advice:
+        which = f" {workload}" if workload else ""
         of = f" in namespace {namespace}" if namespace else ""
-        return (line(f"No holder{of} was seen yet; nodeagent status shows who uses what now"),)
-    rows = table(_HEADER, map(_row, advice), right=frozenset(range(2, 7)))
-    why = (f"{_name(one)}, {one['device']}: {'; '.join(one['why'])}." for one in advice)
-    return (*rows, BLANK, *map(line, why))
+        return (
+            line(f"No holder{which}{of} was seen yet; nodeagent status shows who uses what now"),
+        )
+    cards = len({one["model"] for one in advice}) > 1
+    header = ("WORKLOAD", *(["CARD"] if cards else []), *_HEADER)
+    rows = ((_name(one), *([one["model"]] if cards else []), *_row(one)) for one in advice)
+    told = (one for one in advice if workload or one["verdict"] in {"smaller", "larger"})
+    why = [line(f"{_name(one)}, {one['device']}: {'; '.join(one['why'])}.") for one in told]
+    right = frozenset(range(2 + cards, 7 + cards))
+    return (*table(header, rows, right=right), *([BLANK] if why else []), *why)
 
 
 def advised_words(one: Json) -> str:
@@ -30,7 +41,6 @@ def advised_words(one: Json) -> str:
 
 def _row(one: Json) -> tuple[str | Span, ...]:
     return (
-        _name(one),
         one["device"],
         gibibytes(one["peak"]) if "peak" in one else "-",
         gibibytes(one["granted"]),

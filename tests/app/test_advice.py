@@ -47,6 +47,9 @@ def test_what_was_recorded_is_advised_everywhere(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "nodeagent", "advise", "--run-dir", f"{tmp_path}/run"]
         shown = subprocess.check_output([*command, "--namespace", "team-a"], text=True)
         assert "team-a/web (main)  3g.40gb  7 GiB" in shown
+        other = subprocess.check_output([*command, "we", "--namespace", "team-a"], text=True)
+        assert other.startswith("No holder we in namespace team-a was seen yet")
+        assert json.loads(subprocess.check_output([*command, "web", "-o", "json"])) == found
         assert json.loads(subprocess.check_output([*command, "-o", "json"])) == found
 
 
