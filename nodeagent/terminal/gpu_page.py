@@ -84,7 +84,7 @@ def _of_all(memory: Json) -> str:
 def _picture(gpu: Json, width: int) -> tuple[Line, ...]:
     slots, cells = int(gpu.get("slots") or 0), status_words.cells_of(gpu)
     if not status_words.answers(gpu):  # what is known of it is from before
-        cells = [cell._replace(labels=cell.labels[:1], tone=Tone.DIM) for cell in cells]
+        cells = [cell._replace(labels=cell.labels[:1]) for cell in cells]
         return drawing([("was", cells)], slots, width) if cells else ()
     if not slots:
         return (line(status_words.mode_words(gpu)),)

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from nodeagent.terminal import status_words
 from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line, table
 from nodeagent.terminal.slices import Cell, with_gaps_filled
-from nodeagent.text import gpus_words, with_counts
+from nodeagent.text import gpus_words
 
-_IN_USE, _IDLE, _HALF_MADE, _NOT_KNOWN, _FREE = "█", "·", "×", "?", " "
-_MEANINGS = {_IN_USE: "in use", _IDLE: "idle", _HALF_MADE: "half made", _NOT_KNOWN: "not known"}
+_MARKS = {"in use": "█", "idle": "·", "half made": "×", "not known": "?"}
 _UNHEALTHY = "!"
 # Columns for a memory slice, its left border included; a card without MIG is one of them.
 _MIN_PITCH, _MAX_PITCH, _WHOLE = 2, 9, 72
@@ -51,7 +50,7 @@ def gpu_table(
 def legend(rows: Sequence[Line]) -> Line:
     """What the marks in these rows mean, and how to see more."""
     drawn = {character for row in rows for span in row for character in span.text}
-    words = [f"{mark} {meaning}" for mark, meaning in _MEANINGS.items() if mark in drawn]
+    words = [f"{mark} {meaning}" for meaning, mark in _MARKS.items() if mark in drawn]
     words += [f"{_UNHEALTHY} not healthy"] if _UNHEALTHY in drawn else []
     return (dim("     " + "  ".join([*words, _IN_FULL])),)
 
@@ -125,10 +124,9 @@ def _claim_count(gpu: Json, claims: Sequence[Json]) -> int:
 
 
 def _bar(gpu: Json, width: int) -> Line:
-    slots = max(
-        int(gpu.get("slots") or 0), 1, *(start + size for start, size in status_words.places(gpu))
-    )
-    parts = _parts(gpu, slots)
+    parts = [_marked(cell) for cell in status_words.cells_of(gpu)]
+    slots = max(int(gpu.get("slots") or 0), 1, *(part.start + part.size for part in parts))
+    parts = parts or [_whole(gpu, slots)]
     in_full = (-(-(max(map(len, part.labels)) + 2) // part.size) for part in parts)
     most = max(_MAX_PITCH if slots > 1 else _WHOLE, *in_full)
     pitch = min(max((width - 1) // slots, _MIN_PITCH), most)
@@ -138,38 +136,24 @@ def _bar(gpu: Json, width: int) -> Line:
     return tuple(spans)
 
 
-def _parts(gpu: Json, slots: int) -> list[Cell]:
-    """Cells whose first label is the mark, and the others names, the longest first."""
-    if parts := [
-        _slice(place, devices, gpu) for place, devices in status_words.places(gpu).items()
-    ]:
-        return parts
+def _marked(cell: Cell) -> Cell:
+    """The cell with the mark of its state as first label, then names, the longest first."""
+    name, state = cell.labels
+    found = re.search(r"(?:\d+c\.)?(\d+g)(?:\.\d+gb)?([+-]\S*)?", name)
+    short = (found[1] + (found[2] or ""), found[1]) if found else ()  # 1g+me, 1g
+    return cell._replace(labels=(_MARKS[state], name, *short))
+
+
+def _whole(gpu: Json, slots: int) -> Cell:
+    """The GPU where it has no instances, with labels like theirs."""
     if not status_words.answers(gpu):
-        return [Cell(0, slots, (_NOT_KNOWN, "does not answer"), Tone.DIM)]
+        return Cell(0, slots, (_MARKS["not known"], "does not answer"), Tone.DIM)
     mode, users = status_words.mode_words(gpu), list(status_words.holders(gpu))
     if users:
         who = users[0] if len(users) == 1 else f"{len(users)} users"
-        return [Cell(0, slots, (_IN_USE, f"{mode}: {who}", who), Tone.IN_USE)]
+        return Cell(0, slots, (_MARKS["in use"], f"{mode}: {who}", who), Tone.IN_USE)
     divided = (gpu.get("mig") or {}).get("current") == "enabled"
-    return [Cell(0, slots, (_FREE if divided else _IDLE, mode), Tone.DIM)]
-
-
-def _slice(place: tuple[int, int], devices: Sequence[Json], gpu: Json) -> Cell:
-    profiles = [str(device.get("profile", "?")) for device in devices]
-    names = (with_counts(profiles), *_short(profiles[0]))
-    if not status_words.answers(gpu):
-        return Cell(*place, (_NOT_KNOWN, *names), Tone.DIM)
-    if not any(device.get("uuid") for device in devices):
-        return Cell(*place, (_HALF_MADE, *names), Tone.WARNING)
-    in_use = any(device.get("inUse") for device in devices)
-    mark, tone = (_IN_USE, Tone.IN_USE) if in_use else (_IDLE, Tone.STAYS)
-    return Cell(*place, (mark, *names), tone)
-
-
-def _short(profile: str) -> tuple[str, ...]:
-    """`1g+me` and `1g` for `1g.10gb+me`."""
-    found = re.match(r"(?:\d+c\.)?(\d+g)(?:\.\d+gb)?([+-].*)?", profile)
-    return (found[1] + (found[2] or ""), found[1]) if found else ()
+    return Cell(0, slots, (" " if divided else _MARKS["idle"], mode), Tone.DIM)
 
 
 def _filled(labels: Sequence[str], room: int) -> str:

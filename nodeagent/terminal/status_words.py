@@ -1,6 +1,6 @@
 """What a GPU in the agent's status is called, who uses it, and what else is to be said of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal.mps_page import pod_words, process_words
 from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line
@@ -43,25 +43,23 @@ def daemons_on(gpu: Json, daemons: Sequence[Json]) -> Iterator[tuple[Json, str]]
                 break
 
 
-def places(gpu: Json) -> Mapping[tuple[int, int], Sequence[Json]]:
-    """Group devices by GPU instance (first slice, size); a half-made one has one entry."""
-    found: dict[tuple[int, int], list[Json]] = {}
+def cells_of(gpu: Json) -> list[Cell]:
+    """One box for each GPU instance, whatever compute instances it holds: their names and state."""
+    found: dict[tuple[int, int], list[Json]] = {}  # a half-made instance has one entry
     for instance in gpu.get("instances", ()):
         found.setdefault((int(instance["start"]), int(instance["size"])), []).append(instance)
-    return found
+    return [_cell(place, devices, gpu) for place, devices in found.items()]
 
 
-def cells_of(gpu: Json) -> list[Cell]:
-    """One box for each GPU instance, whatever compute instances it holds."""
-    return [_cell(place, devices) for place, devices in places(gpu).items()]
-
-
-def _cell(place: tuple[int, int], devices: Sequence[Json]) -> Cell:
+def _cell(place: tuple[int, int], devices: Sequence[Json], gpu: Json) -> Cell:
     name = with_counts(str(device.get("profile", "?")) for device in devices)
-    half_made = not any(device.get("uuid") for device in devices)
-    in_use = any(device.get("inUse") for device in devices)
-    state = "half made" if half_made else "in use" if in_use else "idle"
-    return Cell(*place, (name, state), Tone.IN_USE if in_use else Tone.STAYS)
+    if not answers(gpu):
+        return Cell(*place, (name, "not known"), Tone.DIM)
+    if not any(device.get("uuid") for device in devices):
+        return Cell(*place, (name, "half made"), Tone.WARNING)
+    if any(device.get("inUse") for device in devices):
+        return Cell(*place, (name, "in use"), Tone.IN_USE)
+    return Cell(*place, (name, "idle"), Tone.STAYS)
 
 
 def mode_words(gpu: Json) -> str:
