@@ -24,7 +24,7 @@ from nodeagent.reconcile.node_controller import NodeController, compute_mode_che
 from nodeagent.structs import replace
 from nodeagent.views.devices import device_words, devices_by_uuid, gpu_of
 from nodeagent.views.mps import MpsOverview, client_words, mps_problems
-from nodeagent.views.shapes import MpsClient, MpsDaemon, Pod
+from nodeagent.views.shapes import MpsClient, MpsDaemon
 from nodeagent.waiting import ends_within
 
 log = structlog.get_logger(__name__)
@@ -151,7 +151,4 @@ class MpsService:
 
 def _with_pod(client: MpsClient, user: User | None) -> MpsClient:
     """The client with the pod that the driver's picture has for its process."""
-    if user is None:
-        return client
-    pod = Pod(namespace=user.namespace, name=user.pod, container=user.container)
-    return replace(client, pod=pod, container="")
+    return replace(client, pod=user.in_container, container="") if user else client

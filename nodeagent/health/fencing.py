@@ -11,7 +11,7 @@ A fence takes nothing away: what runs, runs on, and the plan's devices stay. It 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from nodeagent.health import limits
-from nodeagent.health.findings import End, Finding, Pod, Severity, in_order
+from nodeagent.health.findings import End, Finding, Severity, in_order
 from nodeagent.health.table import BY_CAUSE, GONE, words_of
 from nodeagent.health.xids import BLOCKS_CALLS
 from nodeagent.plan.observed import (
@@ -159,10 +159,8 @@ def with_pods(finding: Finding, observed: ObservedNode, uptime: float) -> Findin
     hit = finding.since if measured else finding.last
     if gpu is None or uptime - hit.uptime > limits.HIT_SEEN:
         return finding
-    users = [user for user in _users(gpu, finding) if user.pod]
-    if finding.pid:
-        users = [user for user in users if user.pid == finding.pid]
-    pods = {Pod(user.namespace, user.pod, user.container) for user in users}
+    users = (user for user in _users(gpu, finding) if finding.pid in (0, user.pid))
+    pods = {pod for user in users if (pod := user.in_container)}
     kept = (*sorted(pods), *(pod for pod in finding.pods if pod not in pods))[: limits.PODS_NAMED]
     return replace(finding, pods=tuple(sorted(kept)))
 

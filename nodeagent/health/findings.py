@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta
 
 from nodeagent.plan.observed import Placement
+from nodeagent.plan.users import Pod
 from nodeagent.structs import Struct
 
 # Since 1970 or since boot, up to the last that a calendar's year 9999 has.
@@ -75,17 +76,6 @@ class Location(Struct, frozen=True, order=True):
             none if self.instance is None else self.instance,
             none if self.compute is None else self.compute,
         )
-
-
-class Pod(Struct, frozen=True, order=True):
-    """A pod's container that was hit."""
-
-    namespace: str
-    name: str
-    container: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 Key = tuple[str, int, str, int, int]  # cause, code and the ids of the place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeagent.structs import Struct, replace
+from nodeagent.structs import Shape, Struct, replace
 
 if TYPE_CHECKING:
     from nodeagent.plan.observed import DeviceDaemon, Gpu
@@ -16,6 +16,16 @@ class PodName(NamedTuple):
 
     namespace: str
     name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+# A container of a pod; "" where it is not known which.
+class Pod(Shape, frozen=True, order=True):  # noqa: D101 - docstrings stand in the API's schema
+    namespace: str
+    name: str
+    container: str
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -41,6 +51,11 @@ class User(Struct, frozen=True, order=True):
     def in_pod(self) -> PodName | None:
         """Its pod; None for one outside any pod."""
         return PodName(self.namespace, self.pod) if self.pod else None
+
+    @property
+    def in_container(self) -> Pod | None:
+        """Its container; None for one outside any pod."""
+        return Pod(self.namespace, self.pod, self.container) if self.pod else None
 
     def __str__(self) -> str:
         allocated = "an allocation" if self.source == "kubelet" else self.source

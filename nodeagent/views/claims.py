@@ -8,8 +8,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from nodeagent.plan.problems import Problem
+from nodeagent.plan.users import Pod
 from nodeagent.structs import Shape, replace
-from nodeagent.views.shapes import FirstSlice, MpsDaemon, Pod, Slices, Time
+from nodeagent.views.shapes import FirstSlice, MpsDaemon, Slices, Time
 
 
 class ClaimPhase(StrEnum):

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
-from nodeagent.health.findings import Action, Finding, Pod, Severity
+from nodeagent.health.findings import Action, Finding, Severity
 from nodeagent.health.table import BY_CAUSE, FIGURES, REBOOT_NODE, RESTART, advice
 from nodeagent.plan.observed import ObservedNode
 from nodeagent.plan.remedies import end_commands
+from nodeagent.plan.users import Pod
 from nodeagent.structs import Struct
 from nodeagent.views.shapes import RunsAs
 from nodeagent.views.text import users

@@ -12,6 +12,7 @@ from msgspec import Meta, to_builtins
 from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import TimeSlice
+from nodeagent.plan.users import Pod
 from nodeagent.structs import Shape
 from nodeagent.use.advice import Advice
 
@@ -47,12 +48,6 @@ class Refused(Shape, frozen=True, kw_only=True):
     # A document that was not accepted.
     digest: str = ""  # absent where the text could not be read
     problems: tuple[Problem, ...]
-
-
-class Pod(Shape, frozen=True, kw_only=True):
-    namespace: str
-    name: str
-    container: str
 
 
 class ModeState(Shape, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from nodeagent.plan.layouts import Card, creatable, free_slots
 from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
-from nodeagent.views import shapes, status_shapes
+from nodeagent.views import status_shapes
 from nodeagent.views.claims import Claim, FreeShare, with_use
 from nodeagent.views.devices import devices_by_uuid, gpu_of
 from nodeagent.views.headline import headline, troubles
@@ -172,9 +172,7 @@ def _user(user: User) -> status_shapes.User:
         script=user.script,
         user=user.uid,
         memory=None if user.memory is None else status_shapes.UserMemory(used=user.memory),
-        pod=shapes.Pod(namespace=user.namespace, name=user.pod, container=user.container)
-        if user.pod
-        else None,
+        pod=user.in_container,
     )
 
 
@@ -267,10 +265,7 @@ def _finding(finding: Finding, advice: str) -> status_shapes.HealthFinding:
         start=lies.start if lies else None,
         size=lies.size if lies else None,
         pid=finding.pid or None,
-        pods=[
-            shapes.Pod(namespace=p.namespace, name=p.name, container=p.container)
-            for p in finding.pods
-        ],
+        pods=list(finding.pods),
     )
 
 

@@ -8,6 +8,7 @@ from nodeagent.health.findings import Action, Severity
 from nodeagent.plan.observed import Memory
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import ComputeMode, TimeSlice
+from nodeagent.plan.users import Pod
 from nodeagent.structs import Shape
 from nodeagent.views import shapes
 from nodeagent.views.claims import Claim, FreeShare
@@ -36,7 +37,7 @@ class HealthFinding(Shape, frozen=True, kw_only=True):
     start: shapes.FirstSlice | None = None
     size: shapes.Slices | None = None
     pid: int | None = None
-    pods: Annotated[list[shapes.Pod], Meta(description="who used the place then")] | None = None
+    pods: Annotated[list[Pod], Meta(description="who used the place then")] | None = None
 
 
 class Health(Shape, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ class User(Shape, frozen=True, kw_only=True):
     script: Annotated[str, Meta(description="the file or module that an interpreter runs")] = ""
     user: Annotated[int, Meta(description="user id")] | None = None
     memory: UserMemory | None = None
-    pod: shapes.Pod | None = None
+    pod: Pod | None = None
 
 
 class Instance(Shape, frozen=True, kw_only=True):

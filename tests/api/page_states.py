@@ -13,11 +13,10 @@ from nodeagent.plan.plan import Policy
 from nodeagent.plan.planner import plan
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.resolve import resolve
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import Pod, Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.node_state import NodeState, Phase, Reading
-from nodeagent.views.shapes import Pod
 from nodeagent.views.text import time_json
 from tests.plan.cards import with_instances
 from tests.views.daemons import WAITING, mps_client

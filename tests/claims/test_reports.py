@@ -18,9 +18,10 @@ from nodeagent.claims.serving.claim_pods import RECENT, ClaimPods
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.users import Pod
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimShare, FreeShare, with_use
-from nodeagent.views.shapes import Pod, as_json
+from nodeagent.views.shapes import as_json
 from tests.claims.samples import (
     GPU,
     MIG_DEVICE,

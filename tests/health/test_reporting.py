@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nodeagent.health.evaluate import Evaluation
-from nodeagent.health.findings import Finding, Pod
+from nodeagent.health.findings import Finding
 from nodeagent.health.readings import (
     Answer,
     InstanceReading,
@@ -20,6 +20,7 @@ from nodeagent.health.state import HealthState
 from nodeagent.health.xids import default_table
 from nodeagent.metrics.node_metrics import health_samples
 from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.users import Pod
 from nodeagent.structs import replace
 from nodeagent.views.health_remedies import HealthRemedies
 from nodeagent.views.shapes import Json, as_json

@@ -5,11 +5,11 @@ import json
 import pytest
 from msgspec import ValidationError
 
-from nodeagent.health.findings import Moment, Pod
+from nodeagent.health.findings import Moment
 from nodeagent.health.state import HealthState
 from nodeagent.health.state_file import decode, encode
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, ObservedNode, Placement
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import Pod, Usage, User
 from tests.health.rig import EPOCH, GPU, LOG, START, Node, gpu
 from tests.health.test_check_table import RAISING
 

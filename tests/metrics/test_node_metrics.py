@@ -8,10 +8,11 @@ from nodeagent.metrics.agent_samples import Work
 from nodeagent.metrics.exposition import render
 from nodeagent.metrics.node_metrics import claim_samples, node_samples
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
+from nodeagent.plan.users import Pod
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare, FreeShare
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import MpsDaemon, MpsWaiting, Pod
+from nodeagent.views.shapes import MpsDaemon, MpsWaiting
 from tests.plan.cards import card, with_instances
 from tests.views.daemons import mps_client, mps_daemon
 

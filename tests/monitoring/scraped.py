@@ -21,10 +21,11 @@ from nodeagent.metrics.selection import default_selection
 from nodeagent.plan import plan
 from nodeagent.plan.observed import Gpu, ObservedNode
 from nodeagent.plan.steps import DestroyGpuInstance, SetMigMode
+from nodeagent.plan.users import Pod
 from nodeagent.telemetry.process_reader import process_samples
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import MpsServer, Pod
+from nodeagent.views.shapes import MpsServer
 from tests.health.rig import Node
 from tests.health.rig import gpu as reading
 from tests.metrics.node import gpu, sample

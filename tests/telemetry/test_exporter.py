@@ -6,12 +6,13 @@ from nodeagent.metrics.agent_samples import ReaderState
 from nodeagent.metrics.samples import SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.metrics.selection import read_selection
 from nodeagent.plan.observed import ObservedNode
+from nodeagent.plan.users import Pod
 from nodeagent.structs import replace
 from nodeagent.telemetry.exporter import Exporter
 from nodeagent.telemetry.samples import GpuSample, SampleBatch
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import NodeState
-from nodeagent.views.shapes import Cluster, Pod
+from nodeagent.views.shapes import Cluster
 from tests.telemetry.nodes import GPU, divided, user, whole
 from tests.views.daemons import mps_daemon
 

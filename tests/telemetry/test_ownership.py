@@ -3,13 +3,13 @@ from typing import Any
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.metrics.samples import NvLink, SampleSet, Slice, Subject, Value, WholeGpu
 from nodeagent.plan.observed import Access, DeviceDaemon, ObservedNode
+from nodeagent.plan.users import Pod
 from nodeagent.structs import replace
 from nodeagent.telemetry import ownership
 from nodeagent.telemetry.accounting import Accounts, activity, readings
 from nodeagent.telemetry.samples import ProcessReading
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase
 from nodeagent.views.node_state import Reading
-from nodeagent.views.shapes import Pod
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 
 A, B = Owner("team", "a", "main"), Owner("team", "b", "main")

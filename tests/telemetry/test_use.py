@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from nodeagent.cluster.kubelet.processes import Owner
 from nodeagent.plan.observed import DeviceDaemon, ObservedNode
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.users import Pod
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
 from nodeagent.telemetry.samples import ProcessReading
 from nodeagent.use.records import Holder, Spread
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.node_state import Reading
-from nodeagent.views.shapes import Pod
 from tests.draws import draws
 from tests.telemetry.nodes import GPU, MIB, divided, user, whole
 from tests.telemetry.use_rig import DAY, GAP, Agent

@@ -11,8 +11,9 @@ from nodeagent.plan.observed import (
     Placement,
 )
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
+from nodeagent.plan.users import Pod
 from nodeagent.views.mps import plain_number, share_shapes, user_id
-from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsMemory, MpsServer, MpsWaiting, Pod
+from nodeagent.views.shapes import MpsClient, MpsDaemon, MpsMemory, MpsServer, MpsWaiting
 
 GIB = 1 << 30
 

@@ -5,14 +5,14 @@ import pytest
 from msgspec import structs
 
 from nodeagent.health.evaluate import evaluate
-from nodeagent.health.findings import Action, Moment, Pod
+from nodeagent.health.findings import Action, Moment
 from nodeagent.health.readings import Answer, GpuReading, NodeReading, Silence, XidEvent, XidSource
 from nodeagent.health.state import HealthState
 from nodeagent.health.table import ROWS
 from nodeagent.health.xids import default_table
 from nodeagent.plan.observed import Access, DeviceDaemon, Gpu, HealthLimits, ObservedNode
 from nodeagent.plan.problems import Code, Problem
-from nodeagent.plan.users import Usage, User
+from nodeagent.plan.users import Pod, Usage, User
 from nodeagent.structs import replace
 from nodeagent.views.claims import Claim, ClaimPhase
 from nodeagent.views.headline import headline, troubles

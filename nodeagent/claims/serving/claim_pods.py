@@ -10,8 +10,7 @@ from typing import Final
 
 from nodeagent.claims.model import Allocated, ClaimRecord
 from nodeagent.claims.serving.claim_object import ClaimObject
-from nodeagent.plan.users import PodName
-from nodeagent.views.shapes import Pod
+from nodeagent.plan.users import Pod, PodName
 
 ClaimKey = tuple[str, str]  # namespace and name
 
