@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, line, table
+from nodeagent.terminal.page import Json, Line, Span, Tone, joined, line, table
 from nodeagent.text import gibibytes
 
 _HEADER = ("HAS", "PEAK", "OF", "ACTIVE", "HELD", "FREES", "ADVICE")
@@ -27,7 +27,7 @@ def advice_page(
     told = (one for one in advice if workload or one["verdict"] in {"smaller", "larger"})
     why = [line(f"{_name(one)}, {one['device']}: {'; '.join(one['why'])}.") for one in told]
     right = frozenset(range(2 + cards, 7 + cards))
-    return (*table(header, rows, right=right), *([BLANK] if why else []), *why)
+    return joined(table(header, rows, right=right), why)
 
 
 def advised_words(one: Json) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, line, remark, table
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, joined, line, remark, table
 from nodeagent.text import gibibytes
 
 _PHASE_TONES = {
@@ -35,7 +35,7 @@ def claims_page(
         if reason.get("message") not in said:
             less = f"less is offered to claims: {reason.get('message')}"
             notes += remark(less, str(reason.get("remedy", "")))
-    return (*rows, BLANK, *notes) if notes else rows
+    return joined(rows, notes)
 
 
 def claim_lines(claims: Sequence[Json], gpu: str) -> Iterator[Line]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nodeagent.terminal.page import Json, Line, Span, Tone, cut, dim, line
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, in_one_row, line
 from nodeagent.text import quantity
 
 _MAX_EVENTS = 6  # events below the other rows of a page
@@ -30,7 +30,7 @@ def last_event_lines(
     if not shown:
         return ()
     title = line(dim(f"last hour: {quantity(len(events), 'event')}; {_ALL}"))
-    return tuple(_in_one_row(spans, width) for spans in (title, *event_lines(status, shown)))
+    return tuple(in_one_row(spans, width) for spans in (title, *event_lines(status, shown)))
 
 
 def _line(event: Json, gpu: str) -> Line:
@@ -47,14 +47,3 @@ def _line(event: Json, gpu: str) -> Line:
 def _clock(time: object) -> str:
     """`03:04:05Z` of `2026-01-02T03:04:05.678Z`."""
     return f"{str(time)[11:19]}Z"
-
-
-def _in_one_row(spans: Line, width: int) -> Line:
-    room = width
-    found: list[Span] = []
-    for text, tone in spans:
-        found.append(Span(cut(text, room), tone))
-        room -= len(text)
-        if room < 0:
-            break
-    return tuple(found)

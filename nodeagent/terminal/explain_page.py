@@ -1,11 +1,11 @@
 """What `check` found, and entries of the runbook: one in full, or all of them in a line each."""
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from nodeagent.runbook import Entry
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, cut, dim, line, table
+from nodeagent.terminal.page import Line, Span, Tone, cut, dim, joined, line, table
 
 _TONES = {"ok": Tone.GOOD, "warning": Tone.WARNING, "error": Tone.BAD}
 
@@ -28,18 +28,18 @@ _MIN_WIDTH = 20  # columns for sentences, however narrow the terminal is
 
 def entries_page(entries: Sequence[Entry], width: int, *, in_cluster: bool) -> tuple[Line, ...]:
     """Print each entry in full; its commands, those for here first, are whole, to be pasted."""
-    lines: list[Line] = []
-    for entry in entries:
-        if lines:
-            lines.append(BLANK)
-        lines.append(line(Span(entry.title, Tone.TITLE), dim(f"  {entry.kind.value}")))
-        room = max(width - len(_MARGIN), _MIN_WIDTH)
-        sentences = textwrap.wrap(entry.means, room, break_on_hyphens=False)
-        lines += [line(f"{_MARGIN}{row}") for row in sentences]
-        lines += _part("look", _here_first(entry.look, in_cluster))
-        lines += _part("mend", _here_first(entry.mend, in_cluster))
-        lines += _part("see", [", ".join(entry.see)] if entry.see else [])
-    return tuple(lines)
+    room = max(width - len(_MARGIN), _MIN_WIDTH)
+    parts = (
+        (
+            line(Span(entry.title, Tone.TITLE), dim(f"  {entry.kind.value}")),
+            *(line(f"{_MARGIN}{row}") for row in wrap(entry.means, room, break_on_hyphens=False)),
+            *_part("look", _here_first(entry.look, in_cluster)),
+            *_part("mend", _here_first(entry.mend, in_cluster)),
+            *_part("see", [", ".join(entry.see)] if entry.see else []),
+        )
+        for entry in entries
+    )
+    return joined(*parts)
 
 
 _ELSEWHERE = re.compile(r"(?:^# |; |  # )(without|in) a cluster(?:: (.+))?$")

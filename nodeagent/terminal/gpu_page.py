@@ -6,7 +6,7 @@ from nodeagent.terminal import status_page, status_words
 from nodeagent.terminal.claims_page import claim_lines
 from nodeagent.terminal.events_page import event_lines
 from nodeagent.terminal.mps_page import daemon_lines
-from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, indent, line
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, indent, joined, line
 from nodeagent.terminal.slices import Cell, drawing
 from nodeagent.text import gibibytes
 
@@ -42,16 +42,10 @@ def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Lin
         *status_words.mode_lines(gpu),
         *status_words.room_lines(gpu),
     )
-    return (
-        *status_page.headline_lines(status),
-        *status_page.title_lines(status),  # its message may be of another GPU
-        *([BLANK, *problems] if problems else []),
-        BLANK,
-        *_title(gpu),
-        *indent(body, 2),
-        *([BLANK, line(dim("last hour"))] if events else []),
-        *event_lines(status, events),
-    )
+    # A message may be of another GPU.
+    top = (*status_page.headline_lines(status), *status_page.title_lines(status))
+    last = (line(dim("last hour")), *event_lines(status, events)) if events else ()
+    return joined(top, problems, (*_title(gpu), *indent(body, 2)), last)
 
 
 def _title(gpu: Json) -> tuple[Line, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nodeagent.terminal.page import BLANK, Json, Line, Span, Tone, dim, indent, line, remark, table
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, indent, joined, line, remark, table
 from nodeagent.text import gibibytes, quantity
 
 _STATE_TONES = {
@@ -26,7 +26,7 @@ def daemons_page(answer: Json) -> tuple[Line, ...]:
         return (line("No device has MPS."),)
     rows = table(_DAEMON_HEADER, map(_daemon_row, daemons), right=_DAEMON_NUMBERS)
     notes = [note for daemon in daemons for note in _notes(daemon, _place(daemon))]
-    return (*rows, BLANK, *notes) if notes else rows
+    return joined(rows, notes)
 
 
 def clients_page(answer: Json) -> tuple[Line, ...]:
@@ -39,7 +39,7 @@ def clients_page(answer: Json) -> tuple[Line, ...]:
     rows = table(_CLIENT_HEADER, (_client_row(*pair) for pair in clients), right=_CLIENT_NUMBERS)
     findings = (note for d, client in clients for note in _finding_notes(client, _place(d)))
     notes = [*findings, *waiting]
-    return (*rows, BLANK, *notes) if notes else rows
+    return joined(rows, notes)
 
 
 def daemon_lines(daemon: Json, what: str) -> tuple[Line, ...]:

@@ -45,6 +45,11 @@ def line(*parts: str | Span) -> Line:
     return tuple(Span(part) if isinstance(part, str) else part for part in parts)
 
 
+def joined(*parts: Sequence[Line]) -> tuple[Line, ...]:
+    """The parts that have lines, with an empty one between two."""
+    return tuple(row for part in parts if part for row in (BLANK, *part))[1:]
+
+
 def indent(lines: Iterable[Line], by: int) -> tuple[Line, ...]:
     """The lines moved to the right by so many columns; empty ones stay empty."""
     margin = Span(" " * by)
@@ -135,6 +140,14 @@ def at_most(
         if left + row_count((note,), width) <= room:
             return (*lines[:first], note, *lines[first + gone :])
     return tuple(lines[:room])
+
+
+def in_one_row(spans: Line, width: int) -> Line:
+    """The line in at most `width` columns, with an ellipsis where it was longer."""
+    if len(_text(spans)) <= width:
+        return spans
+    *first, (text, tone) = _part(spans, 0, width)
+    return (*first, Span(f"{text[:-1]}…", tone))
 
 
 def _part(spans: Line, begin: int, end: int) -> Iterator[Span]:

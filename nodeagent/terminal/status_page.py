@@ -13,13 +13,13 @@ from nodeagent.terminal.events_page import last_event_lines
 from nodeagent.terminal.gpu_table import gpu_table, legend, model_lines
 from nodeagent.terminal.mps_page import daemon_line, daemon_place_words
 from nodeagent.terminal.page import (
-    BLANK,
     Json,
     Line,
     Span,
     Tone,
     at_most,
     dim,
+    joined,
     line,
     remark,
     row_count,
@@ -77,7 +77,7 @@ def status_page(
     hand = [*_first_that_fit(others, spare(top, more, table, least, newest) - 1, width), *more]
     rest = _details(status, spare(top, hand, table, newest) - 1, width)
     last = last_event_lines(status, events, spare(top, hand, table, rest) - 1 - over, width)
-    return _joined(top, hand, table, rest, last)
+    return joined(top, hand, table, rest, last)
 
 
 def problems_page(status: Json) -> tuple[Line, ...]:
@@ -85,10 +85,6 @@ def problems_page(status: Json) -> tuple[Line, ...]:
     found = _remedies_once(status.get("troubles", ()))
     troubles = [row for one in found for row in trouble_lines(one)]
     return (*(troubles or headline_lines(status)), *_explained(status))
-
-
-def _joined(*parts: Sequence[Line]) -> tuple[Line, ...]:
-    return tuple(row for part in parts if part for row in (BLANK, *part))[1:]
 
 
 # --- what the node is at --------------------------------------------------------------------------
