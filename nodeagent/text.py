@@ -3,7 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Iterable
+from typing import TypeVar
 
+Kind = TypeVar("Kind")
+Thing = TypeVar("Thing")
 MAX_QUOTED = 60
 
 
@@ -70,6 +73,14 @@ def did_you_mean(text: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     """A remedy that names the nearest spelling, or nothing."""
     name = nearest(text, known, cutoff=cutoff)
     return f"did you mean {name}?" if name else ""
+
+
+def alike(pairs: Iterable[tuple[Kind, Thing]]) -> dict[Kind, list[Thing]]:
+    """The things of each kind, in their order."""
+    found: dict[Kind, list[Thing]] = {}
+    for kind, thing in pairs:
+        found.setdefault(kind, []).append(thing)
+    return found
 
 
 def gpus_words(indices: Iterable[int]) -> str:

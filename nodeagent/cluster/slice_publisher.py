@@ -26,6 +26,7 @@ from nodeagent.cluster.reflector import Reflector, WatchIntervals
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.signals import Signal
 from nodeagent.structs import Struct, read_in_threads, replace
+from nodeagent.text import alike
 
 log = structlog.get_logger(__name__)
 
@@ -275,10 +276,7 @@ class SlicePublisher:
 
 def _readable_offers(slices: Iterable[PublishedSlice]) -> Iterator[PoolOffer]:
     """Yield the offers of the pools that can be read."""
-    pools: dict[str, list[JsonObject]] = {}
-    for one in slices:
-        pools.setdefault(one.pool, []).append(one.body)
-    for pool, found in pools.items():
+    for pool, found in alike((one.pool, one.body) for one in slices).items():
         try:
             offer = resource_slices.read_offer(found)
         except resource_slices.UnreadableSlice as error:

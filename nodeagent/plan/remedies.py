@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage
+from nodeagent.text import alike
 
 # For users that the driver counts and does not name.
 SHOW_USERS = "`fuser -v /dev/nvidia*` shows what uses it"
@@ -20,9 +21,7 @@ def end_commands(users: Iterable[tuple[int, str, str]]) -> str:
         for pid, namespace, pod in users
         if pod or pid
     )
-    names: dict[str, list[str]] = {}  # by command
-    for command, name in sorted(ends, key=lambda end: end[0] == "kill")[:_MAX_NAMED]:
-        names.setdefault(command, []).append(name)
+    names = alike(sorted(ends, key=lambda end: end[0] == "kill")[:_MAX_NAMED])
     commands = " and ".join(f"`{command} {' '.join(named)}`" for command, named in names.items())
     return f"{commands} and {rest} more" if (rest := len(ends) - _MAX_NAMED) > 0 else commands
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from nodeagent.terminal import status_words
 from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line, table
 from nodeagent.terminal.slices import Cell, with_gaps_filled
-from nodeagent.text import gpus_words
+from nodeagent.text import alike, gpus_words
 
 _MARKS = {"in use": "█", "idle": "·", "half made": "×", "not known": "?"}
 _UNHEALTHY = "!"
@@ -23,10 +23,8 @@ _IN_FULL = "one GPU in full: nodeagent status --gpu N"
 
 def model_lines(gpus: Sequence[Json]) -> Iterator[Line]:
     """`GPUs 0-7  8 x NVIDIA H100 80GB HBM3`: one line for each model."""
-    by_name: dict[str, list[int]] = {}
-    for gpu in gpus:
-        by_name.setdefault(str(gpu.get("name") or "unnamed GPU"), []).append(int(gpu["index"]))
-    for name, indices in by_name.items():
+    names = ((str(gpu.get("name") or "unnamed GPU"), int(gpu["index"])) for gpu in gpus)
+    for name, indices in alike(names).items():
         times = f"{len(indices)} x " if len(indices) > 1 else ""
         yield line(Span(gpus_words(indices), Tone.TITLE), f"  {times}{name}")
 

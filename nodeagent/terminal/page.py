@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nodeagent.text import gpus_words, quantity
+from nodeagent.text import alike, gpus_words, quantity
 
 if TYPE_CHECKING:  # what only shows the agent's answers does without it
     from nodeagent.plan.observed import Gpu
@@ -185,9 +185,7 @@ def remark(
 
 def gpu_blocks(bodies: Iterable[tuple[Gpu, tuple[Line, ...]]]) -> list[Line]:
     """Put each GPU's lines below its title; GPUs of one model with equal lines share a block."""
-    groups: dict[tuple[str, tuple[Line, ...]], list[Gpu]] = {}
-    for gpu, body in bodies:
-        groups.setdefault((gpu.name or "unnamed GPU", body), []).append(gpu)
+    groups = alike(((gpu.name or "unnamed GPU", body), gpu) for gpu, body in bodies)
     lines: list[Line] = []
     for (name, body), gpus in groups.items():
         where = Span(gpus_words(gpu.index for gpu in gpus), Tone.TITLE)

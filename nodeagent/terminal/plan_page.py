@@ -28,7 +28,7 @@ from nodeagent.terminal.plan_words import (
     verdict_span,
 )
 from nodeagent.terminal.slices import drawing
-from nodeagent.text import gpus_words, quantity
+from nodeagent.text import alike, gpus_words, quantity
 from nodeagent.views.text import layout_words, step_words
 
 # --- plan -----------------------------------------------------------------------------------------
@@ -118,14 +118,10 @@ def assert_page(plan: NodePlan) -> tuple[Line, ...]:
 
 
 def _differences(plans: Iterable[GpuPlan]) -> list[Line]:
-    groups: dict[tuple[Line, ...], list[int]] = {}
-    for plan in plans:
-        groups.setdefault(_difference(plan), []).append(plan.before.index)
     lines: list[Line] = []
-    for difference, indices in groups.items():
-        name = f"{gpus_words(indices)}: "
-        first, *rest = difference
-        lines += [(Span(name, Tone.TITLE), *first), *indent(rest, 2)]
+    groups = alike((_difference(plan), plan.before.index) for plan in plans)
+    for (first, *rest), indices in groups.items():
+        lines += [(Span(f"{gpus_words(indices)}: ", Tone.TITLE), *first), *indent(rest, 2)]
     return lines
 
 

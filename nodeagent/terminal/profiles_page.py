@@ -9,7 +9,7 @@ from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
 from nodeagent.terminal.page import Line, Span, Tone, dim, gpu_blocks, indent, line, table
 from nodeagent.terminal.plan_words import mode_words, problem_lines
-from nodeagent.text import gibibytes, quantity
+from nodeagent.text import alike, gibibytes, quantity
 
 if TYPE_CHECKING:
     from nodeagent.simulation.boards import Board
@@ -62,9 +62,7 @@ def _engine_words(engines: Engines) -> str:
 
 def _placement_words(placements: Sequence[Placement]) -> str:
     """`{0,2,4}:2`: where instances may begin, and how many memory slices they take."""
-    by_size: dict[int, list[int]] = {}
-    for place in placements:
-        by_size.setdefault(place.size, []).append(place.start)
+    by_size = alike((place.size, place.start) for place in placements)
     return " ".join(
         f"{{{','.join(map(str, sorted(starts)))}}}:{size}" for size, starts in by_size.items()
     )

@@ -24,7 +24,7 @@ from nodeagent.terminal.page import (
     remark,
     row_count,
 )
-from nodeagent.text import gpus_words, listed, quantity
+from nodeagent.text import alike, gpus_words, listed, quantity
 
 _PHASE_TONES = {
     "InSync": Tone.GOOD,
@@ -244,10 +244,7 @@ def _details(status: Json, room: int, width: int) -> tuple[Line, ...]:
 
 def _by_gpu(gpus: Sequence[Json], lines_of: Callable[[Json], Iterable[Line]]) -> list[Line]:
     """The lines with the GPU in front; those that several GPUs have alike once."""
-    found: dict[Line, list[int]] = {}
-    for gpu in gpus:
-        for spans in lines_of(gpu):
-            found.setdefault(spans, []).append(int(gpu["index"]))
+    found = alike((spans, int(gpu["index"])) for gpu in gpus for spans in lines_of(gpu))
     return [(Span(f"{gpus_words(where)}  "), *spans) for spans, where in found.items()]
 
 

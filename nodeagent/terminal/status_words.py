@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from nodeagent.terminal.mps_page import pod_words, process_words
 from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line
 from nodeagent.terminal.slices import Cell
-from nodeagent.text import gibibytes, with_counts
+from nodeagent.text import alike, gibibytes, with_counts
 
 _USUAL = "default"
 
@@ -45,9 +45,8 @@ def daemons_on(gpu: Json, daemons: Sequence[Json]) -> Iterator[tuple[Json, str]]
 
 def cells_of(gpu: Json) -> list[Cell]:
     """One box for each GPU instance, whatever compute instances it holds: their names and state."""
-    found: dict[tuple[int, int], list[Json]] = {}  # a half-made instance has one entry
-    for instance in gpu.get("instances", ()):
-        found.setdefault((int(instance["start"]), int(instance["size"])), []).append(instance)
+    devices = gpu.get("instances", ())  # a half-made instance has one entry
+    found = alike(((int(one["start"]), int(one["size"])), one) for one in devices)
     return [_cell(place, devices, gpu) for place, devices in found.items()]
 
 

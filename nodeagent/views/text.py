@@ -8,6 +8,7 @@ from typing import Any, assert_never
 from nodeagent.plan import steps
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, users_of
 from nodeagent.plan.users import User
+from nodeagent.text import alike
 
 MODE_WORD = {True: "enabled", False: "disabled"}  # of MIG
 
@@ -66,11 +67,10 @@ def _mig_words(gpu: Gpu) -> str:
         return f"MIG {'on' if gpu.mig.current else 'off'}, waiting for a GPU reset to change"
     if not gpu.mig.current:
         return "MIG off"
-    starts: dict[str, list[int]] = {}
-    for instance in sorted(gpu.instances, key=lambda i: i.placement):
-        starts.setdefault(_instance_words(instance), []).append(instance.placement.start)
-    alike = (f"{what} at {', '.join(map(str, where))}" for what, where in starts.items())
-    return "; ".join(alike) or "no instances"
+    ordered = sorted(gpu.instances, key=lambda i: i.placement)
+    starts = alike((_instance_words(one), one.placement.start) for one in ordered)
+    words = (f"{what} at {', '.join(map(str, where))}" for what, where in starts.items())
+    return "; ".join(words) or "no instances"
 
 
 def _instance_words(instance: GpuInstance) -> str:

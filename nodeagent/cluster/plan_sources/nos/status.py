@@ -13,6 +13,7 @@ from nodeagent.documents.reading import digest_of
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import as_used
 from nodeagent.reconcile.plan_update import NoPlan, PlanUpdate, UnreadablePlan
+from nodeagent.text import alike
 from nodeagent.views.node_state import NodeState, Phase
 
 _Counts = Counter[StatusKey]
@@ -74,9 +75,7 @@ def _counted(state: NodeState, annotations: Mapping[str, str]) -> tuple[set[int]
     A GPU that does not answer is counted as it was last seen, and as in use: nos must not plan
     with it.
     """
-    asked: dict[int, list[str]] = {}
-    for index, profile in grammar.requested_profiles(annotations):
-        asked.setdefault(index, []).append(profile)
+    asked = alike(grammar.requested_profiles(annotations))
     silent: set[int] = set()
     counts: _Counts = Counter()
     for gpu in state.observed.gpus:
