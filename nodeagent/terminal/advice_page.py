@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from nodeagent.terminal.page import Json, Line, Span, Tone, joined, line, table
+from nodeagent.terminal.page import Json, Line, Span, joined, line, table, toned
 from nodeagent.text import gibibytes
 
 _HEADER = ("HAS", "PEAK", "OF", "ACTIVE", "HELD", "FREES", "ADVICE")
-_TONES = {"smaller": Tone.NEW, "larger": Tone.WARNING, "keep": Tone.GOOD}
 
 
 def advice_page(
@@ -47,7 +46,7 @@ def _row(one: Json) -> tuple[str | Span, ...]:
         f"{one['activity']:.0f} %" if "activity" in one else "-",
         f"{one['held'] / 3600:.1f} h",
         f"{100 * one['freesPart']:.0f} %" if one.get("freesPart") else "-",
-        Span(advised_words(one), _TONES.get(one["verdict"], Tone.PLAIN)),
+        Span(advised_words(one), toned(one["verdict"]).tone),
     )
 
 

@@ -3,16 +3,9 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from nodeagent.terminal.page import Json, Line, Span, Tone, dim, joined, line, remark, table
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, joined, line, remark, table, toned
 from nodeagent.text import gibibytes
 
-_PHASE_TONES = {
-    "Waiting": Tone.WARNING,
-    "Preparing": Tone.NEW,
-    "Ready": Tone.GOOD,
-    "Releasing": Tone.WARNING,
-    "Unreadable": Tone.BAD,
-}
 _UNKNOWN = "-"
 _NONE = "No claim uses this node."
 _HEADER = ("CLAIM", "PHASE", "AGE", "PODS", "GPU", "DEVICE", "UUID", "CLAIM UID")
@@ -68,7 +61,7 @@ def _words(claim: Json) -> tuple[str | Span, ...]:
     pods = [str(pod.get("name")) for pod in claim.get("pods", ())]
     whose = f", pod {', '.join(pods)}" if pods else ""
     reason = next((f": {one['message']}" for one in _problems(claim) if one.get("message")), "")
-    return f"claim {_title(claim)} ", _phase(claim), whose, reason
+    return f"claim {_title(claim)} ", toned(claim.get("phase", "?")), whose, reason
 
 
 def _title(claim: Json) -> str:
@@ -76,11 +69,6 @@ def _title(claim: Json) -> str:
     if claim.get("name"):
         return f"{claim.get('namespace', '')}/{claim['name']}"
     return str(claim.get("uid") or _UNKNOWN)
-
-
-def _phase(claim: Json) -> Span:
-    phase = str(claim.get("phase", "?"))
-    return Span(phase, _PHASE_TONES.get(phase, Tone.PLAIN))
 
 
 def _device_words(device: Json) -> str:
@@ -107,7 +95,8 @@ def _rows(claim: Json, now: datetime) -> Iterator[list[str | Span]]:
     """The claim's own cells stand in the first of its rows alone."""
     pods = [str(pod.get("name")) for pod in claim.get("pods", ())]
     age = age_words(str(claim.get("since", "")), now)
-    own: list[str | Span] = [_title(claim), _phase(claim), age, ", ".join(pods) or _UNKNOWN]
+    phase = toned(claim.get("phase", "?"))
+    own: list[str | Span] = [_title(claim), phase, age, ", ".join(pods) or _UNKNOWN]
     uid = dim(str(claim.get("uid") or _UNKNOWN))
     devices: Sequence[Json] = claim.get("devices", ())
     for device in devices or ({},):

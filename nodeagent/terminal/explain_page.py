@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from nodeagent.runbook import Entry
-from nodeagent.terminal.page import Line, Span, Tone, cut, dim, joined, line, table
-
-_TONES = {"ok": Tone.GOOD, "warning": Tone.WARNING, "error": Tone.BAD}
+from nodeagent.terminal.page import Line, Span, Tone, cut, dim, joined, line, table, toned
 
 
 def check_page(findings: Sequence[tuple[str, str, str, str]]) -> tuple[Line, ...]:
@@ -15,7 +13,7 @@ def check_page(findings: Sequence[tuple[str, str, str, str]]) -> tuple[Line, ...
     width = max((len(check) for check, *_ in findings), default=0)
     lines: list[Line] = []
     for check, level, message, remedy in findings:
-        lines.append(line(Span(f"{level:<9}", _TONES[level]), f"{check:<{width}}  {message}"))
+        lines.append(line(Span(f"{level:<9}", toned(level).tone), f"{check:<{width}}  {message}"))
         if remedy:
             lines.append(line(" " * (width + 11), remedy))
     return tuple(lines)

@@ -2,15 +2,21 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nodeagent.terminal.page import Json, Line, Span, Tone, dim, indent, joined, line, remark, table
+from nodeagent.terminal.page import (
+    Json,
+    Line,
+    Span,
+    Tone,
+    dim,
+    indent,
+    joined,
+    line,
+    remark,
+    table,
+    toned,
+)
 from nodeagent.text import gibibytes, quantity
 
-_STATE_TONES = {
-    "Ready": Tone.GOOD,
-    **dict.fromkeys(("Starting", "Limiting"), Tone.NEW),
-    **dict.fromkeys(("Draining", "Backoff", "Down"), Tone.WARNING),
-    **dict.fromkeys(("Fault", "Failed"), Tone.BAD),
-}
 _UNKNOWN = "-"
 
 _DAEMON_HEADER = ("DEVICE", "STATE", "PID", "USER", "RESTARTS", "CLIENTS", "SHARES", "UUID")
@@ -56,7 +62,7 @@ def daemon_line(daemon: Json, what: str) -> Line:
     facts += [shares_words(daemon)] if daemon.get("shares") else []
     clients = len(daemon.get("clients", ()))
     facts += [quantity(clients, "client")] if clients else []
-    return line(f"MPS on {what}: ", _state_span(daemon), dim(f"  {', '.join(facts)}"))
+    return line(f"MPS on {what}: ", toned(daemon.get("state", "?")), dim(f"  {', '.join(facts)}"))
 
 
 def daemon_place_words(daemon: Json) -> str:
@@ -103,15 +109,10 @@ def _share_words(name: str, share: Json) -> str:
     return f"{name} {count}{memory} {threads}"
 
 
-def _state_span(daemon: Json) -> Span:
-    state = str(daemon.get("state", "?"))
-    return Span(state, _STATE_TONES.get(state, Tone.PLAIN))
-
-
 def _daemon_row(daemon: Json) -> list[str | Span]:
     return [
         daemon_place_words(daemon),
-        _state_span(daemon),
+        toned(daemon.get("state", "?")),
         *(str(daemon.get(key, _UNKNOWN)) for key in ("pid", "user", "restarts")),
         str(len(daemon.get("clients", ()))),
         shares_words(daemon),
@@ -149,7 +150,7 @@ def _notes(daemon: Json, place: str) -> Iterator[Line]:
     """What is not as it should be; `place` stands in front of each note."""
     state, why, trouble = (daemon.get(key) for key in ("state", "why", "trouble"))
     if why and state != "Ready":
-        yield from remark(f"{place}{why}", tone=_STATE_TONES.get(str(state), Tone.WARNING))
+        yield from remark(f"{place}{why}", tone=toned(state, Tone.WARNING).tone)
         for printed in daemon.get("lastLines", ()):
             yield line(dim(f"    {printed}"))
     if trouble and trouble != why:

@@ -65,6 +65,30 @@ def _text(spans: Line) -> str:
     return "".join(span.text for span in spans)
 
 
+_TONES = {
+    **dict.fromkeys(("InSync", "Ready", "ok", "done", "keep", "confirmed"), Tone.GOOD),
+    **dict.fromkeys(("Working", "Starting", "Limiting", "Preparing", "info"), Tone.NEW),
+    **dict.fromkeys(("new", "changes", "changed", "smaller"), Tone.NEW),
+    **dict.fromkeys(("Blocked", "Draining", "Backoff", "Down", "Waiting"), Tone.WARNING),
+    **dict.fromkeys(("Releasing", "warning", "undone", "larger", "inferred"), Tone.WARNING),
+    **dict.fromkeys(("Rejected", "Failed", "Fault", "Unreadable", "error"), Tone.BAD),
+    **dict.fromkeys(("failed", "assumed"), Tone.BAD),
+    "stays": Tone.STAYS,
+    "idle": Tone.STAYS,
+    "goes": Tone.GOES,
+    "in use": Tone.IN_USE,
+    "half made": Tone.WARNING,
+    "skipped": Tone.DIM,
+    "not known": Tone.DIM,
+}
+
+
+def toned(word: object, other: Tone = Tone.PLAIN) -> Span:
+    """A word for a phase, state, severity, result or fate in its tone; any other in `other`."""
+    text = str(word)
+    return Span(text, _TONES.get(text, other))
+
+
 # --- in colour ------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from nodeagent.plan.plan import (
 from nodeagent.plan.planner import once_free
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import SetComputeMode, SetTimeSlice, StartMps, Step
-from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gpu_blocks, indent, line
+from nodeagent.terminal.page import BLANK, Line, Span, Tone, dim, gpu_blocks, indent, line, toned
 from nodeagent.terminal.plan_words import (
     cells_after,
     cells_before,
@@ -154,17 +154,9 @@ def _wanted(step: Step) -> str:
 # --- apply ----------------------------------------------------------------------------------------
 
 
-_RESULT_TONES = {
-    StepResult.DONE: Tone.GOOD,
-    StepResult.FAILED: Tone.BAD,
-    StepResult.UNDONE: Tone.WARNING,
-    StepResult.SKIPPED: Tone.DIM,
-}
-
-
 def step_line(index: int, report: StepReport) -> Line:
     """One step as it ended: `GPU 0  done     create 3g.40gb at 0  (0.05 s)`."""
-    result = Span(f"{report.result:<9}", _RESULT_TONES[report.result])
+    result = Span(f"{report.result:<9}", toned(report.result).tone)
     why = f": {report.message}" if report.message else ""
     time = dim(f"  ({report.seconds:.2f} s)") if report.result is not StepResult.SKIPPED else ""
     return line(f"GPU {index}  ", result, step_sentence(report.step) + why, time)

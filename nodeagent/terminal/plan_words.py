@@ -4,7 +4,6 @@ sentences.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
 
 from nodeagent.plan.observed import DeviceDaemon, Gpu, GpuInstance
 from nodeagent.plan.plan import Verdict
@@ -16,7 +15,7 @@ from nodeagent.plan.steps import (
     DestroyGpuInstance,
     Step,
 )
-from nodeagent.terminal.page import Line, Span, Tone, remark
+from nodeagent.terminal.page import Line, Span, Tone, remark, toned
 from nodeagent.terminal.slices import Cell
 from nodeagent.text import with_counts
 from nodeagent.views.text import step_words
@@ -67,16 +66,6 @@ def problem_lines(problems: Iterable[Problem], tone: Tone) -> tuple[Line, ...]:
 # --- the instances as boxes -----------------------------------------------------------------------
 
 
-_Fate: TypeAlias = tuple[str, Tone]
-
-_NONE: _Fate = ("", Tone.PLAIN)
-_STAYS: _Fate = ("stays", Tone.STAYS)
-_GOES: _Fate = ("goes", Tone.GOES)
-_CHANGES: _Fate = ("changes", Tone.NEW)
-_CHANGED: _Fate = ("changed", Tone.NEW)
-_NEW: _Fate = ("new", Tone.NEW)
-
-
 def slots_of(gpu: Gpu) -> int:
     """How many memory slices the card has, from what its profiles can cover."""
     placements = [p for profile in gpu.profiles for p in profile.placements]
@@ -86,39 +75,39 @@ def slots_of(gpu: Gpu) -> int:
 
 def cells_now(gpu: Gpu) -> tuple[Cell, ...]:
     """The GPU as it is, with nothing said about the future."""
-    return _cells(gpu, lambda _: _NONE)
+    return _cells(gpu, lambda _: "")
 
 
 def cells_before(gpu: Gpu, steps: Iterable[Step]) -> tuple[Cell, ...]:
     """The GPU as it is; the instances that `steps` destroy or change are marked."""
     fates = _fates(steps)
-    return _cells(gpu, lambda instance: fates.get(instance.id, _STAYS))
+    return _cells(gpu, lambda instance: fates.get(instance.id, "stays"))
 
 
 def cells_after(gpu: Gpu, before: Gpu, steps: Iterable[Step]) -> tuple[Cell, ...]:
     """The GPU as it would be; what was not there before is marked new."""
     fates = _fates(steps)
     kept = {
-        (i.placement, i.profile): _CHANGED if i.id in fates else _STAYS
+        (i.placement, i.profile): "changed" if i.id in fates else "stays"
         for i in before.instances
-        if fates.get(i.id) is not _GOES
+        if fates.get(i.id) != "goes"
     }
-    return _cells(gpu, lambda instance: kept.get((instance.placement, instance.profile), _NEW))
+    return _cells(gpu, lambda instance: kept.get((instance.placement, instance.profile), "new"))
 
 
-def _fates(steps: Iterable[Step]) -> dict[int, _Fate]:
+def _fates(steps: Iterable[Step]) -> dict[int, str]:
     """Map GPU instance ids to what happens; one that is destroyed goes, whatever else happens."""
-    fates: dict[int, _Fate] = {}
+    fates: dict[int, str] = {}
     for step in steps:
         if isinstance(step, DestroyGpuInstance):
-            fates[step.instance] = _GOES
+            fates[step.instance] = "goes"
         elif isinstance(step, DestroyComputeInstance | CreateComputeInstance):
-            fates.setdefault(step.instance, _CHANGES)
+            fates.setdefault(step.instance, "changes")
     return fates
 
 
-def _cells(gpu: Gpu, fate_of: Callable[[GpuInstance], _Fate]) -> tuple[Cell, ...]:
-    cells = tuple(_cell(instance, *fate_of(instance)) for instance in gpu.instances)
+def _cells(gpu: Gpu, fate_of: Callable[[GpuInstance], str]) -> tuple[Cell, ...]:
+    cells = tuple(_cell(instance, fate_of(instance)) for instance in gpu.instances)
     labels = (mode_words(gpu), *_mps_label([gpu.mps]))
     return cells or (Cell(0, slots_of(gpu), labels, Tone.DIM),)
 
@@ -127,7 +116,7 @@ def _mps_label(daemons: Iterable[DeviceDaemon | None]) -> tuple[str, ...]:
     return ("MPS",) if any(daemons) else ()
 
 
-def _cell(instance: GpuInstance, fate: str, tone: Tone) -> Cell:
+def _cell(instance: GpuInstance, fate: str) -> Cell:
     in_use = instance.in_use and fate != "new"
     states: tuple[str, ...] = ("in use",) if in_use else (fate,) if fate else ()
     if in_use and fate == "goes":
@@ -135,7 +124,7 @@ def _cell(instance: GpuInstance, fate: str, tone: Tone) -> Cell:
     place = instance.placement
     shared = _mps_label(device.mps for device in instance.compute)
     labels = (devices_in(instance), *shared, *states)
-    return Cell(place.start, place.size, labels, Tone.IN_USE if in_use else tone)
+    return Cell(place.start, place.size, labels, toned("in use" if in_use else fate).tone)
 
 
 def mode_words(gpu: Gpu) -> str:

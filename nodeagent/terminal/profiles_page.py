@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
-from nodeagent.terminal.page import Line, Span, Tone, dim, gpu_blocks, indent, line, table
+from nodeagent.terminal.page import Line, Span, Tone, dim, gpu_blocks, indent, line, table, toned
 from nodeagent.terminal.plan_words import mode_words, problem_lines
 from nodeagent.text import alike, gibibytes, quantity
 
@@ -71,12 +71,6 @@ def _placement_words(placements: Sequence[Placement]) -> str:
 # --- boards ---------------------------------------------------------------------------------------
 
 
-_TONES = {
-    "confirmed": Tone.GOOD,
-    "single-source": Tone.PLAIN,
-    "inferred": Tone.WARNING,
-    "assumed": Tone.BAD,
-}
 _COLUMN = 26  # for the names of profiles and cards: the longest has 24 letters
 
 
@@ -91,7 +85,7 @@ def _board(board: Board) -> list[Line]:
     rows = [
         line(
             f"{profile.name:<{_COLUMN - 2}}{profile.max_instances} x {gibibytes(profile.memory)}  ",
-            Span(profile.status, _TONES.get(profile.status, Tone.PLAIN)),
+            toned(profile.status),
         )
         for profile in board.profiles
     ]

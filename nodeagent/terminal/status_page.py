@@ -23,18 +23,10 @@ from nodeagent.terminal.page import (
     line,
     remark,
     row_count,
+    toned,
 )
 from nodeagent.text import alike, gpus_words, listed, quantity
 
-_PHASE_TONES = {
-    "InSync": Tone.GOOD,
-    "Working": Tone.NEW,
-    "Blocked": Tone.WARNING,
-    "Rejected": Tone.BAD,
-    "Failed": Tone.BAD,
-    "NoPlan": Tone.PLAIN,
-}
-_TONES = {"ok": Tone.GOOD, "info": Tone.NEW, "warning": Tone.WARNING, "error": Tone.BAD}
 _DIGEST_SHOWN = 19  # columns: "sha256:" and twelve digits
 _IN_FULL = "nodeagent status --gpu N shows one GPU in full"
 _NOT_SHOWN = "the rest does not fit: see nodeagent status --gpu N, or -o json"
@@ -99,8 +91,10 @@ def title_lines(status: Json, message: str = "") -> tuple[Line, ...]:
     name = f" ({status['configuration']})" if status.get("configuration") else ""
     plan = f"plan {digest[:_DIGEST_SHOWN]}{name} from {source}" if digest else "no plan"
     seen = f", seen {status['observedAt']}" if status.get("observedAt") else ""
+    severity = (status.get("headline") or {}).get("severity")
+    praised = phase != "InSync" or severity not in ("warning", "error")  # never green beside these
     return (
-        line(node, "  ", Span(phase, _phase_tone(status)), message),
+        line(node, "  ", toned(phase) if praised else Span(phase), message),
         line(dim(f"{plan}{seen}")),
         *_cluster_lines(status),
     )
@@ -116,15 +110,6 @@ def _message(status: Json, said: Iterable[Line]) -> str:
     no_more = not message or message.lower() == str(status.get("phase", "")).lower()
     known = first in lost or first[1:] in text  # its first letter may be a capital there
     return "" if no_more or known else f": {message}"
-
-
-def _phase_tone(status: Json) -> Tone:
-    """Never green while something else is wrong, even if the plan is applied."""
-    phase = str(status.get("phase", "unknown"))
-    severity = (status.get("headline") or {}).get("severity", "ok")
-    if phase == "InSync" and severity in ("warning", "error"):
-        return Tone.PLAIN
-    return _PHASE_TONES.get(phase, Tone.PLAIN)
 
 
 def _cluster_lines(status: Json) -> tuple[Line, ...]:
@@ -160,7 +145,7 @@ def headline_lines(status: Json) -> tuple[Line, ...]:
     path = same.get("path", "")
     more = [same.get("evidence", ""), f"in the plan: {path}" if path and path not in text else ""]
     return (
-        line(Span(text, _TONES.get(str(headline.get("severity")), Tone.PLAIN))),
+        line(Span(text, toned(headline.get("severity", "")).tone)),
         *([line(f"  {remedy}")] if remedy else []),
         *(line(dim(f"  {said}")) for said in more if said),
     )
@@ -188,7 +173,7 @@ def trouble_lines(trouble: Json) -> tuple[Line, ...]:
     """What is wrong, with what was read of it, and what mends it."""
     text, evidence = str(trouble["text"]), trouble.get("evidence")
     said = f"{text.rstrip('.')}: {evidence}" if evidence else text
-    tone = _TONES.get(str(trouble.get("severity")), Tone.WARNING)
+    tone = toned(trouble.get("severity", ""), Tone.WARNING).tone
     return remark(said, trouble.get("remedy", ""), path=trouble.get("path", ""), tone=tone)
 
 

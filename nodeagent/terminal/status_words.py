@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from nodeagent.terminal.mps_page import pod_words, process_words
-from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line
+from nodeagent.terminal.page import Json, Line, Span, Tone, dim, line, toned
 from nodeagent.terminal.slices import Cell
 from nodeagent.text import alike, gibibytes, with_counts
 
@@ -52,13 +52,11 @@ def cells_of(gpu: Json) -> list[Cell]:
 
 def _cell(place: tuple[int, int], devices: Sequence[Json], gpu: Json) -> Cell:
     name = with_counts(str(device.get("profile", "?")) for device in devices)
-    if not answers(gpu):
-        return Cell(*place, (name, "not known"), Tone.DIM)
+    state = "in use" if any(device.get("inUse") for device in devices) else "idle"
     if not any(device.get("uuid") for device in devices):
-        return Cell(*place, (name, "half made"), Tone.WARNING)
-    if any(device.get("inUse") for device in devices):
-        return Cell(*place, (name, "in use"), Tone.IN_USE)
-    return Cell(*place, (name, "idle"), Tone.STAYS)
+        state = "half made"
+    state, tone = toned(state if answers(gpu) else "not known")
+    return Cell(*place, (name, state), tone)
 
 
 def mode_words(gpu: Json) -> str:
