@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from nodeagent.terminal.page import Json, Line, Span, joined, line, table, toned
 from nodeagent.text import gibibytes
 
-_HEADER = ("HAS", "PEAK", "OF", "ACTIVE", "HELD", "FREES", "ADVICE")
+_HEADER = ("HAS", ">PEAK", ">OF", ">ACTIVE", ">HELD", ">FREES", "ADVICE")
 
 
 def advice_page(
@@ -25,8 +25,7 @@ def advice_page(
     rows = ((_name(one), *([one["model"]] if cards else []), *_row(one)) for one in advice)
     told = (one for one in advice if workload or one["verdict"] in {"smaller", "larger"})
     why = [line(f"{_name(one)}, {one['device']}: {'; '.join(one['why'])}.") for one in told]
-    right = frozenset(range(2 + cards, 7 + cards))
-    return joined(table(header, rows, right=right), why)
+    return joined(table(header, rows), why)
 
 
 def advised_words(one: Json) -> str:

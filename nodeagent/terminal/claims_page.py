@@ -8,8 +8,7 @@ from nodeagent.text import gibibytes
 
 _UNKNOWN = "-"
 _NONE = "No claim uses this node."
-_HEADER = ("CLAIM", "PHASE", "AGE", "PODS", "GPU", "DEVICE", "UUID", "CLAIM UID")
-_NUMBERS = frozenset({2, 4})
+_HEADER = ("CLAIM", "PHASE", ">AGE", "PODS", ">GPU", "DEVICE", "UUID", "CLAIM UID")
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _MIN_UNITS = 2  # of a unit, so that 90 s are not 1m
 
@@ -21,7 +20,7 @@ def claims_page(
     offer less than they could, as far as a claim does not say that already.
     """
     cells = (row for claim in claims for row in _rows(claim, now))
-    rows = table(_HEADER, cells, right=_NUMBERS) if claims else (line(_NONE),)
+    rows = table(_HEADER, cells) if claims else (line(_NONE),)
     notes = [note for claim in claims for note in _notes(claim)]
     said = {problem.get("message") for claim in claims for problem in _problems(claim)}
     for reason in less_offered:

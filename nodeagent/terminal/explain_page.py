@@ -84,4 +84,4 @@ def list_page(entries: Sequence[Entry], width: int) -> tuple[Line, ...]:
         (*name, cut(entry.first_sentence, max(room, _MIN_WIDTH)))
         for name, entry in zip(names, entries, strict=True)
     ]
-    return table(("CODE", "KIND", "MEANS"), rows, right=frozenset())
+    return table(("CODE", "KIND", "MEANS"), rows)

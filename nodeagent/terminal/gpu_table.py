@@ -15,8 +15,7 @@ _MARKS = {"in use": "█", "idle": "·", "half made": "×", "not known": "?"}
 _UNHEALTHY = "!"
 # Columns for a memory slice, its left border included; a card without MIG is one of them.
 _MIN_PITCH, _MAX_PITCH, _WHOLE = 2, 9, 72
-_HEADER = ("UTIL", "MEM GiB", "TEMP", "POWER", "MPS", "CLAIMS")
-_NUMBERS = frozenset({"UTIL", "MEM GiB", "TEMP", "POWER", "CLAIMS"})
+_HEADER = (">UTIL", ">MEM GiB", ">TEMP", ">POWER", "MPS", ">CLAIMS")
 _NONE = "-"
 _IN_FULL = "one GPU in full: nodeagent status --gpu N"
 
@@ -68,9 +67,7 @@ def _index(gpu: Json) -> Line:
 
 def _facts(rows: Sequence[Sequence[str | Span]]) -> tuple[Line, ...]:
     known = [n for n in range(len(_HEADER)) if any(row[n] != _NONE for row in rows)]
-    header = [_HEADER[n] for n in known]
-    right = frozenset(place for place, title in enumerate(header) if title in _NUMBERS)
-    return table(header, [[row[n] for n in known] for row in rows], right=right)
+    return table([_HEADER[n] for n in known], [[row[n] for n in known] for row in rows])
 
 
 def _cells(gpu: Json, daemons: Sequence[Json], claims: Sequence[Json]) -> list[str | Span]:

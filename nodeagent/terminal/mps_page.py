@@ -19,10 +19,8 @@ from nodeagent.text import gibibytes, quantity
 
 _UNKNOWN = "-"
 
-_DAEMON_HEADER = ("DEVICE", "STATE", "PID", "USER", "RESTARTS", "CLIENTS", "SHARES", "UUID")
-_DAEMON_NUMBERS = frozenset({2, 4, 5})
-_CLIENT_HEADER = ("DEVICE", "PID", "COMMAND", "USER", "SHARE", "USED", "LIMIT", "THREADS", "POD")
-_CLIENT_NUMBERS = frozenset({1, 5, 6, 7})
+_DAEMONS = ("DEVICE", "STATE", ">PID", "USER", ">RESTARTS", ">CLIENTS", "SHARES", "UUID")
+_CLIENTS = ("DEVICE", ">PID", "COMMAND", "USER", "SHARE", ">USED", ">LIMIT", ">THREADS", "POD")
 
 
 def daemons_page(answer: Json) -> tuple[Line, ...]:
@@ -30,7 +28,7 @@ def daemons_page(answer: Json) -> tuple[Line, ...]:
     daemons: Sequence[Json] = answer.get("daemons", ())
     if not daemons:
         return (line("No device has MPS."),)
-    rows = table(_DAEMON_HEADER, map(_daemon_row, daemons), right=_DAEMON_NUMBERS)
+    rows = table(_DAEMONS, map(_daemon_row, daemons))
     notes = [note for daemon in daemons for note in _notes(daemon, _place(daemon))]
     return joined(rows, notes)
 
@@ -42,7 +40,7 @@ def clients_page(answer: Json) -> tuple[Line, ...]:
     waiting = [note for daemon in daemons for note in _waiting_notes(daemon, _place(daemon))]
     if not clients:
         return (line("No client uses a device through MPS."), *waiting)
-    rows = table(_CLIENT_HEADER, (_client_row(*pair) for pair in clients), right=_CLIENT_NUMBERS)
+    rows = table(_CLIENTS, (_client_row(*pair) for pair in clients))
     findings = (note for d, client in clients for note in _finding_notes(client, _place(d)))
     notes = [*findings, *waiting]
     return joined(rows, notes)

@@ -181,22 +181,21 @@ def _part(spans: Line, begin: int, end: int) -> Iterator[Span]:
         begin, end = begin - len(text), end - len(text)
 
 
-def table(
-    header: Sequence[str], rows: Iterable[Sequence[str | Span]], *, right: frozenset[int]
-) -> tuple[Line, ...]:
-    """Columns two blanks apart, as wide as their widest cell; `right` are right-aligned."""
-    cells = [[Span(title, Tone.DIM) for title in header]]
-    cells += [[Span(c) if isinstance(c, str) else c for c in row] for row in rows]
+def table(header: Sequence[str], rows: Iterable[Sequence[str | Span]]) -> tuple[Line, ...]:
+    """Columns two blanks apart, as wide as their widest cell; right-aligned below a title that
+    begins with `>`.
+    """
+    cells = [line(*(dim(title.removeprefix(">")) for title in header)), *(line(*r) for r in rows)]
     widths = [max(len(row[i].text) for row in cells) for i in range(len(header))]
-    return tuple(_table_row(row, widths, right) for row in cells)
-
-
-def _table_row(row: Sequence[Span], widths: Sequence[int], right: frozenset[int]) -> Line:
-    spans: list[Span] = []
-    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        text = cell.text.rjust(width) if column in right else cell.text.ljust(width)
-        spans += [Span(text, cell.tone), Span("  ")]
-    return tuple(spans[:-1])
+    sides = [">" if title.startswith(">") else "<" for title in header]
+    return tuple(
+        tuple(
+            part
+            for (text, tone), side, width in zip(row, sides, widths, strict=True)
+            for part in (Span("  "), Span(f"{text:{side}{width}}", tone))
+        )[1:]
+        for row in cells
+    )
 
 
 def remark(

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.simulation.boards import Board
 
 
-_HEADER = ("PROFILE", "ID", "MEMORY", "SMs", "ENGINES", "MAX", "MORE NOW", "PLACEMENTS")
-_RIGHT = frozenset({1, 2, 3, 5, 6})
+_HEADER = ("PROFILE", ">ID", ">MEMORY", ">SMs", "ENGINES", ">MAX", ">MORE NOW", "PLACEMENTS")
 
 
 def profiles_page(offers: Sequence[tuple[Gpu, Mapping[str, int]]]) -> tuple[Line, ...]:
@@ -32,7 +31,7 @@ def _body(gpu: Gpu, creatable: Mapping[str, int]) -> tuple[Line, ...]:
     rows = [_row(profile, creatable.get(profile.name, 0)) for profile in gpu.profiles]
     off = gpu.mig is not None and not gpu.mig.current
     note = (line(dim("MIG is off: nothing can be created before it is switched on")),)
-    return (*table(_HEADER, rows, right=_RIGHT), *problem, *(note if off else ()))
+    return (*table(_HEADER, rows), *problem, *(note if off else ()))
 
 
 def _row(profile: GpuInstanceProfile, more: int) -> list[str | Span]:
