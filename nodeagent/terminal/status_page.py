@@ -6,6 +6,7 @@ line that says so; the rows of GPUs go last of all. What room is left shows the 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from nodeagent.terminal import status_words
 from nodeagent.terminal.claims_page import claim_lines, claims_without_device
@@ -119,10 +120,8 @@ def _cluster_lines(status: Json) -> tuple[Line, ...]:
         return ()
     server, reachable = cluster.get("server", "?"), cluster.get("reachable")
     since = f" since {cluster['since']}" if cluster.get("since") else ""
-    words = f"reachable{since}"
-    if not reachable:
-        words = f"not {words}" if cluster.get("problem") else "not reached yet"
-    seen = dim(words) if reachable else Span(words, Tone.BAD)
+    silent = f"not reachable{since}" if cluster.get("problem") else "not reached yet"
+    seen = dim(f"reachable{since}") if reachable else Span(silent, Tone.BAD)
     return (line(dim(f"cluster {server}  "), seen),)
 
 
@@ -182,17 +181,14 @@ def trouble_lines(trouble: Json) -> tuple[Line, ...]:
 
 def _first_that_fit(found: Sequence[Json], room: int, width: int) -> list[Line]:
     """The first of the troubles, and how many are left out."""
-    lines: list[Line] = []
-    for number, trouble in enumerate(found):
-        left = len(found) - number
-        note = line(dim(f"and {left} more: nodeagent status --problems shows all"))
-        needed = row_count((*lines, *trouble_lines(trouble)), width) + (
-            row_count((note,), width) if left > 1 else 0
-        )
-        if needed > room:
-            return [*lines, note] if room > 0 else []
-        lines += trouble_lines(trouble)
-    return lines
+    rows = [trouble_lines(trouble) for trouble in found]
+    for left in range(len(rows) + 1):
+        shown = [*chain(*rows[: len(rows) - left])]
+        if left:
+            shown.append(line(dim(f"and {left} more: nodeagent status --problems shows all")))
+        if row_count(shown, width) <= room:
+            return shown
+    return []
 
 
 # --- the rest -------------------------------------------------------------------------------------
@@ -203,19 +199,14 @@ def _details(status: Json, room: int, width: int) -> tuple[Line, ...]:
     gpus: Sequence[Json] = status.get("gpus", ())
     daemons: Sequence[Json] = status.get("mps", ())
     claims: Sequence[Json] = status.get("claims", ())
-
-    def mps(gpu: Json) -> Iterator[Line]:
-        return (daemon_line(daemon, name) for daemon, name in status_words.daemons_on(gpu, daemons))
-
-    def claimed(gpu: Json) -> Iterator[Line]:
-        return claim_lines(claims, str(gpu.get("uuid")))
-
     known = {name for gpu in gpus for name in status_words.device_names(gpu)}
     lost = [daemon for daemon in daemons if daemon.get("device") not in known]
     others = [
-        *_by_gpu(gpus, mps),
+        *_by_gpu(
+            gpus, lambda gpu: (daemon_line(*d) for d in status_words.daemons_on(gpu, daemons))
+        ),
         *(daemon_line(daemon, daemon_place_words(daemon)) for daemon in lost),
-        *_by_gpu(gpus, claimed),
+        *_by_gpu(gpus, lambda gpu: claim_lines(claims, str(gpu.get("uuid")))),
         *claims_without_device(claims),
         *_by_gpu(gpus, status_words.mode_lines),
         *_by_gpu(gpus, _notices),

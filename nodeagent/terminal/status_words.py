@@ -37,10 +37,9 @@ def daemons_on(gpu: Json, daemons: Sequence[Json]) -> Iterator[tuple[Json, str]]
     """The MPS daemons of the GPU as a whole and of its MIG devices, and what these are called."""
     names = device_names(gpu)
     for daemon in daemons:
-        for device in (daemon.get("device"), *daemon.get("devices", ())):
-            if device in names:
-                yield daemon, names[str(device)]
-                break
+        devices = (daemon.get("device"), *daemon.get("devices", ()))
+        if known := [names[device] for device in devices if device in names]:
+            yield daemon, known[0]
 
 
 def cells_of(gpu: Json) -> list[Cell]:
