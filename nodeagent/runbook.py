@@ -44,8 +44,8 @@ class Entry(Struct, frozen=True):
     line that begins with # is for people. `see` names entries that belong to it.
     """
 
-    kind: EntryKind
     code: str
+    kind: EntryKind
     means: str
     look: tuple[str, ...] = ()
     mend: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ def _entries(kind: EntryKind) -> Iterator[Entry]:
     """The entries of a section, in its order."""
     for code, parts in section(kind).items():
         look, mend = _shell_lines(parts["look"]), _shell_lines(parts["mend"])
-        yield Entry(kind, code, parts["means"], look, mend, tuple(parts.get("see", ())))
+        yield Entry(code, kind, parts["means"], look, mend, tuple(parts.get("see", ())))
 
 
 # --- findings and XIDs ----------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def _finding(row: Row, check: Entry) -> Entry:
         f"suggested action: {row.action.value}."
     )
     mend = (f"# {advice(row.cause, row.action)}", *_commands(row, check))
-    return Entry(EntryKind.FINDING, row.cause, means, check.look, mend, (check.code,))
+    return Entry(row.cause, EntryKind.FINDING, means, check.look, mend, (check.code,))
 
 
 def _commands(row: Row, check: Entry) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def _xid(xid: int, look: tuple[str, ...]) -> Entry:
     means = " ".join(filter(None, (f"{name}.", f"Class {row.kind.value}.", kind["means"], note)))
     cause = cause_of_xid(row)
     mend = _shell_lines(kind["mend"])
-    return Entry(EntryKind.XID, str(xid), means, look, mend, (cause,) if cause else ())
+    return Entry(str(xid), EntryKind.XID, means, look, mend, (cause,) if cause else ())
 
 
 # --- looking one up -------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ _STATE_DIR = path(
     metavar="DIR",
 )
 _DIRECTORIES = (_RUN_DIR, _STATE_DIR)
+_AGENT = (_SETTINGS, _LISTEN, _RUN_DIR)
 _CLUSTER = (
     choice(
         "--source",
@@ -132,12 +133,10 @@ COMMANDS = {
             _ONE_GPU,
             flag("--problems", "every problem, the worst first, each with its remedy"),
             flag("--exit-code", "end with 0 (well), 1 (degraded), 2 (broken) or 3 (no agent)"),
-            *(_SETTINGS, _LISTEN, _RUN_DIR),
+            *_AGENT,
         ),
     ),
-    "events": Command(
-        "the events of the last hour, with their reasons", (_ONE_GPU, _SETTINGS, _LISTEN, _RUN_DIR)
-    ),
+    "events": Command("the events of the last hour, with their reasons", (_ONE_GPU, *_AGENT)),
     "logs": Command("the agent's log, as systemd keeps it", (flag("--follow", "and what comes"),)),
     "mps": Command(
         "the MPS daemons of the running agent: show, restart, drain them",
@@ -145,11 +144,11 @@ COMMANDS = {
     ),
     "claims": Command(
         "the resource claims that the running agent serves: state, pods, devices, what is wrong",
-        (_SETTINGS, _LISTEN, _RUN_DIR),
+        _AGENT,
     ),
     "advise": Command(
         "which slice or share would do for whom, by what they were seen to need; changes nothing",
-        (_WORKLOAD, _NAMESPACE, _SETTINGS, _LISTEN, _RUN_DIR),
+        (_WORKLOAD, _NAMESPACE, *_AGENT),
     ),
     "check": Command(
         "preflight: what would keep the agent from working on this node, with a remedy for each",
@@ -181,12 +180,9 @@ _ANY_DEVICE = option(
 _LOSS = "even if clients lose their work"
 
 MPS_COMMANDS: dict[str, Command] = {
-    "status": Command(
-        "the daemons: state, user, restarts, shares", (_ANY_DEVICE, _SETTINGS, _LISTEN, _RUN_DIR)
-    ),
+    "status": Command("the daemons: state, user, restarts, shares", (_ANY_DEVICE, *_AGENT)),
     "clients": Command(
-        "who uses a device through MPS, with limits and use",
-        (_ANY_DEVICE, _SETTINGS, _LISTEN, _RUN_DIR),
+        "who uses a device through MPS, with limits and use", (_ANY_DEVICE, *_AGENT)
     ),
     "restart": Command(
         "restart the daemon of a device", (_DEVICE, flag("--force", _LOSS), _SETTINGS, _RUN_DIR)

@@ -13,9 +13,10 @@ from nodeagent.cli.parser import Parser, build_parser, parse
 from nodeagent.cluster.client.presence import runs_as
 from nodeagent.documents.plan import plan_schema
 from nodeagent.errors import UsageError
-from nodeagent.runbook import Entry, runbook
+from nodeagent.runbook import runbook
 from nodeagent.settings.sources import settings_schema
 from nodeagent.terminal.explain_page import entries_page, list_page
+from nodeagent.views.shapes import as_json
 
 
 def run_explain(options: Namespace, output: Output) -> ExitCode:
@@ -27,7 +28,7 @@ def run_explain(options: Namespace, output: Output) -> ExitCode:
             output.page(entries_page(entries, width, in_cluster=_is_in_cluster(options)))
         else:
             output.page(list_page(entries, width))
-    output.document({"entries": [_json(entry) for entry in entries]})
+    output.document({"entries": [as_json(entry) for entry in entries]})
     return ExitCode.DONE
 
 
@@ -37,17 +38,6 @@ def _is_in_cluster(options: Namespace) -> bool:
         return bool(runs_as(command_settings(options).kubernetes))
     except UsageError:
         return False
-
-
-def _json(entry: Entry) -> dict[str, object]:
-    return {
-        "code": entry.code,
-        "kind": entry.kind.value,
-        "means": entry.means,
-        "look": list(entry.look),
-        "mend": list(entry.mend),
-        "see": list(entry.see),
-    }
 
 
 def run_schema(options: Namespace, output: Output) -> ExitCode:

@@ -13,7 +13,7 @@ from nodeagent.plan.plan import StepResult, Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.plan.users import Pod
-from nodeagent.structs import Shape
+from nodeagent.structs import Shape, Struct
 from nodeagent.use.advice import Advice
 
 Json = dict[str, Any]
@@ -38,8 +38,8 @@ FirstSlice = Annotated[int, Meta(description="first memory slice")]
 Slices = Annotated[int, Meta(description="memory slices")]
 
 
-def as_json(shape: Shape) -> Json:
-    """The shape as dictionaries and lists, ready to be written."""
+def as_json(shape: Struct) -> Json:
+    """The value as dictionaries and lists, ready to be written."""
     made: Json = to_builtins(shape)
     return made
 
