@@ -2,57 +2,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import json
 
 from nodeagent.structs import replace
-from nodeagent.terminal.page import Line, Tone, plain_text, wrapped
+from nodeagent.terminal.gpu_page import gpu_page
+from nodeagent.terminal.page import Line, Tone, in_one_row, line, plain_text, wrapped
 from nodeagent.terminal.status_page import status_page
 from nodeagent.views.node_state import NodeState, Phase, Reading
 from nodeagent.views.status_report import status_json
+from nodeagent.views.status_shapes import Status
 from tests.rig import Rig, on_node
-
-SERVER = "https://api:6443"
-SINCE = "2030-01-02T03:04:05.000Z"
-REFUSED = {"message": "the API server refused it", "remedy": "check the token"}
-
-
-def _rows(cluster: dict[str, Any] | None) -> list[str]:
-    status: dict[str, Any] = {"node": "gpu-7", "phase": "InSync", "gpus": []}
-    if cluster is not None:
-        status["cluster"] = cluster
-    rows = plain_text(status_page(status, 100, 40)).splitlines()
-    return [row for row in rows[2:] if row]
+from tests.views import example_node
 
 
 @pytest.mark.parametrize(
-    ("cluster", "shown"),
+    ("cluster", "words"),
     [
-        (None, []),
+        ({"reachable": True}, "reachable"),
+        ({"reachable": True, "since": "1h"}, "reachable since 1h"),
+        ({"reachable": False}, "not reached yet"),
         (
-            {"server": SERVER, "reachable": True, "registered": True},
-            [f"cluster {SERVER}  reachable"],
-        ),
-        (
-            {"server": SERVER, "reachable": True, "registered": True, "since": SINCE},
-            [f"cluster {SERVER}  reachable since {SINCE}"],
-        ),
-        (
-            {"server": "the API server", "reachable": False, "registered": False},
-            ["cluster the API server  not reached yet"],
-        ),
-        (
-            {
-                "server": SERVER,
-                "reachable": False,
-                "registered": True,
-                "since": SINCE,
-                "problem": REFUSED,
-            },
-            [f"cluster {SERVER}  not reachable since {SINCE}"],
+            {"reachable": False, "since": "1h", "problem": {"message": "no"}},
+            "not reachable since 1h",
         ),
     ],
 )
-def test_the_cluster_is_shown(cluster: dict[str, Any] | None, shown: list[str]) -> None:
-    assert _rows(cluster) == shown
+def test_the_cluster_is_shown(cluster: dict[str, Any], words: str) -> None:
+    status: dict[str, Any] = {"node": "gpu-7", "phase": "InSync", "gpus": []}
+    alone = plain_text(status_page(status, 100, 40))
+    status["cluster"] = {"server": "https://api:6443", **cluster}
+    shown = plain_text(status_page(status, 100, 40))
+    assert shown == f"{alone}cluster https://api:6443  {words}\n"
 
 
 def test_a_configuration_is_named() -> None:
@@ -240,3 +220,33 @@ def test_memory_is_written_for_people(size: int, words: str) -> None:
     gpu = {"index": 0, "uuid": "GPU-0", "free": {}, "users": [user]}
     page = plain_text(status_page({"gpus": [gpu]}, 100, 40))
     assert f"pid 1 (x), {words} used" in page
+
+
+def _of_another_version(value: Any, promised: set[str]) -> Any:
+    """The JSON with what every release has, and with keys that this one does not know."""
+    if isinstance(value, dict) and not promised.isdisjoint(value):  # no map by names
+        kept = {k: _of_another_version(v, promised) for k, v in value.items() if k in promised}
+        return {**kept, "later": [{}]}
+    return [_of_another_version(one, promised) for one in value] if type(value) is list else value
+
+
+def test_an_agent_of_another_version_is_shown() -> None:
+    blocked = example_node.BLOCKED
+    definitions = json.schema(Status)["$defs"].values()
+    promised = {key for one in definitions for key in one.get("required", ())}
+    promised |= {"free", "uuid"}  # whose absence says something
+    status = _of_another_version(status_json(blocked), promised) | {"phase": "Dreaming"}
+    page = plain_text(status_page(status, 100, 40))
+    assert f"node {blocked.node}  Dreaming\n" in page
+    assert "│3g.40gb █" in page
+    first, second = (gpu_page({**status, "gpus": [gpu]}, 80) for gpu in status["gpus"])
+    assert "in use" in plain_text(first)
+    assert "pid" in plain_text(second)
+
+
+def test_a_row_ends_at_the_edge() -> None:
+    assert [plain_text([in_one_row(line("ab", "cd"), n)]) for n in (4, 3, 2)] == [
+        "abcd\n",
+        "ab…\n",
+        "a…\n",
+    ]
