@@ -26,7 +26,7 @@ def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Lin
     (gpu,) = status["gpus"]
     # Those of health are below, with the GPU.
     others = (t for t in status_page.other_troubles(status) if not t.get("evidence"))
-    problems = [row for trouble in others for row in status_page.trouble_lines(trouble)]
+    problems = status_page.trouble_lines(*others)
     body = (
         *_health(gpu),
         *_readings(gpu),

@@ -6,7 +6,7 @@ line that says so; the rows of GPUs go last of all. What room is left shows the 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import starmap
 
 from nodeagent.terminal import status_words
 from nodeagent.terminal.claims_page import claim_lines, claims_without_device
@@ -44,16 +44,15 @@ def status_page(
     """
     gpus: Sequence[Json] = status.get("gpus", ())
     headline, others = headline_lines(status), other_troubles(status)
-    said = (*headline, *(row for trouble in others for row in trouble_lines(trouble)))
-    top = [*headline, *title_lines(status, _message(status, said))]
+    message = _message(status, (*headline, *trouble_lines(*others)))
+    top = [*headline, *title_lines(status, message)]
     more = _explained(status)
     rows = gpu_table(gpus, status.get("mps", ()), status.get("claims", ()), width) if gpus else ()
     table = [*model_lines(gpus), *rows, legend(rows)] if rows else []
 
     def spare(*parts: Sequence[Line]) -> int:
-        """How many rows are left beside these parts, a blank one between two."""
-        there = [part for part in parts if part]
-        return height - sum(row_count(part, width) for part in there) - max(len(there) - 1, 0)
+        """How many rows are left beside these parts."""
+        return height - row_count(joined(*parts), width)
 
     if spare(top, table) < 0:  # a very low terminal
         end = (*rows, line(dim(_NOT_SHOWN)))
@@ -75,8 +74,7 @@ def status_page(
 
 def problems_page(status: Json) -> tuple[Line, ...]:
     """All that needs a hand, the worst first; where that is nothing, the headline says so."""
-    found = _remedies_once(status.get("troubles", ()))
-    troubles = [row for one in found for row in trouble_lines(one)]
+    troubles = trouble_lines(*_remedies_once(status.get("troubles", ())))
     return (*(troubles or headline_lines(status)), *_explained(status))
 
 
@@ -168,12 +166,15 @@ def _remedies_once(troubles: Iterable[Json], above: str = "") -> Iterator[Json]:
             above = remedy
 
 
-def trouble_lines(trouble: Json) -> tuple[Line, ...]:
+def trouble_lines(*troubles: Json) -> list[Line]:
     """What is wrong, with what was read of it, and what mends it."""
-    text, evidence = str(trouble["text"]), trouble.get("evidence")
-    said = f"{text.rstrip('.')}: {evidence}" if evidence else text
-    tone = toned(trouble.get("severity", ""), Tone.WARNING).tone
-    return remark(said, trouble.get("remedy", ""), path=trouble.get("path", ""), tone=tone)
+    lines: list[Line] = []
+    for trouble in troubles:
+        text, evidence = str(trouble["text"]), trouble.get("evidence")
+        said = f"{text.rstrip('.')}: {evidence}" if evidence else text
+        tone = toned(trouble.get("severity", ""), Tone.WARNING).tone
+        lines += remark(said, trouble.get("remedy", ""), path=trouble.get("path", ""), tone=tone)
+    return lines
 
 
 # --- what fits ------------------------------------------------------------------------------------
@@ -181,9 +182,8 @@ def trouble_lines(trouble: Json) -> tuple[Line, ...]:
 
 def _first_that_fit(found: Sequence[Json], room: int, width: int) -> list[Line]:
     """The first of the troubles, and how many are left out."""
-    rows = [trouble_lines(trouble) for trouble in found]
-    for left in range(len(rows) + 1):
-        shown = [*chain(*rows[: len(rows) - left])]
+    for left in range(len(found) + 1):
+        shown = trouble_lines(*found[: len(found) - left])
         if left:
             shown.append(line(dim(f"and {left} more: nodeagent status --problems shows all")))
         if row_count(shown, width) <= room:
@@ -202,9 +202,7 @@ def _details(status: Json, room: int, width: int) -> tuple[Line, ...]:
     known = {name for gpu in gpus for name in status_words.device_names(gpu)}
     lost = [daemon for daemon in daemons if daemon.get("device") not in known]
     others = [
-        *_by_gpu(
-            gpus, lambda gpu: (daemon_line(*d) for d in status_words.daemons_on(gpu, daemons))
-        ),
+        *_by_gpu(gpus, lambda gpu: starmap(daemon_line, status_words.daemons_on(gpu, daemons))),
         *(daemon_line(daemon, daemon_place_words(daemon)) for daemon in lost),
         *_by_gpu(gpus, lambda gpu: claim_lines(claims, str(gpu.get("uuid")))),
         *claims_without_device(claims),
