@@ -36,6 +36,10 @@ RunsAs = Literal["pod", "service", ""]  # the agent, on a cluster's node; "" wit
 MpsUser = Annotated[int | Literal["any"], Meta(description="user id, or any")]
 FirstSlice = Annotated[int, Meta(description="first memory slice")]
 Slices = Annotated[int, Meta(description="memory slices")]
+OtherLimits = Annotated[bool, Meta(description="the daemon runs and only gets other limits")]
+Respelled = Annotated[
+    dict[str, str], Meta(description="profiles as the plan spells them: as the GPU's driver does")
+]
 
 
 def as_json(shape: Struct) -> Json:
@@ -237,9 +241,7 @@ class Step(Shape, frozen=True, kw_only=True):
     compute: list[int] | None = None
     user: MpsUser | None = None
     shares: dict[str, MpsShare] | None = None
-    runs: Annotated[bool, Meta(description="the daemon runs and only gets other limits")] | None = (
-        None
-    )
+    runs: OtherLimits | None = None
     reason: str
     result: StepResult | None = None
     seconds: float | None = None
@@ -257,29 +259,22 @@ class OnceFree(Shape, frozen=True, kw_only=True):
     steps: list[Step]
 
 
+WhenFree = Annotated[
+    OnceFree, Meta(description="of a blocked GPU: what is done when those in its way are gone")
+]
+
+
 class GpuPlan(Shape, frozen=True, kw_only=True):
     index: int
     uuid: str = ""
     name: str = ""
     verdict: Verdict
     mig: ModeChange | None = None
-    respelled: (
-        Annotated[
-            dict[str, str],
-            Meta(description="profiles as the plan spells them: as the GPU's driver does"),
-        ]
-        | None
-    ) = None
+    respelled: Respelled | None = None
     before: list[Place]
     after: list[Place]
     steps: list[Step]
-    once_free: (
-        Annotated[
-            OnceFree,
-            Meta(description="of a blocked GPU: what is done when those in its way are gone"),
-        ]
-        | None
-    ) = None
+    once_free: WhenFree | None = None
     restored: list[Step] | None = None
 
 

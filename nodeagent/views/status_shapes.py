@@ -14,6 +14,10 @@ from nodeagent.views import shapes
 from nodeagent.views.claims import Claim, FreeShare
 from nodeagent.views.node_state import Phase
 
+Reasons = Annotated[
+    list[Problem],
+    Meta(description="why GPUs offer less to claims than they could; absent: they do not"),
+]
 Utilization = Annotated[float, Meta(description="percent of the time in which it worked")]
 
 # --- health ---------------------------------------------------------------------------------------
@@ -147,11 +151,5 @@ class Status(Shape, frozen=True, kw_only=True):
     gpus: list[Gpu]
     mps: list[shapes.MpsDaemon]
     claims: Annotated[list[Claim], Meta(description="absent where none are served")] | None = None
-    less_offered: (
-        Annotated[
-            list[Problem],
-            Meta(description="why GPUs offer less to claims than they could; absent: they do not"),
-        ]
-        | None
-    ) = None
+    less_offered: Reasons | None = None
     problems: list[Problem]
