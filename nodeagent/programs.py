@@ -197,19 +197,18 @@ def _way_to(path: str, root: Path) -> Iterator[Path]:
 async def _end(process: Process) -> None:
     """Leave no process behind, and wait for none that cannot be killed."""
     _running.discard(process)
-    if process.returncode is None:
-        _kill(process)
-        await ends_within(_ENDING, process.wait())
+    _kill(process)
+    await ends_within(_ENDING, process.wait())
 
 
 @atexit.register
 def _kill_running() -> None:
     """They may be run by threads that nothing waits for, such as those that read credentials."""
     for process in tuple(_running):
-        if process.returncode is None:
-            _kill(process)
+        _kill(process)
 
 
 def _kill(process: Process) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:  # else its number may be that of another group
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
