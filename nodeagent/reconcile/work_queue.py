@@ -135,8 +135,9 @@ class WorkQueue:
     def problems(self, gpu_plan: GpuPlan) -> tuple[Problem, ...]:
         if gpu_plan.verdict is Verdict.IN_SYNC:
             return ()
-        drift = (_drift_problem(gpu_plan.before),) if self._is_left_drifted(gpu_plan) else ()
-        failure = self._failures.get(gpu_plan.before.uuid)
+        gpu, is_left = gpu_plan.before, self._is_left_drifted(gpu_plan)
+        drift = [gpu.problem(Code.DRIFT, has=layout_words(gpu))] if is_left else []
+        failure = self._failures.get(gpu.uuid)
         return (*drift, *gpu_plan.problems, *(failure.problems if failure else ()))
 
     def next_retry(self, evaluation: PlanEvaluation) -> float | None:
@@ -184,7 +185,3 @@ def _situation(gpu: Gpu, desired: DesiredGpu) -> object:
         (i.profile, i.placement, tuple(sorted(c.slices for c in i.compute))) for i in gpu.instances
     )
     return (desired, gpu.access, gpu.mig, tuple(layout))
-
-
-def _drift_problem(gpu: Gpu) -> Problem:
-    return gpu.problem(Code.DRIFT, has=layout_words(gpu))

@@ -263,8 +263,6 @@ def _encode(places: Places) -> bytes:
     return json.format(json.encode(places, order="deterministic"), indent=1) + b"\n"
 
 
-def _decode(content: bytes) -> Places:
-    return json.decode(content, type=Places)
-
-
-_FORMAT: StateFormat[Places] = StateFormat("planned-places", 1, _MAX_BYTES, _encode, _decode)
+_FORMAT: StateFormat[Places] = StateFormat(
+    "planned-places", 1, _MAX_BYTES, _encode, json.Decoder(Places).decode
+)

@@ -60,8 +60,16 @@ class ClaimHistory:
             return ()
         present = {one.uid for one in known}
         return (
-            *(_prepared(one) for uid, one in ready.items() if uid not in before),
-            *(_released(one) for uid, one in before.items() if uid not in present),
+            *(
+                _news(one, "ClaimPrepared", f"ready: {_devices(one)}")
+                for uid, one in ready.items()
+                if uid not in before
+            ),
+            *(
+                _news(one, "ClaimReleased", f"released: {_devices(one)}")
+                for uid, one in before.items()
+                if uid not in present
+            ),
             *(
                 _failure(uid, attempts[uid])
                 for uid, last in failed.items()
@@ -75,14 +83,6 @@ class ClaimHistory:
                 if problem not in of_pods_before.get(uid, ())
             ),
         )
-
-
-def _prepared(record: ClaimRecord) -> ClaimNews:
-    return _news(record, "ClaimPrepared", f"ready: {_devices(record)}")
-
-
-def _released(record: ClaimRecord) -> ClaimNews:
-    return _news(record, "ClaimReleased", f"released: {_devices(record)}")
 
 
 def _failure(uid: str, attempt: Attempt) -> ClaimNews:

@@ -177,17 +177,14 @@ def foreign_findings(
     check = "mps daemons"
     foreign = [d for d in daemons if not d.pipes.startswith(f"{run_dir}/mps/")]
     served = {daemon.pipes for daemon in foreign}
-    left = [d for d in DEFAULT_DIRECTORIES if d not in served and _has_sockets(root, d)]
+    sockets = ((d, root / d.removeprefix("/") / "control") for d in DEFAULT_DIRECTORIES)
+    left = [path for path, socket in sockets if path not in served and socket.exists()]
     found = [
         warning(check, NodeagentError.of("foreignDaemon", pid=one.pid, where=one.pipes or _UNREAD))
         for one in foreign
     ]
     found += [warning(check, NodeagentError.of("leftByDaemon", path=path)) for path in left]
     return found or [ok(check, "no other MPS daemon runs on this machine")]
-
-
-def _has_sockets(root: Path, directory: str) -> bool:
-    return (root / directory.removeprefix("/") / "control").exists()
 
 
 def running_daemons() -> list[FoundDaemon]:

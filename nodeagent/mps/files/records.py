@@ -82,10 +82,6 @@ def read_records(run_dir: Path) -> Iterator[Record | RecordUnusable]:
             yield RecordUnusable(folder.name, None, f"{folder} has no record")
 
 
-def _encode(record: Record) -> bytes:
-    return json.encode(record) + b"\n"
-
-
 _FORMAT = StateFormat(
-    "mps-record", 1, 1 << 20, _encode, lambda content: json.decode(content, type=Record)
+    "mps-record", 1, 1 << 20, lambda r: json.encode(r) + b"\n", json.Decoder(Record).decode
 )
