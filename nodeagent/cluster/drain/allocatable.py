@@ -7,7 +7,7 @@ many.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -70,11 +70,12 @@ class AwaitedAllocatable:
 
     For `deadline` seconds a difference is no problem; then it is one until it is gone. `changed` is
     called when the wait is over or the problems are others. `plugin` are kubectl's options for the
-    device plugin's pods, one text for each of their labels.
+    device plugin's pods, one text for each of their labels; `restarts`: the agent restarts it.
     """
 
     deadline: float
     plugin: tuple[str, ...]
+    restarts: bool
     changed: Callable[[str], None]
     problems: tuple[Problem, ...] = ()
     _gpus: tuple[Gpu, ...] | None = None  # whose devices the node should offer; None: nothing to do
@@ -131,7 +132,13 @@ class AwaitedAllocatable:
         found: tuple[Problem, ...] = ()
         if self._strategy is not None:
             expected = devices_by_resource(self._strategy, self._gpus)
-            found = mismatches(expected, self._allocatable, plugin=self.plugin)
+            found = mismatches(
+                expected,
+                self._allocatable,
+                possible=can_offer(self._strategy, self._gpus),
+                restarted=self.restarts,
+                plugin=self.plugin,
+            )
         if not found:
             self.forget()
             self.changed("the node offers what it should, as far as that is known")
@@ -140,14 +147,33 @@ class AwaitedAllocatable:
             self.changed("the node does not offer what it should")
 
 
+def can_offer(strategy: Strategy, gpus: Collection[Gpu]) -> bool:
+    """Whether the plugin can offer such GPUs: `single` needs all of them alike."""
+    parts = {device.profile for gpu in gpus for _, device in gpu.mig_devices()}
+    alike = len(parts) < 2 and len({gpu.in_mig_mode for gpu in gpus}) < 2
+    return not parts or strategy is Strategy.MIXED or (strategy is Strategy.SINGLE and alike)
+
+
 def mismatches(
-    wanted: Mapping[str, int], allocatable: Mapping[str, str], *, plugin: tuple[str, ...]
+    wanted: Mapping[str, int],
+    allocatable: Mapping[str, str],
+    *,
+    possible: bool,
+    restarted: bool,
+    plugin: tuple[str, ...],
 ) -> tuple[Problem, ...]:
     """One problem for each resource of which the node offers another amount than it should.
 
-    A resource of the plugin that should be gone and is still offered is among them. `plugin` are
-    kubectl's options that select the plugin's pods on this node, together.
+    A resource of the plugin that should be gone and is still offered is among them. `possible`:
+    the plugin can offer it all, `restarted`: it was since. `plugin` are kubectl's options that
+    select the plugin's pods on this node, together.
     """
+    case = "restarted" if restarted else "notRestarted"
+    if not possible:
+        case = "strategy"
+    # One line for a shell; pods with one of several labels take a command for each.
+    verb = "delete" if case == "notRestarted" else "get"
+    typed = f"`{'; '.join(f'kubectl {verb} pods {options}' for options in plugin)}`"
     # By the names it gives on its own; others under nvidia.com/ are offered by others.
     own = (GPU_RESOURCE, f"{GPU_RESOURCE}.shared")
     left = {
@@ -156,25 +182,13 @@ def mismatches(
         if amount != "0" and (name in own or name.startswith(MIG_RESOURCE))
     }
     return tuple(
-        _differs(name, wanted.get(name, 0), allocatable.get(name, "0"), plugin)
+        Problem.of(
+            Code.NOT_OFFERED,
+            case,
+            offered=f"{allocatable.get(name, '0')} {name}",
+            wanted=wanted.get(name) or "none",
+            plugin=typed,
+        )
         for name in sorted({*wanted, *left})
         if allocatable.get(name, "0") != str(wanted.get(name, 0))
     )
-
-
-def _differs(name: str, wanted: int, there: str, plugin: tuple[str, ...]) -> Problem:
-    case = "notRestarted" if wanted == 0 else "otherAmount"
-    if wanted and there == "0":
-        case = "nothing"
-    return Problem.of(
-        Code.NOT_OFFERED,
-        case,
-        offered=f"{there} {name}",
-        wanted=wanted or "none",
-        plugin=_typed("delete" if wanted == 0 else "get", plugin),
-    )
-
-
-def _typed(verb: str, plugin: tuple[str, ...]) -> str:
-    """One line for a shell; pods with one of several labels take a command for each."""
-    return f"`{'; '.join(f'kubectl {verb} pods {options}' for options in plugin)}`"

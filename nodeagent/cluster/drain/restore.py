@@ -46,6 +46,7 @@ class Restore:
         self._allocatable = AwaitedAllocatable(
             node.settings.allocatable_deadline,
             tuple(f"-A -l {one} {here}" for one in labels),
+            node.settings.clients != "nothing",
             self._allocatable_changed,
         )
         self._last_round: tuple[PlanEvaluation, ObservedNode] | None = None
@@ -231,6 +232,6 @@ class Restore:
 
     def _allocatable_changed(self, reason: str) -> None:
         for problem in self._allocatable.problems:
-            self._node.report(EventType.NOT_OFFERED, problem.message)
+            self._node.report(EventType.NOT_OFFERED, f"{problem.message} ({problem.remedy})")
         self._due.set()
         self._node.wake(reason)

@@ -79,7 +79,7 @@ async def test_which_labels_count() -> None:
         ([MIXED, other, MIXED], True),
     ]
     for seen, is_awaited in cases:
-        awaited = allocatable.AwaitedAllocatable(60.0, ("-l app=plugin",), lambda _: None)
+        awaited = allocatable.AwaitedAllocatable(60.0, ("-l app=plugin",), False, lambda _: None)
         for node_labels in seen:
             awaited.observe(NodeView(labels=node_labels))
         awaited.begin((AFTER,))
@@ -100,7 +100,13 @@ def test_a_mismatch_is_worded() -> None:
         ({ONE: "2k", THREE: "1"}, [f"offers 2k {ONE}"]),
     ]
     for counts, words in cases:
-        problems = allocatable.mismatches({ONE: 2, THREE: 1}, counts, plugin=("-A -l app=plugin",))
+        problems = allocatable.mismatches(
+            {ONE: 2, THREE: 1},
+            counts,
+            possible=True,
+            restarted=True,
+            plugin=("-A -l app=plugin",),
+        )
         assert len(problems) == len(words)
         for problem, part in zip(problems, words, strict=True):
             assert part in problem.message

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
+from nodeagent.cluster.drain import allocatable
 from nodeagent.errors import UsageError
 from nodeagent.plan.problems import Code
 from nodeagent.reconcile.event_log import EventType
 from nodeagent.structs import replace
 from tests.cluster.drain import rig
 from tests.machine_load import until
-from tests.plan.cards import wanted
+from tests.plan.cards import wanted, with_instances
 from tests.simulated_cluster.api_server import ApiServer
 from tests.simulated_cluster.faults import Answer, Slow
 
@@ -196,10 +197,36 @@ async def test_what_the_node_does_not_offer_is_reported(server: ApiServer, tmp_p
         for problem in it.around.problems:
             assert f"pods -A -l app=plugin {here}; kubectl " in problem.remedy
             assert f"pods -A -l name=ds,tier=a {here}`" in problem.remedy
+            assert problem.remedy.startswith("restart the device plugin: `kubectl delete pods ")
         assert [kind for kind, _ in it.reported] == [EventType.NOT_OFFERED] * 2
+        assert all("`kubectl delete pods" in words for _, words in it.reported)
         rig.offer(server, **{"mig-3g.40gb": "2"})
         await until(lambda: not it.around.problems)
         assert rig.asked(server)[before:] == []
+
+
+async def test_the_log_is_for_a_plugin_that_was_restarted(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    async with rig.agent(server, tmp_path, clients="deletePods") as it:
+        assert await it.round() == ()
+        await until(lambda: it.codes() == ["NotOffered", "NotOffered"])
+        for problem in it.around.problems:
+            assert problem.remedy.startswith("`kubectl get pods -A -l ")
+
+
+@pytest.mark.parametrize("strategy", ["none", "single"])
+async def test_no_restart_helps_a_strategy(
+    strategy: str, server: ApiServer, tmp_path: Path
+) -> None:
+    """`single` takes devices that are all alike, `none` takes none."""
+    server.patch_node(rig.NODE, {"metadata": {"labels": {allocatable.STRATEGY_LABEL: strategy}}})
+    async with rig.agent(server, tmp_path) as it:
+        unlike = with_instances(rig.EMPTY, [("3g.40gb", 0), ("2g.20gb", 4)])
+        assert await it.round(after=unlike) == ()
+        await until(lambda: "NotOffered" in it.codes())
+        for problem in it.around.problems:
+            assert '\'{"spec":{"mig":{"strategy":"mixed"}}}\'' in problem.remedy
 
 
 async def test_steady_state_asks_for_nothing(server: ApiServer, tmp_path: Path) -> None:
