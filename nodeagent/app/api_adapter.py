@@ -52,7 +52,7 @@ class ApiAdapter:
 
     def __post_init__(self) -> None:
         self.events = self.shared.events
-        self._policy = self.shared.settings.policy
+        self._policy = self.shared.policy
         clock = asyncio.get_running_loop().time
         self._rendered = RenderedStatus(self.current, status_json, clock)
         self._planned: tuple[NodePlan, str, str] | None = None  # plan, digest and source

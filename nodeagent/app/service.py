@@ -111,7 +111,7 @@ class Agent:
         reporter = EventReporter(events)
         owners = GpuOwners(
             self._mps.node,
-            settings.policy,
+            shared.policy,
             parallel=settings.gpu.parallel,
             on_progress=reporter.step,
         )
@@ -166,7 +166,7 @@ class Agent:
             states=states,
             plan=self._active_plan,
             owners=owners,
-            rules=_rules(settings),
+            rules=_rules(shared),
             backoff=Backoff(
                 _FIRST_RETRY, _LONGEST_RETRY, spread=0.25, jitter=random.SystemRandom().random
             ),
@@ -311,12 +311,13 @@ class Agent:
                 self._shared.control.wake("the simulated node changed")
 
 
-def _rules(settings: Settings) -> Rules:
+def _rules(shared: Shared) -> Rules:
+    settings = shared.settings
     longest = max(settings.driver.step_deadline, longest_step(settings.mps))
     # A look may take several deadlines of one call each; that is no hang.
     deadlines = longest + (3 + JOB_LIMIT) * settings.driver.observe_deadline
     return Rules(
-        policy=settings.policy,
+        policy=shared.policy,
         resync=settings.resync.interval,
         patience=deadlines + _MARGIN,
         mend=settings.drift == "mend",

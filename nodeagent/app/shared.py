@@ -6,13 +6,14 @@ from typing import Self
 from nodeagent.app.paths import Paths
 from nodeagent.cluster.client.presence import runs_as
 from nodeagent.errors import UsageError
+from nodeagent.plan.plan import Policy
 from nodeagent.processor_waits import RunningTime
 from nodeagent.reconcile.event_log import EventLog
 from nodeagent.reconcile.loop_control import Heartbeats, LoopControl
 from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.settings import PlanSettings, Settings
 from nodeagent.signals import Signal
-from nodeagent.structs import Struct
+from nodeagent.structs import Struct, replace
 from nodeagent.views.node_state import NodeState
 
 
@@ -43,6 +44,10 @@ class Shared(Struct, frozen=True):
             Heartbeats(RunningTime(asyncio.get_running_loop().time)),
             LastObservation(),
         )
+
+    @property
+    def policy(self) -> Policy:
+        return replace(self.settings.policy, evicts=self.in_cluster)
 
 
 def source_of(plan: PlanSettings, *, in_cluster: bool) -> str:

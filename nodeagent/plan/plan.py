@@ -45,11 +45,13 @@ class Policy(Struct, frozen=True):
     """The settings that bear on planning.
 
     `reset_when_idle`: a GPU proven idle may be reset. `exclusive_mps`: a device with MPS gets
-    compute mode EXCLUSIVE_PROCESS, else its mode is left alone.
+    compute mode EXCLUSIVE_PROCESS, else its mode is left alone. `evicts`: there is a cluster, in
+    which the pods go that an entry with `whenInUse: evict` has in its way.
     """
 
     reset_when_idle: bool = False
     exclusive_mps: bool = True
+    evicts: bool = False
 
 
 class GpuPlan(Struct, frozen=True):

@@ -39,6 +39,7 @@ from nodeagent.plan.users import IDLE, as_used
 from nodeagent.structs import replace
 
 _DEFAULT_POLICY = Policy()
+_EVICTED = "the agent evicts its pods, or says what keeps it from that"
 _BROKEN = frozenset({Code.GPU_LOST, Code.GPU_UNKNOWN, Code.GPU_UNHEALTHY})
 # What no waiting changes; any other refusal is one of the moment.
 _UNSATISFIABLE = frozenset({Code.NOT_MIG_CAPABLE, Code.UNKNOWN_PROFILE, Code.DOES_NOT_FIT})
@@ -69,8 +70,10 @@ def plan_gpu(desired: DesiredGpu, gpu: Gpu, policy: Policy = _DEFAULT_POLICY) ->
         problems = refused.problems
         if any(problem.code in _UNSATISFIABLE for problem in problems):
             return GpuPlan(gpu, Verdict.UNSATISFIABLE, (), gpu, problems, desired)
-        if desired.when_in_use is WhenInUse.EVICT:
-            problems = tuple(map(_without_eviction, problems))
+        if policy.evicts and desired.when_in_use is WhenInUse.EVICT:
+            problems = tuple(
+                replace(p, remedy=_EVICTED) if p.code is Code.IN_USE else p for p in problems
+            )
         return GpuPlan(gpu, Verdict.BLOCKED, (), gpu, problems, desired)
     if not steps:
         return GpuPlan(gpu, Verdict.IN_SYNC, (), gpu, (), desired)
@@ -243,11 +246,3 @@ def inaccessible(gpu: Gpu, goal: DesiredGpu | None) -> Problem:
     if gpu.access is Access.LOST:
         return gpu.problem(Code.GPU_LOST, "silent", path=path, why=why, remedy=silent_remedy(gpu))
     return gpu.problem(Code.GPU_UNKNOWN, "silent", path=path, why=why, remedy=silent_remedy(gpu))
-
-
-def _without_eviction(problem: Problem) -> Problem:
-    """The entry has `whenInUse: evict`, which takes a cluster; elsewhere it waits."""
-    if problem.code is not Code.IN_USE:
-        return problem
-    remedy = f"in a cluster the agent evicts its pods; otherwise {problem.remedy}"
-    return replace(problem, remedy=remedy)

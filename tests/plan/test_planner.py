@@ -74,10 +74,13 @@ def test_blocked_names_blocker_and_purpose() -> None:
 
 
 def test_eviction_is_promised_only_in_a_cluster() -> None:
-    """Where the plan says `evict`, the problem says where eviction is done."""
+    """Elsewhere the users are to be ended, whatever the plan says."""
     gpu = with_instances(card("h100-80gb"), [("1g.10gb", 0), ("1g.10gb", 4)], used=[0, 1])
     desired = replace(wanted(gpu, [("7g.80gb", 1)]), when_in_use=WhenInUse.EVICT)
-    assert "in a cluster" in plan_gpu(desired, gpu).problems[0].remedy
+    assert "kill 4711" in plan_gpu(desired, gpu).problems[0].remedy
+    for problem in plan_gpu(desired, gpu, Policy(evicts=True)).problems:
+        assert "the agent evicts its pods" in problem.remedy
+        assert "kill" not in problem.remedy
 
 
 def test_never_on_this_card() -> None:

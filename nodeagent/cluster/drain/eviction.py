@@ -100,14 +100,20 @@ def _can_go(pod: Pod | None) -> bool:
 
 def _in_vain(gpu: Gpu, rest: GpuPlan, staying: Iterable[Pod]) -> Problem:
     why = "; ".join(problem.message for problem in rest.problems)
-    names = [
-        f"{pod} ({'the kubelet runs it' if pod.mirror else 'its DaemonSet brings it back'})"
-        for pod in staying
-    ]
+    names, ways = [], []
+    for pod in staying:
+        if pod.mirror:
+            names.append(f"{pod} (the kubelet runs it)")
+            ways.append(f"take the manifest of {pod.name} out of the kubelet's staticPodPath")
+        else:
+            names.append(f"{pod} (its DaemonSet brings it back)")
+            edit = f"`kubectl edit daemonset -n {pod.namespace} {pod.workload}`"
+            ways.append(f"keep {pod.workload} from this node by its node selector, {edit}")
     users = (user for device in gpu.devices() for user in users_of(device) if not user.pod)
-    commands = end_commands((user.pid, "", "") for user in users)
+    if commands := end_commands((user.pid, "", "") for user in users):
+        ways.append(f"run {commands}")
     also = f"; no eviction helps against {', '.join(names)}" if names else ""
-    first = f"run {commands}" if commands else "end what is named here"
+    first = " and ".join(dict.fromkeys(ways)) or "end what is named here"
     # What no end of users mends has a remedy of its own.
     other = next((problem for problem in rest.problems if problem.code is not Code.IN_USE), None)
     return Problem(

@@ -173,7 +173,9 @@ class Evictor:
 
 
 def _refusal(pod: PodName, reason: str, fault: faults.ClusterFault) -> Problem:
+    case = "notEvicted"
     if isinstance(fault, faults.DisruptionRefused):
-        return Problem.of(Code.IN_USE, "budget", what=reason, why=fault.message, pod=pod)
-    remedy = fault.remedy if isinstance(fault, faults.NotAllowed) else "the agent retries"
-    return Problem.of(Code.IN_USE, "notEvicted", what=reason, why=fault.message, remedy=remedy)
+        case = "budget"
+    elif isinstance(fault, faults.NotAllowed):
+        case = "denied" if "denied" in fault.message else "noRight"  # by a policy, or by no role
+    return Problem.of(Code.IN_USE, case, what=reason, why=fault.message, pod=pod)

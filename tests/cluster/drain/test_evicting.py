@@ -113,6 +113,29 @@ async def test_a_budget_is_kept_said_and_asked_again(server: ApiServer, tmp_path
         await until(lambda: it.around.problems == ())
 
 
+RIGHTS = "manifests/components/evictions/rights.yaml"
+
+
+@pytest.mark.parametrize(
+    ("answer", "way"),
+    [
+        ('pods "a" is forbidden: User "x" cannot create resource "pods/eviction"', RIGHTS),
+        ("ValidatingAdmissionPolicy 'x' denied request: no", "`kubectl delete pod -n team a`"),
+    ],
+)
+async def test_a_refusal_names_what_mends_it(
+    answer: str, way: str, server: ApiServer, tmp_path: Path
+) -> None:
+    server.faults.next(9, Answer(403, message=answer), path="*/pods/a/eviction")
+    async with rig.agent(server, tmp_path) as it:
+        settle(it, held("a"))
+        await until(lambda: it.around.problems)
+        [problem] = it.around.problems
+        assert problem.message.startswith("pod team/a is not evicted: it uses ")
+        assert answer in problem.message
+        assert way in problem.remedy
+
+
 async def test_another_plan_does_not_wait_for_the_budget_of_the_last(
     server: ApiServer, tmp_path: Path
 ) -> None:

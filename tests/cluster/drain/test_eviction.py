@@ -108,15 +108,20 @@ def test_no_pod_goes_for_a_mode_that_waits_for_a_reset(reset: bool) -> None:
 
 
 def test_a_pod_that_comes_back_is_not_evicted() -> None:
-    cases: list[tuple[Pod, str]] = [
-        (Pod("team", "a", controller="DaemonSet"), "its DaemonSet brings it back"),
-        (Pod("team", "a", mirror=True), "the kubelet runs it"),
+    cases: list[tuple[Pod, str, str]] = [
+        (
+            Pod("team", "a", controller="DaemonSet", workload="web"),
+            "its DaemonSet brings it back",
+            "`kubectl edit daemonset -n team web`",
+        ),
+        (Pod("team", "a", mirror=True), "the kubelet runs it", "the manifest of a"),
     ]
-    for fact, why in cases:
+    for fact, why, way in cases:
         gpu = used(with_instances(H100, SEVEN[:2]), "a", "b")
         found = chosen(gpu, evict(("7g.80gb", 1)), fact, Pod("team", "b", controller="ReplicaSet"))
         assert not found.wanted
         assert f"team/a ({why})" in found.problems[0].message
+        assert way in found.problems[0].remedy
 
 
 def test_a_pod_that_is_going_is_waited_for() -> None:
