@@ -58,7 +58,7 @@ class UseService:
     async def run(self) -> None:
         try:
             for turn in count(1):
-                await self._settle()
+                await self._name_workloads()
                 held = {labels for _, labels in self._accounts.held()}
                 self._accounts.advice = await self.advice(held)
                 await asyncio.sleep(_INTERVAL)
@@ -79,7 +79,7 @@ class UseService:
             await asyncio.sleep(0)
         return most_first(found)
 
-    async def _settle(self) -> None:
+    async def _name_workloads(self) -> None:
         """Have pods count for their workloads, those that have gone by their names."""
         if pods := self._accounts.records.pods:
             try:
@@ -87,7 +87,7 @@ class UseService:
             except NodeagentError as error:
                 log.debug("the workloads of pods are not known", error=error.message)
             else:
-                self._accounts.settle({pod: listed.get(pod, "") for pod in pods})
+                self._accounts.name_workloads({pod: listed.get(pod, "") for pod in pods})
 
     async def _keep(self) -> None:
         """A write that was begun is waited for: its thread would go on beside the next one."""

@@ -84,7 +84,7 @@ class Accounts:
     """Adds up, observation by observation. Times are seconds of a clock that does not jump.
 
     A holder is forgotten `keep` seconds after it let go, so that its last values are still scraped;
-    a gap above `longest_gap` does not count. `records` are of workloads, which `settle` names.
+    a gap above `longest_gap` does not count. `records` are of workloads.
     """
 
     def __init__(self, *, longest_gap: float, keep: float = 600.0) -> None:
@@ -144,10 +144,10 @@ class Accounts:
         self.workloads = {pod: name for pod, name in self.workloads.items() if pod in there}
         self.records.idle = idle
 
-    def settle(self, workloads: Mapping[PodKey, str]) -> None:
+    def name_workloads(self, workloads: Mapping[PodKey, str]) -> None:
         """Let pods count for these, also what they did until now; "": for those by their names."""
         self.workloads |= workloads
-        self.records.settle(workloads)
+        self.records.name_workloads(workloads)
 
     def _add(
         self, holder: Owner, hold: DeviceHold, passed: float, worked: float | None

@@ -234,7 +234,7 @@ class Records:
         """
         return {holder.pod for holder, _ in (*self._older, *self._newer) if holder.kind == "pod"}
 
-    def settle(self, workloads: Mapping[PodKey, str]) -> None:
+    def name_workloads(self, workloads: Mapping[PodKey, str]) -> None:
         """Count for its workload what each of these pods did; "": the one by its name."""
         for kept in (self._older, self._newer):
             for holder, grant in [key for key in kept if key[0].pod in workloads]:

@@ -90,9 +90,9 @@ def test_totals_are_what_pods_held_and_used(
         elif step.then == "clock set":
             agent.wall -= 3 * DAY
         elif step.then == "answer" and asks:
-            agent.accounts.settle({pod: ANSWER[pod] for pod in agent.records.pods})
+            agent.accounts.name_workloads({pod: ANSWER[pod] for pod in agent.records.pods})
     if asks:
-        agent.accounts.settle(ANSWER)
+        agent.accounts.name_workloads(ANSWER)
     found = {use.holder.name: use for use in agent.records.uses()}
     assert {name: use.held for name, use in found.items()} == pytest.approx(held)
     assert {name: use.used for name, use in found.items()} == {
@@ -147,10 +147,10 @@ def test_both_generations_are_one_record(tmp_path: Path) -> None:
             agent.see(whole(user(0, "a")), seconds, read=read)
     (use,) = agent.uses.values()
     assert (use.held, use.memory and use.memory.peak) == (40.0, 4 * MIB)
-    agent.accounts.settle({("team", "a"): "b"})
+    agent.accounts.name_workloads({("team", "a"): "b"})
     assert agent.uses.keys() == {("b", "gpu")}
     assert agent.accounts.workloads == {("team", "a"): "b"}
-    agent.accounts.settle({("team", "gone"): "x"})
+    agent.accounts.name_workloads({("team", "gone"): "x"})
     for known, seconds in ((1, 10.0), (0, 601.0)):
         agent.see(whole(), seconds)
         assert len(agent.accounts.workloads) == known
