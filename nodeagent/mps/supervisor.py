@@ -159,6 +159,8 @@ class Supervisor:
             adopted = isinstance(event, model.Adopted) or (
                 isinstance(event, model.Started) and event.found
             )
+            if adopted:
+                process.find_end = self.context.launcher.end_of(self.state.spec)
             self.monitor = DaemonMonitor(process, self, adopted=adopted)
             self._waiter = asyncio.create_task(self._wait(self.monitor), name="mps end")
         for action in actions:

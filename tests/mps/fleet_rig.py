@@ -93,6 +93,7 @@ class FleetRig:
         self.differences: tuple[str, ...] = ()
         self.seed = random.Random(1)
         self.impatient = False  # with daemons that do not answer
+        self.launcher_of: Callable[[Programs], Launcher] = ChildLauncher
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +127,7 @@ class FleetRig:
         self, policy: MpsSettings = POLICY, *, served: float = SERVED, private_shm: bool = False
     ) -> AsyncIterator[Fleet]:
         """One agent's life; what is reported is noted in `reports`."""
-        launcher = ChildLauncher(self.programs)
+        launcher = self.launcher_of(self.programs)
         context = self.context(
             policy,
             launcher,

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 
 from nodeagent.mps.launch.launcher import DaemonProcess, StartError
 from nodeagent.mps.launch.service import ServiceLauncher, unit_of
+from nodeagent.mps.lifecycle.model import ReportSubject
 from nodeagent.mps.processes import CONTROL, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
 from tests.machine_load import until
 from tests.mps.conftest import PYTHON, as_root, flag, seen, spec_for
-from tests.mps.fleet_rig import GPU
+from tests.mps.fleet_rig import GPU, FleetRig
 from tests.mps.plans import with_account
 
 # Stand-ins for systemd-run, systemctl and nsenter: they do what they are asked, without a systemd.
@@ -240,18 +242,25 @@ async def test_through_the_hosts_systemd(systemd: Systemd, host: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "how"),
-    [
-        (signal.SIGKILL, "signal 9 (SIGKILL)"),
-        (signal.SIGTERM, "in a way that systemd counts as clean"),
-    ],
+    ("number", "how"), [(9, "signal 9 (SIGKILL)"), (15, "in a way that systemd counts as clean")]
 )
-async def test_how_it_ended(systemd: Systemd, number: signal.Signals, how: str) -> None:
+async def test_how_it_ended(systemd: Systemd, number: int, how: str) -> None:
     for _ in range(2):
         async with systemd.running() as process:
             os.kill(process.pid, number)
             assert await process.wait() == how
         assert systemd.units() == []
+
+
+async def test_how_one_of_an_earlier_agent_ended(rig: FleetRig, systemd: Systemd) -> None:
+    """Systemd is asked then, too, and forgets the unit, which would show as failed for good."""
+    rig.programs = replace(rig.programs, path=f"{rig.bin}:{systemd.folder}:/usr/bin:/bin")
+    rig.launcher_of = partial(ServiceLauncher, host=False, deadline=60.0)
+    pid = await rig.left_daemon()
+    async with rig.fleet():
+        os.kill(pid, signal.SIGKILL)
+        assert "signal 9 (SIGKILL)" in await rig.reported(ReportSubject.EXITED)
+    assert ["systemctl", "reset-failed", UNIT] in systemd.calls()
 
 
 async def test_systemd_does_not_answer_once_it_runs(systemd: Systemd) -> None:

@@ -36,7 +36,7 @@ class DaemonProcess:
         self, identity: MpsProcess, find_end: Callable[[], Awaitable[str]] | None = None
     ) -> None:
         self.identity = identity
-        self._find_end = find_end
+        self.find_end = find_end
         self._descriptor = os.pidfd_open(identity.pid)
         self._ended = asyncio.create_task(self._until_ended(), name="mps end")
         self._ended.add_done_callback(lambda _: os.close(self._descriptor))
@@ -61,10 +61,10 @@ class DaemonProcess:
 
     async def _until_ended(self) -> str:
         await process_end(self._descriptor)
-        if self._find_end is None:
+        if self.find_end is None:
             return f"{UNKNOWN_END}, because an earlier agent started it"
         try:
-            return await self._find_end()
+            return await self.find_end()
         except Exception:  # noqa: BLE001  # the end counts, not how: a restart waits for it
             return UNKNOWN_END
 
@@ -132,6 +132,10 @@ class Launcher(ABC):
         environment = self.programs.environment(spec.pipe_directory, spec.log_directory)
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
         return await self._start(spec, command, environment)
+
+    def end_of(self, spec: DaemonSpec) -> Callable[[], Awaitable[str]] | None:
+        """As `find_end`, for a daemon that an earlier agent started."""
+        return None
 
     @abstractmethod
     async def _start(

@@ -8,7 +8,7 @@ import asyncio
 import os
 import re
 from asyncio.subprocess import PIPE
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -95,6 +95,9 @@ class ServiceLauncher(Launcher):
             await self._call("systemctl", "stop", "--no-block", unit)
             raise StartError.of("systemdSlow", unit=unit, seconds=f"{self.deadline:g}") from None
 
+    def end_of(self, spec: DaemonSpec) -> Callable[[], Awaitable[str]]:
+        return lambda: self._how_it_ended(unit_of(spec))
+
     async def _clear(self, unit: str) -> None:
         """Wait until no unit has this name; forget a failed one. Raises StartError if one runs."""
         while True:
@@ -147,7 +150,7 @@ class ServiceLauncher(Launcher):
                 if not state.main_pid:
                     break
                 identity = await asyncio.to_thread(launcher.identity_of, state.main_pid, spec)
-                return DaemonProcess(identity, lambda: self._how_it_ended(unit))
+                return DaemonProcess(identity, self.end_of(spec))
             except ProcessLookupError:
                 break
             except (StartError, OSError, RuntimeError):
@@ -159,7 +162,9 @@ class ServiceLauncher(Launcher):
         )
 
     async def _how_it_ended(self, unit: str) -> str:
-        """Ask systemd: only the parent knows, and only while it has not forgotten the unit."""
+        """Ask systemd: only the parent knows, and only while it has not forgotten the unit. Then
+        have it forget one that failed, which would show as a fault of the machine.
+        """
         with suppress(TimeoutError, StartError):
             async with asyncio.timeout(_END_KNOWN):
                 while True:
