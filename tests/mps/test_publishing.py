@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft7Validator
 from msgspec.json import encode
-from referencing import Registry
-from referencing.jsonschema import DRAFT7
 
 from nodeagent.files.cdi import cdi_specification
 from nodeagent.mps.files import client_files
@@ -21,6 +18,7 @@ from nodeagent.mps.shares import DaemonSpec, client_environment
 from nodeagent.plan.problems import Code
 from nodeagent.plan.shares import Share, WantedMps
 from nodeagent.structs import replace
+from tests.cdi_schema import valid_names
 from tests.mps.plans import GPU, MIG, spec_of, wanted
 
 # --- env files ------------------------------------------------------------------------------------
@@ -87,20 +85,6 @@ def test_the_page_for_users() -> None:
 # --- cdi ------------------------------------------------------------------------------------------
 
 
-SCHEMA = Path(__file__).parents[1] / "data/cdi"
-
-
-@pytest.fixture(scope="session")
-def validator() -> Draft7Validator:
-    schema, definitions = (
-        json.loads((SCHEMA / name).read_text()) for name in ("schema.json", "defs.json")
-    )
-    registry: Registry[Any] = Registry().with_resource(
-        "defs.json", DRAFT7.create_resource(definitions)
-    )
-    return Draft7Validator(schema, registry=registry)
-
-
 def document() -> dict[str, Any]:
     """All slots of a plan with two shares, on a GPU and on a MIG device."""
     plan = wanted()
@@ -115,16 +99,14 @@ def document() -> dict[str, Any]:
     return found
 
 
-def test_it_is_valid(validator: Draft7Validator) -> None:
+def test_it_is_valid() -> None:
     """Also to Podman 4.3, which refuses a file with a newer version or an unknown key."""
     found = document()
-    validator.validate(found)
+    names = valid_names(found)
     assert (found["cdiVersion"], found["kind"]) == ("0.5.0", "nodeagent.io/mps")
     assert {key for device in found["devices"] for key in device} == {"name", "containerEdits"}
-    names = [device["name"] for device in found["devices"]]
     assert names[:3] == [f"{GPU}-small-0", f"{GPU}-small-1", f"{GPU}-large-0"]
     assert len(set(names)) == len(names) == 6
-    assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]", name) for name in names)
 
 
 def test_what_a_container_gets() -> None:
