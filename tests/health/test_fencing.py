@@ -64,17 +64,15 @@ def test_the_siblings_of_a_sick_slice_go_on() -> None:
     assert not _allows(fenced, GPU, Placement(7, 1))
 
 
-def test_of_a_sick_compute_instance_only_its_own_device() -> None:
+def test_of_a_sick_compute_instance_only_its_own_device(node: Node) -> None:
     """Its sibling in the same GPU instance keeps its daemon; nothing new comes beside them."""
-    node = Node()
     node.xid(95, instance=2, compute=1)
     fenced = fences(node.state.findings, SPLIT)
     assert fenced.reasons.keys() == {"MIG-2-1"}
     assert not _allows(fenced, GPU, RIGHT)
 
 
-def test_a_sick_gpu_is_fenced_whole() -> None:
-    node = Node()
+def test_a_sick_gpu_is_fenced_whole(node: Node) -> None:
     node.xid(79)
     fenced = fences(node.state.findings, SPLIT)
     assert fenced.gpus == {GPU}
@@ -83,8 +81,7 @@ def test_a_sick_gpu_is_fenced_whole() -> None:
     assert _allows(fenced, "GPU-other", LEFT)
 
 
-def test_what_is_not_unhealthy_is_not_fenced() -> None:
-    node = Node()
+def test_what_is_not_unhealthy_is_not_fenced(node: Node) -> None:
     node.xid(31)
     node.xid(123)
     for _ in range(4):
@@ -105,9 +102,8 @@ def test_the_fence_stays_with_the_slices() -> None:
     assert _allows(fenced, GPU, LEFT)
 
 
-def test_an_instance_of_unknown_place_fences_the_gpu() -> None:
+def test_an_instance_of_unknown_place_fences_the_gpu(node: Node) -> None:
     """Not knowing where the fault is, nothing is safe."""
-    node = Node()
     node.xid(95, instance=6)
     assert fences(node.state.findings, SPLIT).gpus == {GPU}
 
@@ -149,16 +145,14 @@ def test_without_mig_a_sick_slice_is_a_sick_gpu() -> None:
 
 
 @pytest.mark.parametrize(("number", "held"), [(79, True), (119, True), (120, True), (95, False)])
-def test_calls_that_may_never_return_are_held(number: int, held: bool) -> None:
+def test_calls_that_may_never_return_are_held(node: Node, number: int, held: bool) -> None:
     """After these XIDs nothing should be asked of the GPU."""
-    node = Node()
     node.xid(number)
     assert held_calls(node.state.findings) == ({GPU} if held else set())
 
 
-def test_calls_wait_for_the_driver_to_be_bound() -> None:
+def test_calls_wait_for_the_driver_to_be_bound(node: Node) -> None:
     """A GPU without its driver is not asked either."""
-    node = Node()
     node.read(gpu(answer=Answer(Silence.UNBOUND)))
     assert held_calls(node.state.findings) == {GPU}
 
@@ -233,9 +227,10 @@ OTHER, OTHER_ADDRESS = "GPU-2", "00000000:1B:00.0"
         (7, "a system reboot", "unhealthy", "reboot"),
     ],
 )
-def test_what_the_driver_asks_for(number: int, words: str, severity: str, action: str) -> None:
+def test_what_the_driver_asks_for(
+    node: Node, number: int, words: str, severity: str, action: str
+) -> None:
     """Field value 230 of nvml.h, from 1 on."""
-    node = Node()
     node.read(gpu(recovery_action=number))
     found = node.one("recoveryAction")
     assert words in found.evidence
@@ -258,9 +253,8 @@ def test_replays_by_generation(generation: int, limit: float, lanes: int) -> Non
         assert node.causes() == expected
 
 
-def test_lanes_that_sleep_make_no_more_replays() -> None:
+def test_lanes_that_sleep_make_no_more_replays(node: Node) -> None:
     """The width falls while a GPU is idle, and its replays are those of the whole link."""
-    node = Node()
     for minute in range(20):
         widths = {"pcie_width": 1, "pcie_width_max": 16}
         node.read(gpu(pcie_replays=minute * 4, pcie_generation_max=4, **widths), after=60.0)
@@ -282,9 +276,8 @@ def test_lanes_that_sleep_make_no_more_replays() -> None:
         (Fabric(3, health_mask=3 << 8), "incorrect configuration 3"),
     ],
 )
-def test_what_the_fabric_says(fabric: Fabric, evidence: str | None) -> None:
+def test_what_the_fabric_says(node: Node, fabric: Fabric, evidence: str | None) -> None:
     """Two bits each, of which 1 is true and 2 is false, and the sum of it."""
-    node = Node()
     node.read(gpu(fabric=fabric))
     if evidence is None:
         assert node.causes() == set()
@@ -301,17 +294,17 @@ def test_what_the_fabric_says(fabric: Fabric, evidence: str | None) -> None:
         ({"power": 651_400}, ""),
     ],
 )
-def test_heat_is_reported_with_what_is_known_beside_it(known: dict[str, int], beside: str) -> None:
+def test_heat_is_reported_with_what_is_known_beside_it(
+    node: Node, known: dict[str, int], beside: str
+) -> None:
     """Temperature, and power with its limit."""
-    node = Node()
     for seconds in range(0, 320, 10):
         node.read(gpu(held_by_heat=seconds * 500_000_000, **known), after=10.0)
     assert node.one("throttledByHeat").evidence.endswith(f"of the last 300 s{beside}")
 
 
-def test_two_gpus_with_the_same_fault_are_two_findings() -> None:
+def test_two_gpus_with_the_same_fault_are_two_findings(node: Node) -> None:
     """Reported by the kernel log at the same time, of GPUs whose addresses differ by a digit."""
-    node = Node()
     pair = (gpu(), gpu(uuid=OTHER, pci_bus_id=OTHER_ADDRESS))
     node.read(*pair)
     events = tuple(
@@ -322,9 +315,8 @@ def test_two_gpus_with_the_same_fault_are_two_findings() -> None:
     assert {found.place.gpu for found in node.state.findings} == {GPU, OTHER}
 
 
-def test_a_fence_is_of_one_gpu() -> None:
+def test_a_fence_is_of_one_gpu(node: Node) -> None:
     """Nothing is fenced on a neighbour, which is planned as before."""
-    node = Node()
     sick = gpu(
         instances=(InstanceReading(1, LEFT, 0), InstanceReading(2, RIGHT, 1)), ecc_uncorrected=1
     )

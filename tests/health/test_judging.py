@@ -17,8 +17,7 @@ from tests.health.rig import ADDRESS, EPOCH, GPU, LEFT, LOG, RIGHT, Node, ends, 
 
 
 @pytest.mark.parametrize(("age", "severity"), [(599.0, "unknown"), (600.0, "unhealthy")])
-def test_a_hanging_driver_needs_a_reboot_in_the_end(age: float, severity: str) -> None:
-    node = Node()
+def test_a_hanging_driver_needs_a_reboot_in_the_end(node: Node, age: float, severity: str) -> None:
     node.read(gpu(answer=Answer(Silence.HANGS, last=node.now + 1 - age, reason="no answer in 9 s")))
     assert node.one("gpuHangs").severity.value == severity
     assert node.one("gpuHangs").evidence.startswith("no answer in 9 s; the last answer is")
@@ -33,17 +32,15 @@ def test_a_gpu_that_answers_now_and_then() -> None:
     assert reported == ["gpuUnknown", "GONE"]
 
 
-def test_what_was_found_stays_while_the_driver_hangs() -> None:
+def test_what_was_found_stays_while_the_driver_hangs(node: Node) -> None:
     """Not knowing is no recovery."""
-    node = Node()
     node.read(gpu(ecc_uncorrected=1))
     node.read(gpu(answer=Answer(Silence.HANGS)), after=60.0)
     assert node.causes() == {"eccUncorrected", "gpuHangs"}
 
 
-def test_a_gpu_that_was_never_listed() -> None:
+def test_a_gpu_that_was_never_listed(node: Node) -> None:
     """The PCI bus knows of one more than NVML does."""
-    node = Node()
     for _ in range(2):
         node.read(
             listed_addresses=("00000000:1A:00.0",),
@@ -55,9 +52,8 @@ def test_a_gpu_that_was_never_listed() -> None:
     assert finding.evidence.endswith("0000:1b:00.0")
 
 
-def test_a_wait_for_events_that_fails_in_passing() -> None:
+def test_a_wait_for_events_that_fails_in_passing(node: Node) -> None:
     """As when the event set of a lost GPU is made anew; reported after ten seconds of it."""
-    node = Node()
     node.read(listener=Answer(Silence.FAILS, last=node.now), after=9.0)
     assert node.causes() == set()
     node.read(listener=Answer(Silence.FAILS, last=node.now - 9.0), after=1.0)
@@ -66,9 +62,8 @@ def test_a_wait_for_events_that_fails_in_passing() -> None:
     assert node.causes() == set()
 
 
-def test_a_driver_that_is_not_there_does_not_hang() -> None:
+def test_a_driver_that_is_not_there_does_not_hang(node: Node) -> None:
     """It is one cause at a time, for the node and for GPUs that were known."""
-    node = Node()
     node.read(gpu(answer=Answer()), answer=Answer())
     gone = Answer(Silence.NO_LIBRARY)
     node.read(gpu(answer=gone), answer=gone)
@@ -80,18 +75,16 @@ def test_a_driver_that_is_not_there_does_not_hang() -> None:
 # --- details --------------------------------------------------------------------------------------
 
 
-def test_an_idle_link_is_not_judged() -> None:
+def test_an_idle_link_is_not_judged(node: Node) -> None:
     """Its generation and width fall to save power: neither raised nor ended."""
-    node = Node()
     narrow = gpu(pcie_generation=1, pcie_generation_max=5, under_load=False)
     for _ in range(10):
         node.read(narrow, after=10.0)
     assert node.causes() == set()
 
 
-def test_a_link_that_was_never_up_is_not_missed() -> None:
+def test_a_link_that_was_never_up_is_not_missed(node: Node) -> None:
     """Boards without a bridge have links that are down, and MIG mode uses none."""
-    node = Node()
     node.read(gpu(nvlinks=(LinkReading(0, up=False),)))
     assert node.causes() == set()
     node.read(gpu(nvlinks=(LinkReading(0, up=True),)))
@@ -101,8 +94,7 @@ def test_a_link_that_was_never_up_is_not_missed() -> None:
     assert node.causes() == set()
 
 
-def test_a_clock_that_jumps() -> None:
-    node = Node()
+def test_a_clock_that_jumps(node: Node) -> None:
     hot = gpu(temperature=95, slowdown_temperature=90)
     node.read(hot)
     node.read(hot, after=-500.0)
@@ -115,8 +107,7 @@ def test_a_clock_that_jumps() -> None:
     assert node.state.at.uptime == node.now, "which begins anew with the boot"
 
 
-def test_a_cool_moment_is_no_end() -> None:
-    node = Node()
+def test_a_cool_moment_is_no_end(node: Node) -> None:
     for degrees, expected in ((90, False), (90, True), (86, True), (87, True), (86, True)):
         node.read(gpu(temperature=degrees, slowdown_temperature=90), after=30.0)
         assert bool(node.causes()) is expected
@@ -228,9 +219,8 @@ def test_what_was_measured_of_an_instance_goes_with_it() -> None:
 # --- resets, reboots, repairs ---------------------------------------------------------------------
 
 
-def test_an_energy_counter_that_went_back_is_a_reset() -> None:
+def test_an_energy_counter_that_went_back_is_a_reset(node: Node) -> None:
     """Only a reset, or a driver loaded anew, turns it back."""
-    node = Node()
     node.read(gpu(energy=1000))
     node.xid(95)
     node.read(gpu(energy=2000))
@@ -239,8 +229,7 @@ def test_an_energy_counter_that_went_back_is_a_reset() -> None:
     assert ends(node) == [End.RESET]
 
 
-def test_a_reset_that_did_not_help_is_no_end() -> None:
-    node = Node()
+def test_a_reset_that_did_not_help_is_no_end(node: Node) -> None:
     sick = gpu(ecc_uncorrected=1)
     node.read(sick)
     since = node.one("eccUncorrected").since
@@ -250,8 +239,9 @@ def test_a_reset_that_did_not_help_is_no_end() -> None:
 
 
 @pytest.mark.parametrize(("address", "replaced"), [(ADDRESS, True), ("00000000:1B:00.0", False)])
-def test_a_gpu_that_another_one_is_in_the_place_of(address: str, replaced: bool) -> None:
-    node = Node()
+def test_a_gpu_that_another_one_is_in_the_place_of(
+    node: Node, address: str, replaced: bool
+) -> None:
     node.read(gpu())
     node.xid(95)
     node.read(gpu(uuid="GPU-2", pci_bus_id=address), known=frozenset({"GPU-2"}))
@@ -260,9 +250,8 @@ def test_a_gpu_that_another_one_is_in_the_place_of(address: str, replaced: bool)
 
 
 @pytest.mark.parametrize("end", [End.RESET, End.CLEARED])
-def test_what_ended_has_to_last_anew(end: End) -> None:
+def test_what_ended_has_to_last_anew(node: Node, end: End) -> None:
     """It was there before, and is found again only if it stays for as long as at first."""
-    node = Node()
     narrow = gpu(pcie_width=8, pcie_width_max=16, under_load=True)
     for _ in range(2):
         node.read(narrow, after=60.0)
@@ -293,8 +282,7 @@ def test_most_gpus_are_right(field: str, mine: int, usual: int, causes: set[str]
     assert [(f.cause, f.place.gpu) for f in node.state.findings] == [(c, GPU) for c in causes]
 
 
-def test_a_repair_that_helps_twice_and_not_for_long() -> None:
-    node = Node()
+def test_a_repair_that_helps_twice_and_not_for_long(node: Node) -> None:
     node.read(gpu())
     for reboot in (False, True):
         node.xid(95, after=60.0)
@@ -330,9 +318,8 @@ def test_repairs_are_forgotten_after_a_week(ahead: float, after: float, action: 
     assert node.one("xidReset").action is action
 
 
-def test_a_clock_that_is_set_after_the_boot_forgets_no_repair() -> None:
+def test_a_clock_that_is_set_after_the_boot_forgets_no_repair(node: Node) -> None:
     """Without a battery it begins in 1970, and is right a minute later."""
-    node = Node()
     node.xid(95, source=LOG)
     node.reboot()
     node.ahead = -EPOCH
@@ -342,8 +329,7 @@ def test_a_clock_that_is_set_after_the_boot_forgets_no_repair() -> None:
     assert len(node.state.repairs) == 1
 
 
-def test_a_support_case_that_comes_back() -> None:
-    node = Node()
+def test_a_support_case_that_comes_back(node: Node) -> None:
     node.read(gpu())
     node.xid(123)
     assert node.one("xidSupport").action is Action.NONE
@@ -355,8 +341,7 @@ def test_a_support_case_that_comes_back() -> None:
 # --- the driver's word ----------------------------------------------------------------------------
 
 
-def test_the_driver_asks_for_no_recovery() -> None:
-    node = Node()
+def test_the_driver_asks_for_no_recovery(node: Node) -> None:
     node.xid(95)
     node.read(gpu(recovery_action=0), after=5.0)
     assert node.one("xidReset").severity is Severity.UNHEALTHY
@@ -367,17 +352,15 @@ def test_the_driver_asks_for_no_recovery() -> None:
     assert ends(node) == [End.LAPSED]
 
 
-def test_the_driver_asks_for_more() -> None:
-    node = Node()
+def test_the_driver_asks_for_more(node: Node) -> None:
     node.xid(95)
     node.read(gpu(recovery_action=2), after=10.0)
     assert node.one("xidReset").action is Action.REBOOT
     assert node.one("recoveryAction").action is Action.REBOOT
 
 
-def test_a_silent_driver_does_not_correct() -> None:
+def test_a_silent_driver_does_not_correct(node: Node) -> None:
     """What it said before the XID is not a word on it."""
-    node = Node()
     node.read(gpu(recovery_action=0))
     node.xid(95)
     node.read(gpu(answer=Answer(Silence.HANGS)), after=60.0)
@@ -391,8 +374,7 @@ def test_the_kernel_log_reports_the_recovery_action() -> None:
     assert node.one("recoveryAction").action is Action.REBOOT
 
 
-def test_contained_errors_degrade() -> None:
+def test_contained_errors_degrade(node: Node) -> None:
     """Uncorrected errors after which the driver asks for nothing leave the GPU in use."""
-    node = Node()
     node.read(gpu(ecc_uncorrected=1, recovery_action=0))
     assert node.one("eccUncorrected").severity is Severity.DEGRADED

@@ -118,9 +118,10 @@ def test_nothing_found() -> None:
         ),
     ],
 )
-def test_the_condition(readings: tuple[dict[str, Any], ...], expected: tuple[str, ...]) -> None:
+def test_the_condition(
+    node: Node, readings: tuple[dict[str, Any], ...], expected: tuple[str, ...]
+) -> None:
     """False while something is unhealthy, Unknown while the driver does not say, else True."""
-    node = Node()
     node.read(gpu())
     for values in readings:
         node.read(gpu(**values))
@@ -132,17 +133,15 @@ def test_the_condition_before_the_first_reading() -> None:
     assert condition(HealthState()).status == "Unknown"
 
 
-def test_the_condition_changes_with_causes_only() -> None:
+def test_the_condition_changes_with_causes_only(node: Node) -> None:
     """More of the same writes nothing to the Node."""
-    node = Node()
     node.read(gpu(ecc_uncorrected=1))
     before = condition(node.state)
     node.read(gpu(ecc_uncorrected=99), after=60.0)
     assert condition(node.state) == before
 
 
-def test_the_condition_is_bounded() -> None:
-    node = Node()
+def test_the_condition_is_bounded(node: Node) -> None:
     for number in range(30):
         node.read(gpu(uuid=f"GPU-{number}", index=number, recovery_action=2))
         node.read(gpu(uuid=f"GPU-{number}", index=number, ecc_uncorrected=1))
@@ -151,8 +150,7 @@ def test_the_condition_is_bounded() -> None:
     assert message.endswith("more")
 
 
-def test_events_of_a_finding() -> None:
-    node = Node()
+def test_events_of_a_finding(node: Node) -> None:
     node.read(gpu())
     sick = gpu(ecc_uncorrected=1)
     (begun,) = news(node.read(sick))
@@ -170,9 +168,8 @@ def test_events_of_a_finding() -> None:
     assert ended.message == "GPU 0 has uncorrected memory errors: over, its cause is gone"
 
 
-def test_an_xid_without_a_finding_is_reported() -> None:
+def test_an_xid_without_a_finding_is_reported(node: Node) -> None:
     """What is only counted has an event, too; one that both sources report has one."""
-    node = Node()
     node.read(gpu())
     (event,) = news(node.xid(43))
     assert event.reason == "Xid"
@@ -204,18 +201,16 @@ def test_the_metrics() -> None:
     assert finding == (*place, "xid", "xidReset", "95", "unhealthy", "reset GPU")
 
 
-def test_the_first_xid_is_an_increase() -> None:
+def test_the_first_xid_is_an_increase(node: Node) -> None:
     """A GPU that had none has a counter all the same, so that the first one makes it grow."""
-    node = Node()
     node.read(gpu())
     assert samples(node, "nodeagent_gpu_xid_events_total") == {("0", GPU): 0.0}
     node.xid(79)
     assert samples(node, "nodeagent_gpu_xid_events_total") == {("0", GPU): 1.0}
 
 
-def test_a_check_that_cannot_be_read_any_more_has_no_figure() -> None:
+def test_a_check_that_cannot_be_read_any_more_has_no_figure(node: Node) -> None:
     """As remapped rows with MIG instances, and links; what was found of it stays."""
-    node = Node()
     rows, link = RemappedRows(0, 1, pending=False, failed=False), LinkReading(0, up=True)
     node.read(gpu(complete=True, rows=rows, nvlinks=(link,)))
     known = {("rowRemap", "0", GPU): 1.0, ("nvlink", "0", GPU): 1.0}
@@ -231,9 +226,10 @@ def test_a_check_that_cannot_be_read_any_more_has_no_figure() -> None:
 
 @pytest.mark.parametrize("action", [0, 1])
 @pytest.mark.parametrize("silence", Silence)
-def test_a_gpu_that_does_not_answer_has_no_figures(silence: Silence, action: int) -> None:
+def test_a_gpu_that_does_not_answer_has_no_figures(
+    node: Node, silence: Silence, action: int
+) -> None:
     """But for whether it answers, where that is known, and what was found of it before."""
-    node = Node()
     well = gpu(answer=Answer(), complete=True, temperature=50, slowdown_temperature=90,
                ecc_uncorrected=1, held_by_heat=0, recovery_action=action)  # fmt: skip
     for _ in range(8):

@@ -19,9 +19,8 @@ def _again(state: HealthState) -> HealthState:
 
 
 @pytest.mark.parametrize("cause", RAISING)
-def test_every_finding_survives(cause: str) -> None:
+def test_every_finding_survives(node: Node, cause: str) -> None:
     """With all that was remembered beside it, through JSON text."""
-    node = Node()
     node.read(gpu(), known=frozenset({GPU}))
     RAISING[cause](node)
     assert _again(node.state) == node.state
@@ -69,9 +68,8 @@ def test_anything_else_is_refused(data: object) -> None:
         decode(json.dumps(data).encode())
 
 
-def test_a_finding_of_another_version_is_left_out() -> None:
+def test_a_finding_of_another_version_is_left_out(node: Node) -> None:
     """A cause that this version does not know cannot be judged by it."""
-    node = Node()
     node.xid(95)
     data = json.loads(encode(node.state))
     data["findings"].append({**data["findings"][0], "cause": "somethingNew"})
@@ -169,9 +167,8 @@ def test_the_process_that_is_known_later_was_hit_alone() -> None:
     assert [pod.name for pod in node.one("xidApplication").pods] == ["other", "right"]
 
 
-def test_as_many_pods_are_named_as_people_read() -> None:
+def test_as_many_pods_are_named_as_people_read(node: Node) -> None:
     """The newest of an error that never stops coming."""
-    node = Node()
     for number in range(200):
         users = Usage((_user(number + 1, f"pod-{number:03}"),))
         node.observed = ObservedNode((Gpu(0, GPU, usage=users),))

@@ -18,10 +18,14 @@ from nodeagent.health.readings import (
 from tests.health.rig import GPU, LEFT, LOG, Node, counts, gpu, known
 
 
+@pytest.fixture
+def node() -> Node:
+    return known()
+
+
 @pytest.mark.parametrize("first", XidSource)
-def test_an_xid_of_both_sources_counts_once(first: XidSource) -> None:
+def test_an_xid_of_both_sources_counts_once(node: Node, first: XidSource) -> None:
     """Either source may be first; the finding has NVML's instance and the kernel log's process."""
-    node = known()
     reports: dict[XidSource, dict[str, Any]] = {
         XidSource.NVML: {"instance": 2},
         LOG: {"pid": 4711, "process": "python", "message": "MMU Fault"},
@@ -55,10 +59,9 @@ def test_an_xid_of_a_gpu_that_is_not_known_has_its_address(pci: str, says: bool)
     ],
 )
 def test_two_alike_stay_two(
-    first: XidSource, number: int, other: int, place: dict[str, Any]
+    node: Node, first: XidSource, number: int, other: int, place: dict[str, Any]
 ) -> None:
     """The second source's report of one adds to that one, and takes nothing from the other."""
-    node = known()
     second = LOG if first is XidSource.NVML else XidSource.NVML
     one = {"gpu": GPU, "instance": 1, "compute": 0}
     for source in (first, second):
@@ -70,9 +73,8 @@ def test_two_alike_stay_two(
     assert found == {((GPU, 1, 0), number, 4711, 1), (where, other, 4712, 1)}
 
 
-def test_an_xid_is_no_link() -> None:
+def test_an_xid_is_no_link(node: Node) -> None:
     """A finding of the link with the XID's number is another one."""
-    node = known()
     node.read(gpu(nvlinks=(LinkReading(13, up=True),)))
     node.xid(13)
     node.read(gpu(nvlinks=(LinkReading(13, up=False),)))
@@ -82,9 +84,8 @@ def test_an_xid_is_no_link() -> None:
     }  # fmt: skip
 
 
-def test_the_newest_is_what_a_report_without_a_place_is_of() -> None:
+def test_the_newest_is_what_a_report_without_a_place_is_of(node: Node) -> None:
     """An earlier one elsewhere is not."""
-    node = known()
     for instance in (1, 2):
         node.xid(109, instance=instance, after=60.0)
     node.xid(109, source=LOG, pid=4711)
@@ -103,17 +104,15 @@ def test_only_the_number_0_may_mean_none(number: int, mig: bool, instance: int |
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_narrower_place_counts(number: int) -> None:
+def test_the_narrower_place_counts(node: Node, number: int) -> None:
     """Ids begin with 0."""
-    node = known()
     node.xid(109, source=LOG, instance=2)
     node.xid(109, instance=2, compute=number)
     assert node.one("xidReset").place.compute == number
 
 
-def test_a_place_that_is_known_later_joins_what_is_there() -> None:
+def test_a_place_that_is_known_later_joins_what_is_there(node: Node) -> None:
     """It is that finding once more, and what was known of it stays."""
-    node = known()
     node.xid(123, instance=1)
     since = node.one("xidSupport").since
     node.xid(123, source=LOG, after=60.0)
@@ -123,9 +122,8 @@ def test_a_place_that_is_known_later_joins_what_is_there() -> None:
     assert finding.action is Action.INSPECT_HARDWARE
 
 
-def test_each_word_of_one_source_takes_one_of_the_other() -> None:
+def test_each_word_of_one_source_takes_one_of_the_other(node: Node) -> None:
     """Three errors that both sources tell are three; a fourth of one source is one more."""
-    node = known()
     for source in (LOG, XidSource.NVML):
         for _ in range(3):
             node.xid(31, source=source, after=0.1)
@@ -135,9 +133,8 @@ def test_each_word_of_one_source_takes_one_of_the_other() -> None:
     assert node.one("xidApplication").count == 4
 
 
-def test_far_apart_or_elsewhere_is_another_one() -> None:
+def test_far_apart_or_elsewhere_is_another_one(node: Node) -> None:
     """The same number counts again later, or in another GPU instance."""
-    node = known()
     node.xid(31, source=LOG, instance=1)
     node.xid(31, instance=2)
     node.xid(31, source=LOG, instance=2, after=60.0)
@@ -145,11 +142,10 @@ def test_far_apart_or_elsewhere_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("first", XidSource)
-def test_a_driver_that_hangs_reports_late_what_is_known(first: XidSource) -> None:
+def test_a_driver_that_hangs_reports_late_what_is_known(node: Node, first: XidSource) -> None:
     """Its event comes when it answers again: the error was at any time since the wait began, and
     the kernel log has when. Another one of the log, after that, is another one.
     """
-    node = known()
     node.xid(62, source=LOG, after=1.0)
     began = node.now
     if first is LOG:
@@ -165,9 +161,8 @@ def test_a_driver_that_hangs_reports_late_what_is_known(first: XidSource) -> Non
     assert counts(node) == {62: 1, 119: 2}
 
 
-def test_a_kernel_log_that_is_read_late_reports_what_is_known() -> None:
+def test_a_kernel_log_that_is_read_late_reports_what_is_known(node: Node) -> None:
     """A line bears its own time, however many errors the driver has reported since."""
-    node = known()
     first = node.now + 1.0
     node.xid(31)
     node.xid(13, after=30.0)
@@ -175,18 +170,16 @@ def test_a_kernel_log_that_is_read_late_reports_what_is_known() -> None:
     assert counts(node) == {31: 1, 13: 1}
 
 
-def test_a_gpu_falls_off_the_bus_once() -> None:
+def test_a_gpu_falls_off_the_bus_once(node: Node) -> None:
     """However many lines and sources say so."""
-    node = known()
     for _ in range(3):
         node.xid(79, source=LOG, after=0.1)
     node.xid(79, after=0.1)
     assert counts(node) == {79: 1}
 
 
-def test_the_kernel_log_read_again_reports_nothing() -> None:
+def test_the_kernel_log_read_again_reports_nothing(node: Node) -> None:
     """An agent that starts anew may read the log from its beginning; after a reboot it is new."""
-    node = known()
     node.xid(31, source=LOG, sequence=7)
     node.xid(31, source=LOG, sequence=7, after=100.0)
     assert counts(node) == {31: 1}
@@ -196,9 +189,8 @@ def test_the_kernel_log_read_again_reports_nothing() -> None:
     assert counts(node) == {31: 2}
 
 
-def test_an_xid_of_an_instance_that_is_gone_is_no_news_any_more() -> None:
+def test_an_xid_of_an_instance_that_is_gone_is_no_news_any_more(node: Node) -> None:
     """Nor is one of an earlier boot: it stays counted."""
-    node = known()
     node.xid(31, instance=2)
     node.xid(31)
     assert [bool(count.last.uptime) for count in node.state.xids] == [True, True]
@@ -208,8 +200,7 @@ def test_an_xid_of_an_instance_that_is_gone_is_no_news_any_more() -> None:
     assert [bool(count.last.uptime) for count in node.state.xids] == [False, False]
 
 
-def test_an_address_that_no_gpu_has() -> None:
-    node = known()
+def test_an_address_that_no_gpu_has(node: Node) -> None:
     node.read(xids=(XidEvent(79, node.now, LOG, pci="0000:99:00"),))
     finding = node.one("fallenOffBus")
     assert finding.place.gpu == ""
@@ -230,9 +221,8 @@ def test_a_known_nuisance_is_only_counted() -> None:
     assert node.causes() == set()
 
 
-def test_a_fatal_nvlink_error() -> None:
+def test_a_fatal_nvlink_error(node: Node) -> None:
     """The kernel log says that it is fatal, after NVML reported it without."""
-    node = known()
     node.xid(149)
     assert node.one("xidNvlink").severity is Severity.DEGRADED
     node.xid(149, source=LOG, fatal=True, detail=4)
