@@ -151,6 +151,11 @@ class Rig:
         if front_end.poll() is None:
             front_end.communicate(timeout=stretched(30))
 
+    def type(self, front_end: subprocess.Popen[str], line: str) -> None:
+        assert front_end.stdin is not None
+        front_end.stdin.write(line)
+        front_end.stdin.flush()
+
     def has_output(self, child: subprocess.Popen[str], within: float = 0.0) -> bool:
         """Whether something can be read from its standard output."""
         assert child.stdout is not None
