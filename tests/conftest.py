@@ -29,6 +29,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 import nodeagent.cluster.kubelet  # noqa: F401  # before the stand-in kubelet's gRPC, as in the agent
+from tests.folders import open_folder
 from tests.machine_load import stretched
 from tests.reaper import PRESENT, forget_failures, record_failure, run_below_reaper
 from tests.virtual_time import VirtualTimeLoop
@@ -319,6 +320,13 @@ def _no_network() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect)
         yield
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder that every user may pass, and with a path short enough for sockets."""
+    with open_folder() as folder:
+        yield folder
 
 
 # --- tests that need a real API server ----------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 from nodeagent.simulation.mps.clients import SimulatedClient
 from tests.agent_environment import agent_environment, asked, run_command
+from tests.folders import end_processes_of
 from tests.machine_load import stretched, wait_until
 
 SOON = 60.0  # seconds that anything may take on a busy machine
@@ -137,8 +138,4 @@ class Home:
         if self.agent is not None and self.agent.poll() is None:
             self.agent.kill()
             self.agent.wait(stretched(SOON))
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                pid = int(entry.name)
-                if str(self.folder).encode() in (entry / "environ").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+        end_processes_of(self.folder)

@@ -1,6 +1,5 @@
 """A simulated node's folder with an agent; a GPU and an API server; a node with claims."""
 
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,19 +17,8 @@ __all__ = ["grpc_ends"]
 
 
 @pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """Not pytest's folder: other users have to reach it, and socket paths are short."""
-    folder = Path(tempfile.mkdtemp(prefix="na-", dir="/tmp"))
-    folder.chmod(0o755)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def home(short_folder: Path) -> Iterator[Home]:
-    place = Home(short_folder)
+def home(short: Path) -> Iterator[Home]:
+    place = Home(short)
     yield place
     place.end_everything()
 

@@ -9,6 +9,7 @@ import yaml
 
 from tests.app.agent_process import Process, agent, profiles, write_plan
 from tests.doc_blocks import ROOT, blocks_of
+from tests.folders import executable
 from tests.machine_load import wait_until
 
 PROGRAM = "/usr/bin/nvidia-ctk"
@@ -34,9 +35,7 @@ def running(folder: Path, *files: str, **more: object) -> Iterator[Process]:
     settings = yaml.safe_load(block)
     program, *words = settings["after_change"]["command"]
     assert program == PROGRAM
-    stand_in = folder / "nvidia-ctk"
-    stand_in.write_text(STAND_IN)
-    stand_in.chmod(0o755)
+    stand_in = executable(folder / "nvidia-ctk", STAND_IN)
     settings["after_change"] |= {"command": [str(stand_in), *words], **more}
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
     for name in files:

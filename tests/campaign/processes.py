@@ -3,21 +3,17 @@
 They take real time, in which the machine's stands still as long as one of them is at work.
 """
 
-import atexit
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
-from nodeagent.simulation.mps.installation import install
+from tests.simulation.mps.rig import programs_of
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _AT_WORK = {"R", "D"}
@@ -36,14 +32,9 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-@cache
 def programs() -> Path:
-    """Where the stand-ins for MPS are, in a folder that every user can reach."""
-    folder = Path(tempfile.mkdtemp(prefix="campaign-programs-", dir="/tmp"))
-    folder.chmod(0o755)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    install(folder, version="580")
-    return folder
+    """Where the stand-ins for MPS are."""
+    return programs_of("580")
 
 
 def are_at_work() -> bool:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,14 +72,6 @@ class Program:
     def plan(self, gpus: str) -> Path:
         """A plan whose entries are `gpus`, in flow style."""
         return self.file(f"version: v1\ngpus: [{gpus}]\n")
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder that everybody can pass, with a short path."""
-    with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 @pytest.fixture

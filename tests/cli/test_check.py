@@ -16,6 +16,7 @@ from nodeagent.settings import load_settings
 from nodeagent.structs import replace
 from tests.claims.samples import record
 from tests.cli.conftest import Ended, Program
+from tests.folders import executable
 from tests.processes.real import running
 
 ENABLED = "version: v1\ngpus: [{devices: all, mig: enabled}]\n"
@@ -168,10 +169,7 @@ def _node(*, needs_reset: bool) -> ObservedNode:
 
 
 def _smi(directory: Path, words: str) -> tuple[str]:
-    program = directory / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho '{words}'\n")
-    program.chmod(0o755)
-    return (str(program),)
+    return (str(executable(directory / "nvidia-smi", f"#!/bin/sh\necho '{words}'\n")),)
 
 
 def test_nvidia_smi_is_needed_only_for_resets(tmp_path: Path) -> None:

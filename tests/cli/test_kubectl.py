@@ -11,6 +11,7 @@ from msgspec import to_builtins
 
 from nodeagent import kubectl as plugin
 from nodeagent.use.advice import Advice
+from tests.folders import executable
 from tests.simulated_cluster.agent import kubeconfig
 from tests.simulated_cluster.real_api_server import RealApiServer, why_not
 
@@ -75,9 +76,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
     the Python of the tests, and by the oldest one that it is for.
     """
     python = _python(request.param) if request.param else sys.executable
-    stand_in = tmp_path / "kubectl"
-    stand_in.write_text(STAND_IN)
-    stand_in.chmod(0o755)
+    executable(tmp_path / "kubectl", STAND_IN)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     def run(*words: str, **answers: Any) -> Ran:

@@ -10,6 +10,7 @@ from nodeagent.mps.programs import Programs
 from nodeagent.plan.shares import Account
 from nodeagent.simulation.mps.installation import install
 from tests.cli.conftest import Program
+from tests.folders import executable
 from tests.machine_load import wait_until
 from tests.processes.real import running
 
@@ -25,8 +26,7 @@ SOON = 60.0  # seconds that anything may take on a busy machine
 def test_a_missing_server_is_an_error_where_it_is_needed(
     wanted: bool, level: str, short: Path
 ) -> None:
-    (short / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")
-    (short / "nvidia-cuda-mps-control").chmod(0o755)
+    executable(short / "nvidia-cuda-mps-control", "#!/bin/sh\n")
     found = mps_preflight.program_findings(Programs(path=str(short)), wanted=wanted)
     levels = {finding.check: finding.level for finding in found}
     assert levels == {"mps control": "ok", "mps server": level}
@@ -65,8 +65,7 @@ def test_any_user_needs_a_server_that_can(short: Path) -> None:
 def test_shared_memory_of_no_daemon(
     program: Program, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (short / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")
-    (short / "nvidia-cuda-mps-control").chmod(0o755)
+    executable(short / "nvidia-cuda-mps-control", "#!/bin/sh\n")
     for name, value in {
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",
         "NODEAGENT_KUBERNETES_USE": "never",

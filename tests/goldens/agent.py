@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import os
 import re
 import shlex
 import signal
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 
 from tests.agent_environment import agent_environment
+from tests.folders import end_processes_of
 from tests.goldens.session import Session, closed
 from tests.machine_load import stretched, wait_until
 from tests.simulated_cluster.agent import kubeconfig
@@ -139,11 +139,7 @@ class Agent:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait(stretched(SOON))
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                pid = int(entry.name)
-                if str(self._folder).encode() in (entry / "environ").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+        end_processes_of(self._folder)
 
 
 def _parsed(text: str) -> Any:

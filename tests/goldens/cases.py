@@ -3,7 +3,6 @@
 import difflib
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from tests.folders import open_folder
 from tests.goldens.agent import SOON, Stage, stage
 from tests.goldens.rules import settled
 from tests.goldens.session import Session, alternatives
@@ -45,9 +45,7 @@ class Case:
 
     def record(self, recorded: str = "") -> str:
         """Run it, and give what is to be recorded; an agent gets the time to do as recorded."""
-        with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as name:
-            folder = Path(name)
-            folder.chmod(0o755)  # daemons of other users have to pass
+        with open_folder() as folder:
             (folder / "examples").symlink_to(HERE.parents[1] / "examples")
             parts = [f"# {self.about}\n\n"]
             for file, text in self.files.items():

@@ -6,7 +6,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -170,15 +169,13 @@ def as_unprivileged_user() -> Iterator[None]:
         os.seteuid(was)
 
 
-def test_a_process_that_may_not_be_looked_into_leaves_it_unknown() -> None:
-    with TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        proc = FakeProc(Path(folder))
-        proc.add(4711)
-        (proc.root / "4711/fd").chmod(0)
-        with as_unprivileged_user():
-            usage = proc.read().users(device(2, 0))
-        (proc.root / "4711/fd").chmod(0o700)
+def test_a_process_that_may_not_be_looked_into_leaves_it_unknown(short: Path) -> None:
+    proc = FakeProc(short)
+    proc.add(4711)
+    (proc.root / "4711/fd").chmod(0)
+    with as_unprivileged_user():
+        usage = proc.read().users(device(2, 0))
+    (proc.root / "4711/fd").chmod(0o700)
     assert not usage.known
     assert usage.in_use
     assert "1 processes may not be read" in usage.reason

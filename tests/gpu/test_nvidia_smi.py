@@ -1,5 +1,4 @@
 import asyncio
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from nodeagent.gpu.driver import Driver
 from nodeagent.gpu.nvidia_smi import listed_time_slice, reset_gpu, run_nvidia_smi
 from nodeagent.plan.shares import TimeSlice
 from nodeagent.simulation import SimulatedNode, Switches, simulated
+from tests.folders import executable
 from tests.gpu.steps_of import time_slice
 from tests.machine_load import until
 
@@ -60,10 +60,7 @@ ADDRESS = "00000000:1A:00.0"
 
 
 def program(folder: Path, text: str) -> str:
-    path = folder / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
+    return str(executable(folder / "nvidia-smi", f"#!/bin/sh\n{text}\n"))
 
 
 async def test_the_gpu_is_named_by_its_pci_address(tmp_path: Path) -> None:

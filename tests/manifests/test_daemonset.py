@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,11 +237,9 @@ BASE_MOUNTS = {"run": "/run/nodeagent", "state": "/var/lib/nodeagent"}  # where 
 
 
 @pytest.fixture
-def node() -> Iterator[Path]:
-    """A folder that every user may pass, as a pod's root is."""
-    with tempfile.TemporaryDirectory(prefix="pod-") as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
+def node(short: Path) -> Path:
+    """Every user may pass it, as a pod's root is."""
+    return short
 
 
 @pytest.mark.skipif(bool(volumes.why_not()), reason=volumes.why_not())

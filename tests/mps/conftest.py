@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from nodeagent.mps.processes import SERVER
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.simulation.mps.clients import SimulatedClient
+from tests.folders import executable
 from tests.machine_load import until
 from tests.mps.fleet_rig import GPU, IS_ROOT, FleetRig, wanted
 from tests.mps.plans import daemon_spec
@@ -72,27 +72,17 @@ PYTHON = next((path for path in ("/usr/bin/python3",) if Path(path).exists()), s
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user can reach, unlike pytest's own."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
-@pytest.fixture
-def programs(open_folder: Path) -> Programs:
+def programs(short: Path) -> Programs:
     """Programs that only have the right names: the daemon notes what it was given, and sleeps."""
     for name, text in (("nvidia-cuda-mps-control", _CONTROL), (SERVER, _SERVER)):
-        path = open_folder / name
-        path.write_text(text.format(python=PYTHON))
-        path.chmod(0o755)
-    control = open_folder / "nvidia-cuda-mps-control"
-    return Programs(control=(str(control),), path=f"{open_folder}:/usr/bin:/bin")
+        executable(short / name, text.format(python=PYTHON))
+    control = short / "nvidia-cuda-mps-control"
+    return Programs(control=(str(control),), path=f"{short}:/usr/bin:/bin")
 
 
 @pytest.fixture
-def spec(open_folder: Path) -> DaemonSpec:
-    return spec_for(open_folder, os.geteuid(), os.getegid())
+def spec(short: Path) -> DaemonSpec:
+    return spec_for(short, os.geteuid(), os.getegid())
 
 
 def spec_for(folder: Path, uid: int, gid: int, *, device: str = GPU) -> DaemonSpec:

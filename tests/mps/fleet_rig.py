@@ -1,14 +1,11 @@
 """A fleet over stand-ins, in a folder that every user can reach; all it started ends with it."""
 
-import atexit
 import os
 import random
 import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -27,12 +24,14 @@ from nodeagent.mps.programs import Programs
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.settings import MpsSettings
 from nodeagent.simulation.mps.clients import SimulatedClient
-from nodeagent.simulation.mps.installation import install, shared_interpreter
+from nodeagent.simulation.mps.installation import shared_interpreter
 from nodeagent.simulation.mps.knobs import Knobs
 from nodeagent.structs import replace
 from nodeagent.views.shapes import MpsDaemon
+from tests.folders import executable, new_folder
 from tests.machine_load import until
 from tests.processes.real import running
+from tests.simulation.mps.rig import programs_of
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
 OTHER_GPU = "GPU-0a1b2c3d-0000-1111-2222-333344446666"
@@ -68,22 +67,11 @@ def wanted(
     return WantedMps(sharing, Account(uid, gid))
 
 
-@cache
-def programs_of(version: str) -> Path:
-    """The stand-ins of a version, made once; removed when the tests are over."""
-    folder = Path(tempfile.mkdtemp(prefix="fleet-programs-", dir="/tmp"))
-    folder.chmod(0o755)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    install(folder / version, version=version)
-    return folder / version
-
-
 class FleetRig:
     """Programs, folders and what fleets reported. Closing kills every process of these folders."""
 
     def __init__(self, version: str = "550", *, programs: Path | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fleet-", dir="/tmp"))
-        self.folder.chmod(0o755)
+        self.folder = new_folder("fleet-")
         self.run_dir = self.folder / "run"
         self.bin = programs or programs_of(version)
         path = f"{self.bin}:/usr/local/bin:/usr/bin:/bin"
@@ -115,9 +103,7 @@ class FleetRig:
         """Servers of real daemons, which without a GPU would end at once."""
         stub = self.folder / "stub"
         stub.mkdir()
-        server = stub / SERVER
-        server.write_text("#!/bin/sh\nsleep 60\n")  # the shell stays, and has the name
-        server.chmod(0o755)
+        executable(stub / SERVER, "#!/bin/sh\nsleep 60\n")  # the shell stays, and has the name
         self.programs = replace(self.programs, path=f"{stub}:{self.programs.path}")
 
     # --- fleets -------------------------------------------------------------------------------

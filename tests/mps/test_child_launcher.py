@@ -66,8 +66,8 @@ async def test_nothing_of_ours_reaches_a_daemon(
 
 
 @as_root
-async def test_run_as_the_plans_user(open_folder: Path, programs: Programs) -> None:
-    spec = with_account(spec_for(open_folder, 1000, 100), groups=(44, 109))
+async def test_run_as_the_plans_user(short: Path, programs: Programs) -> None:
+    spec = with_account(spec_for(short, 1000, 100), groups=(44, 109))
     async with running(spec, programs) as process:
         found = seen(spec)
         assert process.identity.uid == 1000
@@ -193,11 +193,11 @@ async def test_a_driver_without_servers_for_all(spec: DaemonSpec, programs: Prog
 
 
 @may_mount
-async def test_a_private_shm(open_folder: Path, programs: Programs) -> None:
+async def test_a_private_shm(short: Path, programs: Programs) -> None:
     """What the daemon makes in its /dev/shm lies in the device's directory, and nowhere else; this
     process' own mounts and those of later daemons are as before.
     """
-    spec = replace(spec_for(open_folder, 1000, 100), private_shm=True)
+    spec = replace(spec_for(short, 1000, 100), private_shm=True)
     mounts = _read("/proc/self/mountinfo")
     async with running(spec, programs) as process:
         inside, segment = Path(f"/proc/{process.pid}/root/dev/shm"), f"segment-{process.pid}"
@@ -207,7 +207,7 @@ async def test_a_private_shm(open_folder: Path, programs: Programs) -> None:
         assert _exists(directory / segment)
         assert not _exists(Path("/dev/shm") / segment)
         assert (seen(spec)["uid"], seen(spec)["gid"]) == (1000, 100)
-        later = spec_for(open_folder, 1000, 100, device="GPU-other")
+        later = spec_for(short, 1000, 100, device="GPU-other")
         async with running(later, programs) as other:
             host = Path(f"/proc/{other.pid}/root/dev/shm")
             assert not _exists(host / segment)

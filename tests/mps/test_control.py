@@ -12,12 +12,13 @@ from nodeagent.mps.lifecycle.model import ServerStatus
 from nodeagent.mps.programs import Programs
 from nodeagent.simulation.mps.versions import VERSIONS
 from nodeagent.structs import replace
+from tests.folders import executable
 from tests.machine_load import until
 from tests.mps.client_watch.conftest import asking
-from tests.mps.fleet_rig import GPU, FleetRig, programs_of, status, wanted
+from tests.mps.fleet_rig import GPU, FleetRig, status, wanted
 from tests.mps.plans import daemon_spec, with_limits
 from tests.simulation.mps.rig import Programs as Installation
-from tests.simulation.mps.rig import Rig
+from tests.simulation.mps.rig import Rig, programs_of
 
 
 @pytest.fixture
@@ -38,9 +39,7 @@ def connections(daemon: Rig) -> int:
 
 def asking_by(folder: Path, script: str) -> control.ControlClient:
     """By a front-end program that is this shell script."""
-    program = folder / "nvidia-cuda-mps-control"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
+    program = executable(folder / "nvidia-cuda-mps-control", f"#!/bin/sh\n{script}\n")
     programs = Programs(control=(str(program),), path="/usr/bin:/bin")
     return control.ControlClient(
         programs, pipe_directory="/run/x/pipe", log_directory="/run/x/log", deadline=60.0

@@ -2,7 +2,6 @@ import os
 import socket
 import stat
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +20,8 @@ OTHER = 1000
 
 
 @pytest.fixture
-def run_dir() -> Iterator[Path]:
-    """A run directory that every user can reach, unlike pytest's own."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder) / "run"
+def run_dir(short: Path) -> Path:
+    return short / "run"
 
 
 def mode(path: str | Path) -> str:

@@ -14,6 +14,7 @@ from nodeagent.mps.processes import CONTROL
 from nodeagent.mps.requests import NotReady
 from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
 from nodeagent.structs import replace
+from tests.folders import executable
 from tests.locked_process import locked_process
 from tests.machine_load import stretched, until
 from tests.mps.conftest import PYTHON, as_root
@@ -214,8 +215,7 @@ async def test_who_is_named_as_a_server_is_its_users(rig: FleetRig) -> None:
     stranger = subprocess.Popen(["sleep", "60"], user=4242, group=4242, extra_groups=())
     try:
         forged, control = rig.folder / CONTROL, rig.programs.control[0]
-        forged.write_text(_FORGED.format(python=PYTHON, control=control, pid=stranger.pid))
-        forged.chmod(0o755)
+        executable(forged, _FORGED.format(python=PYTHON, control=control, pid=stranger.pid))
         rig.programs = replace(rig.programs, control=(str(forged),))
         async with rig.fleet() as fleet:
             await fleet.start(GPU, wanted())

@@ -40,19 +40,19 @@ async def test_orphans_of_a_pipe_directory(spec: DaemonSpec, start_server: Start
     assert await end_orphans(spec, grace=5) == ()
 
 
-def test_a_lost_daemon_has_the_name_of_a_device(open_folder: Path, programs: Programs) -> None:
+def test_a_lost_daemon_has_the_name_of_a_device(short: Path, programs: Programs) -> None:
     """Any user can have a process that looks like one, and choose the words of its directory."""
     daemons: list[subprocess.Popen[bytes]] = []
     try:
         for name in ("GPU-1", "GPU-1: all is well", "GPU-\x1b[2J", f"GPU-{'1' * 80}"):
-            pipes, logs = f"{open_folder}/mps/{name}/pipe", str(open_folder)
+            pipes, logs = f"{short}/mps/{name}/pipe", str(short)
             environment = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": logs}
             command = [*programs.control, "-f"]
             daemon = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
             daemons.append(daemon)
             assert daemon.stdout
             assert daemon.stdout.readline()  # it runs
-        assert [one.pid for one in lost_daemons(open_folder)] == [daemons[0].pid]
+        assert [one.pid for one in lost_daemons(short)] == [daemons[0].pid]
     finally:
         for daemon in daemons:
             daemon.kill()
@@ -197,12 +197,10 @@ async def test_a_daemon_that_no_client_can_find(
 
 @as_root
 async def test_another_users_server_beside_a_daemon_that_no_client_can_find(
-    open_folder: Path, programs: Programs, start_server: StartServer
+    short: Path, programs: Programs, start_server: StartServer
 ) -> None:
     """A tenant's daemon has servers of that tenant alone; what others call so does not count."""
-    tenant = spec_for(
-        open_folder, fleet_rig.US, fleet_rig.US, device=fleet_rig.GPU.replace("0a", "0b")
-    )
+    tenant = spec_for(short, fleet_rig.US, fleet_rig.US, device=fleet_rig.GPU.replace("0a", "0b"))
     process = await ChildLauncher(programs).launch(tenant)
     server = start_server(pipe_directory=tenant.pipe_directory)
     assert [one.pid for one in await end_orphans(tenant, grace=1)] == [process.pid]

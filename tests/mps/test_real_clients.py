@@ -12,7 +12,6 @@ import select
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -209,14 +208,6 @@ async def fleet_of(run_dir: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    """Short, as sockets need it, and open to the daemon's user."""
-    with tempfile.TemporaryDirectory(prefix="na-", dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
 async def _mode(driver: Driver, gpu: str) -> tuple[ComputeMode | None, int]:
     seen = await driver.observe_gpu(gpu)
     return seen.compute_mode, seen.memory
@@ -235,14 +226,14 @@ async def _begun(environment: Mapping[str, str]) -> CudaClient:
 
 @pytest.mark.gpu
 @pytest.mark.timeout(400)  # real contexts, some of them the first on the device
-async def test_limits_hold_for_real_clients(gpu: str, run_dir: Path) -> None:
+async def test_limits_hold_for_real_clients(gpu: str, short: Path) -> None:
     """Within its share a client can allocate, above it it gets CUDA_ERROR_OUT_OF_MEMORY, and a
     client of a larger share gets the same amount; NVML lists them; one that is terminated is
     reported done by 0; and in the end all is gone, and the compute mode what it was.
     """
     wanted = WantedMps(Sharing((SMALL, LARGE), "report"), Account(os.geteuid(), os.getegid()))
     clients: list[CudaClient] = []
-    async with Driver(observe_deadline=10, step_deadline=10) as driver, fleet_of(run_dir) as fleet:
+    async with Driver(observe_deadline=10, step_deadline=10) as driver, fleet_of(short) as fleet:
         mode, memory = await _mode(driver, gpu)
         if memory < ENOUGH:
             pytest.skip(f"{gpu} has {memory // MIB} MiB, too few to meet the limit first")

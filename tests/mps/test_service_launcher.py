@@ -17,6 +17,7 @@ from nodeagent.mps.processes import CONTROL, mps_process, processes_of
 from nodeagent.mps.programs import Programs
 from nodeagent.mps.shares import DaemonSpec
 from nodeagent.structs import replace
+from tests.folders import executable
 from tests.machine_load import until
 from tests.mps.conftest import PYTHON, as_root, flag, seen, spec_for
 from tests.mps.fleet_rig import GPU, FleetRig
@@ -152,8 +153,7 @@ class Systemd:
         self.folder, self.programs, self.spec = folder, programs, spec
         stand_ins = {"systemd-run": _SYSTEMD_RUN, "systemctl": _SYSTEMCTL, "nsenter": _NSENTER}
         for name, text in stand_ins.items():
-            (folder / name).write_text(_SHARED.format(python=PYTHON) + text)
-            (folder / name).chmod(0o755)
+            executable(folder / name, _SHARED.format(python=PYTHON) + text)
 
     def calls(self, program: str = "") -> list[list[str]]:
         lines = (self.folder / "calls").read_text().splitlines()
@@ -189,14 +189,14 @@ UNIT = f"nodeagent-mps-{GPU}.service"
 
 
 @pytest.fixture
-def systemd(open_folder: Path, programs: Programs, spec: DaemonSpec) -> Systemd:
-    return Systemd(open_folder, programs, spec)
+def systemd(short: Path, programs: Programs, spec: DaemonSpec) -> Systemd:
+    return Systemd(short, programs, spec)
 
 
 @as_root
-async def test_run_as_the_plans_user(open_folder: Path, systemd: Systemd) -> None:
-    (open_folder / "own").mkdir()
-    spec = with_account(spec_for(open_folder / "own", 1000, 100), groups=(44, 109))
+async def test_run_as_the_plans_user(short: Path, systemd: Systemd) -> None:
+    (short / "own").mkdir()
+    spec = with_account(spec_for(short / "own", 1000, 100), groups=(44, 109))
     systemd.spec = spec
     systemd.programs = replace(systemd.programs, library_path="/opt/cuda")
     async with systemd.running() as process:

@@ -58,7 +58,7 @@ def test_the_way_to_start_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_servers_for_all_users_that_could_not_be_tried(
-    open_folder: Path, programs: Programs
+    short: Path, programs: Programs
 ) -> None:
     """Said as what is not known, not as a lack of the driver; and tried again."""
     reports: list[Report] = []
@@ -71,9 +71,9 @@ async def test_servers_for_all_users_that_could_not_be_tried(
     fleet = setup.make_fleet(
         replace(POLICY, answer_deadline=0.3, launch="child", shm="host", most_failures=2),
         setup.MpsPlaces(
-            run_dir=open_folder / "run",
-            cdi_dir=open_folder / "cdi",
-            memory=open_folder / "memory.json",
+            run_dir=short / "run",
+            cdi_dir=short / "cdi",
+            memory=short / "memory.json",
             programs=programs,  # they never make a socket
         ),
         check=lambda _: (),

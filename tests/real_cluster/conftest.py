@@ -4,7 +4,6 @@ import contextlib
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,11 +41,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short one that every user may pass: sockets lie in it."""
-    with tempfile.TemporaryDirectory(prefix="na-") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
+def folder(short: Path) -> Path:
+    return short
 
 
 @pytest.fixture

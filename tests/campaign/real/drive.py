@@ -4,7 +4,6 @@
 
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from tests.campaign.outcomes import Outcome
 from tests.campaign.real.cluster import Cluster
 from tests.campaign.real.days import CDI, RECORDS, SETTLED
 from tests.campaign.real.machine import Machine
+from tests.folders import new_folder
 
 TIMEOUT = 120.0  # seconds from the end of all faults until the node is what its plan says
 _OFTEN = 0.1  # seconds between looks whether it is
@@ -30,8 +30,7 @@ def never() -> bool:
 
 def play(episode: day.Episode) -> Outcome:
     outcome = Outcome(episode)
-    folder = Path(tempfile.mkdtemp(prefix="day-", dir="/tmp"))  # sockets' paths are short
-    folder.chmod(0o755)  # daemons run as another user
+    folder = new_folder("day-")
     machine = Machine(folder, episode)
     try:
         player = Player(machine)

@@ -2,18 +2,17 @@
 that can be full or read-only.
 """
 
-import atexit
 import ctypes
 import os
 import shutil
 import struct
 import subprocess
-import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from tests.campaign.truth import DISK
+from tests.folders import lasting_folder
 
 _SIZE = 8 << 20  # bytes of each
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 1 << 14, 1 << 18
@@ -47,9 +46,7 @@ def clock_library() -> Path | None:
     compiler = shutil.which("cc")
     if compiler is None:
         return None
-    folder = Path(tempfile.mkdtemp(prefix="campaign-clock-", dir="/tmp"))
-    folder.chmod(0o755)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = lasting_folder("campaign-clock-")
     library, source = folder / "wall_clock.so", Path(__file__).with_name("wall_clock.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
     return library

@@ -18,6 +18,7 @@ from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.cluster.client.presence import runs_as
 from nodeagent.settings import KubernetesSettings
 from tests.cluster.client.rig import certificate
+from tests.folders import executable
 
 TOKEN = "very-secret.token"
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -133,9 +134,8 @@ def test_a_user_whose_program_has_the_token_or_the_certificate(tmp_path: Path) -
     own, key = certificate(tmp_path) / "certificate.pem", tmp_path / "key.pem"
     status = {"clientCertificateData": own.read_text(), "clientKeyData": key.read_text()}
     answers = {"token": {"token": TOKEN}, "certificate": status, "both": status | {"token": TOKEN}}
-    program = tmp_path / "program"
-    program.write_text('#!/bin/sh\necho "$KUBERNETES_EXEC_INFO" > "$ASKED"\ncat "$1"\n')
-    program.chmod(0o755)
+    script = '#!/bin/sh\necho "$KUBERNETES_EXEC_INFO" > "$ASKED"\ncat "$1"\n'
+    executable(tmp_path / "program", script)
     asked, version = tmp_path / "asked", "client.authentication.k8s.io/v1"
     found = {}
     for name, one in answers.items():
@@ -178,10 +178,9 @@ def test_a_program_adds_to_what_the_kubeconfig_has(
 ) -> None:
     """Beside a kubeconfig that is named from where it is, and with empty keys, as kubectl reads."""
     monkeypatch.chdir(tmp_path)
-    program = tmp_path / "program"
     answer = {"apiVersion": "v1", "status": {"token": TOKEN}}
-    program.write_text(f"#!/bin/sh\necho warning >&2\necho '{json.dumps(answer)}'\n")
-    program.chmod(0o755)
+    script = f"#!/bin/sh\necho warning >&2\necho '{json.dumps(answer)}'\n"
+    executable(tmp_path / "program", script)
     (tmp_path / "pem").write_text("PEM")
     tls = TLS | {"certificate-authority-data": "", "proxy-url": ""}
     user = {"client-certificate": "pem", "client-key": "", "tokenFile": ""}

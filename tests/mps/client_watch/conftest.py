@@ -12,9 +12,8 @@ from nodeagent.mps.shares import DaemonSpec
 from nodeagent.plan.shares import WantedMps
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.versions import VERSIONS
-from tests.mps.fleet_rig import programs_of
 from tests.mps.plans import GPU, spec_of
-from tests.simulation.mps.rig import CONTROL, Programs, Rig
+from tests.simulation.mps.rig import CONTROL, Programs, Rig, programs_of
 
 Start = Callable[..., SimulatedClient]
 

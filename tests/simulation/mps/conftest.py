@@ -1,31 +1,17 @@
 """Installations of the simulated programs, and the real ones where there are any."""
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-from nodeagent.simulation.mps.installation import install
 from nodeagent.simulation.mps.versions import VERSIONS
-from tests.simulation.mps.rig import Programs, Rig, real_programs
+from tests.simulation.mps.rig import Programs, Rig, programs_of, real_programs
 
 
 @pytest.fixture(scope="session")
-def installed() -> Iterator[Callable[[str], Programs]]:
+def installed() -> Callable[[str], Programs]:
     """A function that gives the programs of a version, made once."""
-    folder = Path(tempfile.mkdtemp(prefix="mps-programs-", dir="/tmp"))
-    folder.chmod(0o755)
-
-    @cache
-    def get(version: str) -> Programs:
-        install(folder / version, version=version)
-        return Programs(folder / version, VERSIONS[version], real=False)
-
-    yield get
-    shutil.rmtree(folder)
+    return lambda version: Programs(programs_of(version), VERSIONS[version], real=False)
 
 
 @pytest.fixture(scope="session")

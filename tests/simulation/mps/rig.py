@@ -8,15 +8,17 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from nodeagent.simulation.mps.installation import install
 from nodeagent.simulation.mps.knobs import Knobs
 from nodeagent.simulation.mps.versions import VERSIONS, Version
+from tests.folders import executable, lasting_folder, new_folder
 from tests.machine_load import stretched, wait_until
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -42,6 +44,14 @@ class Programs(NamedTuple):
     real: bool
 
 
+@cache
+def programs_of(version: str) -> Path:
+    """The stand-ins of a version, made once; removed when this process ends."""
+    folder = lasting_folder("mps-programs-")
+    install(folder, version=version)
+    return folder
+
+
 class Answer(NamedTuple):
     stdout: str
     stderr: str
@@ -53,9 +63,7 @@ class Rig:
 
     def __init__(self, programs: Programs, *, server: str | None = None) -> None:
         self.programs = programs
-        # Not pytest's folder: other users must reach it, and socket paths are short.
-        self.folder = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
-        self.folder.chmod(0o755)
+        self.folder = new_folder("mps-")
         self.pipes, self.logs = self.folder / "pipe", self.folder / "log"
         path = [str(programs.folder), ELSEWHERE]
         if server is not None:
@@ -91,8 +99,7 @@ class Rig:
     def _stub(self, kind: str) -> Path:
         folder = self.folder / "stub"
         folder.mkdir()
-        (folder / SERVER).write_text(STUBS[kind])
-        (folder / SERVER).chmod(0o755)
+        executable(folder / SERVER, STUBS[kind])
         return folder
 
     # --- running programs -------------------------------------------------------------------
