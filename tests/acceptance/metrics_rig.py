@@ -1,6 +1,5 @@
 """The agent's metrics over a simulated node in this process: read, rendered and scraped."""
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from nodeagent.settings import load_settings
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
 from nodeagent.views.node_state import NodeState
+from tests.cluster.client.rig import running as beside
 from tests.machine_load import until
 from tests.plan.cards import Multiset, card, wanted
 
@@ -71,13 +71,9 @@ async def _at_once() -> None:
 
 @asynccontextmanager
 async def running(watched: Watched) -> AsyncIterator[Watched]:
-    task = asyncio.create_task(watched.part.run())
-    try:
+    async with beside(watched.part.run()):
         await watched.sampled(1)
         yield watched
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def divide(driver: Driver, layout: Multiset, *, only: int | None = None) -> ObservedNode:

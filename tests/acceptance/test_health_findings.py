@@ -18,6 +18,7 @@ from nodeagent.simulation import simulated
 from nodeagent.simulation.node import XID
 from nodeagent.structs import replace
 from tests.acceptance.health_rig import EPOCH, HANGING, PATIENT, World, world
+from tests.cluster.client.rig import running
 from tests.gpu.steps_of import laid_out
 from tests.machine_load import stretched
 
@@ -196,18 +197,15 @@ async def test_a_gpu_on_the_bus_that_nvml_does_not_list(tmp_path: Path) -> None:
             boot_id=lambda: "boot-1",
         )
         await w.part.load()
-        running = asyncio.create_task(w.part.run())
-        await asyncio.sleep(0.1)  # the bus is read, by a thread that a busy machine may start late
-        await w.look()
-        assert w.found("gpuMissing") is None
-        async with asyncio.timeout(stretched(30)):
+        async with running(w.part.run()), asyncio.timeout(stretched(30)):
+            await asyncio.sleep(0.1)  # a thread reads the bus, which a busy machine may start late
+            await w.look()
+            assert w.found("gpuMissing") is None
             while (finding := w.found("gpuMissing")) is None:
                 await w.look(after=31.0)
         assert finding.place.gpu == ""
         assert finding.evidence.endswith("not listed by NVML: 0000:41:00.0")
         assert w.is_reported("gpuMissing")
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_an_inforom_that_is_corrupt(tmp_path: Path) -> None:

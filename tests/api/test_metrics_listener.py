@@ -18,6 +18,7 @@ from nodeagent.errors import NodeagentError
 from tests.agent_environment import port_kept_free
 from tests.api.serving import SCRAPED, Agent, Api, api
 from tests.cluster.client.rig import certificate
+from tests.cluster.client.rig import running as beside
 from tests.machine_load import stretched, until
 
 PASSWORD = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
@@ -72,13 +73,9 @@ async def serving(
 
 @asynccontextmanager
 async def running(served: Served) -> AsyncIterator[Served]:
-    task = asyncio.create_task(served.listener.run())
-    try:
+    async with beside(served.listener.run()):
         await until(lambda: served.reported)
         yield served
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_metrics_and_health_are_all_there_is() -> None:

@@ -16,6 +16,7 @@ from nodeagent.reconcile.node_controller import LastObservation
 from nodeagent.signals import Signal
 from nodeagent.structs import replace
 from nodeagent.views.node_state import NodeState
+from tests.cluster.client.rig import running
 from tests.health.rig import ADDRESS, EPOCH, GPU, gpu
 from tests.plan.cards import card
 
@@ -79,10 +80,6 @@ class Rig:
     async def running(self) -> AsyncIterator[None]:
         """Loaded, and followed up until the end."""
         await self.part.load()
-        task = asyncio.create_task(self.part.run())
-        await asyncio.sleep(0)
-        try:
+        async with running(self.part.run()):
+            await asyncio.sleep(0)
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)

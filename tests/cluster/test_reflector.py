@@ -10,6 +10,7 @@ import pytest
 from nodeagent.cluster.client import requests
 from nodeagent.cluster.client.access import ClusterAccess, Listed
 from nodeagent.cluster.reflector import Reflector
+from tests.cluster.client.rig import running
 
 pytestmark = pytest.mark.virtual_time
 
@@ -66,11 +67,9 @@ async def following(*things: int) -> AsyncIterator[tuple[Server, Reflector[Thing
         on_change=lambda _: None,
     )
     server.lists_at(5, *things)
-    run = asyncio.create_task(reflector.run())
-    assert await versions(reflector) == [str(n) for n in things]
-    yield server, reflector
-    run.cancel()
-    await asyncio.gather(run, return_exceptions=True)
+    async with running(reflector.run()):
+        assert await versions(reflector) == [str(n) for n in things]
+        yield server, reflector
 
 
 async def test_an_answer_that_the_watch_has_overtaken() -> None:

@@ -4,13 +4,14 @@ import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from nodeagent.reconcile.plan_file import PlanFile
 from nodeagent.reconcile.plan_update import NoPlan, PlanText, PlanUpdate, UnreadablePlan
+from tests.cluster.client.rig import running
 from tests.machine_load import until
 
 ONE, TWO = b"version: v1\ngpus: []\n", b"version: v1\ngpus:\n- devices: all\n"
@@ -30,14 +31,9 @@ class Source:
 @asynccontextmanager
 async def watching(path: Path) -> AsyncIterator[Source]:
     source = Source(path)
-    task = asyncio.create_task(source.file.run())
-    try:
+    async with running(source.file.run()):
         await source.next(1)
         yield source
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def rewrite_in_place(path: Path) -> None:

@@ -1,7 +1,6 @@
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from nodeagent.plan.shares import ComputeMode
 from nodeagent.structs import replace
 from nodeagent.telemetry.health_sources import owned_modes
 from nodeagent.telemetry.kernel_errors import DEVICE, KernelErrors
+from tests.cluster.client.rig import running
 from tests.machine_load import until
 from tests.plan.cards import card
 
@@ -31,17 +31,6 @@ class Followed:
         self.errors.problem.subscribe(self.reports.append)
 
 
-@asynccontextmanager
-async def following(followed: Followed) -> AsyncIterator[None]:
-    running = asyncio.create_task(followed.errors.run(since=0.0))
-    try:
-        yield
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
-
-
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[int]:
     """The kernel's end of a pipe at `tmp_path/kmsg`; who follows it never sees its end."""
@@ -54,7 +43,7 @@ def writer(tmp_path: Path) -> Iterator[int]:
 async def test_the_drivers_lines_are_read(tmp_path: Path, writer: int) -> None:
     followed = Followed(tmp_path / "kmsg")
     os.write(writer, b"6,1,10,-;usb 1-1: new device\n" + XID.encode())
-    async with following(followed):
+    async with running(followed.errors.run(since=0.0)):
         await until(lambda: len(followed.xids) == 1)
         other = b" DEVICE=NVRM: Xid (PCI:0000:3b:00): 13, described\n"
         os.write(writer, b"3,340,6,-;NVRM: loading\n SUBSYSTEM=pci\n" + other)
@@ -66,7 +55,7 @@ async def test_the_drivers_lines_are_read(tmp_path: Path, writer: int) -> None:
 async def test_nothing_is_delivered_after_the_end(tmp_path: Path, writer: int) -> None:
     followed = Followed(tmp_path / "kmsg")
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # as quick as the kernel has it
-    async with following(followed):
+    async with running(followed.errors.run(since=0.0)):
         os.write(writer, XID.encode())
         await until(lambda: len(followed.xids) == 1)
     os.write(writer, XID.encode())
@@ -78,7 +67,7 @@ async def test_nothing_is_delivered_after_the_end(tmp_path: Path, writer: int) -
 async def test_the_end_of_what_is_no_kernel_log(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "kmsg")
     followed = Followed(tmp_path / "kmsg", again=60.0)
-    async with following(followed):
+    async with running(followed.errors.run(since=0.0)):
         await asyncio.sleep(0)
         other = os.open(tmp_path / "kmsg", os.O_WRONLY)
         os.write(other, XID.encode())
@@ -95,7 +84,7 @@ async def test_the_end_of_what_is_no_kernel_log(tmp_path: Path) -> None:
 async def test_the_real_one() -> None:
     """It can be opened and read to its end, and stays open."""
     followed = Followed(DEVICE)
-    async with following(followed):
+    async with running(followed.errors.run(since=0.0)):
         await asyncio.sleep(0.05)
     if followed.reports and "cannot be opened" in str(followed.reports[0]):
         pytest.skip(str(followed.reports[0]))
@@ -104,7 +93,7 @@ async def test_the_real_one() -> None:
 
 async def test_a_log_that_appears_is_read(tmp_path: Path) -> None:
     followed = Followed(tmp_path / "kmsg")
-    async with following(followed):
+    async with running(followed.errors.run(since=0.0)):
         await until(lambda: bool(followed.reports))
         problem = followed.reports[0]
         assert problem is not None
@@ -126,7 +115,7 @@ async def test_what_is_read_as_it_comes_happened_now(tmp_path: Path, writer: int
     now = 10_000.0
     followed = Followed(tmp_path / "kmsg", uptime=now)
     os.write(writer, b"3,1,9000000000,-;NVRM: Xid (PCI:0000:3b:00): 13, old\n")
-    async with following(followed):
+    async with running(followed.errors.run(since=0.0)):
         await until(lambda: len(followed.xids) == 1)
         os.write(writer, b"3,2,9970000000,-;NVRM: Xid (PCI:0000:3b:00): 31, slow clock\n")
         await until(lambda: len(followed.xids) == 2)

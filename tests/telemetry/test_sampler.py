@@ -13,6 +13,7 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from nodeagent.telemetry.samples import SampleBatch
 from nodeagent.telemetry.sampling_service import SamplingService
+from tests.cluster.client.rig import running
 from tests.gpu.steps_of import create, laid_out
 from tests.machine_load import stretched, until
 from tests.telemetry.sampler_rig import (
@@ -163,8 +164,7 @@ async def test_a_changed_gpu_is_read_once_it_is_free(known: Driver, node: Simula
         known, SampleSettings(interval=3600.0), begin=lambda: asyncio.sleep(0)
     )
     service.samples.subscribe(rounds.append)
-    running = asyncio.create_task(service.run())
-    async with asyncio.timeout(stretched(30)):
+    async with running(service.run()), asyncio.timeout(stretched(30)):
         await until(lambda: rounds and rounds[-1].latest)
         node.inject("nvmlDeviceGetMigMode", gpu=0, hang=True)
         making = asyncio.create_task(known.apply(create(gpu, "1g.10gb", 0)))
@@ -175,8 +175,6 @@ async def test_a_changed_gpu_is_read_once_it_is_free(known: Driver, node: Simula
         node.clear_faults()
         await looking
         await until(lambda: rounds[-1].latest[0].slices)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_call_that_hangs(known: Driver, node: SimulatedNode) -> None:
@@ -259,10 +257,8 @@ async def test_what_cannot_be_read_is_logged_once(known: Driver, node: Simulated
     service = SamplingService(known, settings, begin=lambda: asyncio.sleep(0))
     service.samples.subscribe(lambda batch: found.extend(batch.problems.values()))
     with capture_logs() as lines:
-        running = asyncio.create_task(service.run())
-        await until(lambda: [len(why) for why in found].count(2) >= 3)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with running(service.run()):
+            await until(lambda: [len(why) for why in found].count(2) >= 3)
     assert {len(why) for why in found} == {1, 2}
     logged = [line["why"] for line in lines if line["event"].startswith("not all values")]
     assert [len(why) for why in logged] == [2]
