@@ -152,6 +152,10 @@ class Rig:
         content = text if isinstance(text, bytes) else plan_text(text)
         self.plan.offer(PlanText(content))
 
+    async def reach(self, text: bytes | str, phase: Phase = Phase.IN_SYNC) -> None:
+        self.offer(text)
+        await self.settle(phase)
+
     def gpu(self, index: int = 0) -> Gpu:
         return self.state.observed.gpus[index]
 

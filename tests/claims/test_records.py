@@ -175,12 +175,10 @@ async def test_an_agent_that_serves_no_claims(node: SimulatedNode, home: Home) -
     )
     rig = Rig(home.folder, with_claims=kept.with_claims)
     async with running(rig):
-        rig.offer("{7g.80gb: 1}")
-        await rig.settle(Phase.BLOCKED)
+        await rig.reach("{7g.80gb: 1}", Phase.BLOCKED)
         assert "claim team/trainer-0" in rig.state.problems[0].message
         assert [laid_out(node, gpu) for gpu in range(2)] == [[(2, 1)], [(0, 8)]]
-        rig.offer("{3g.40gb: 1}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{3g.40gb: 1}")
         assert laid_out(node) == [(2, 1), (4, 4)]
 
 
@@ -196,8 +194,7 @@ async def test_records_of_another_start_and_unreadable_ones(
     assert [problem.code for problem in left.problems] == [Code.STATE_FILE] * bool(content)
     rig = Rig(home.folder, with_claims=left.with_claims)
     async with running(rig):
-        rig.offer("{7g.80gb: 1}")
-        await rig.settle(Phase.BLOCKED if content else Phase.IN_SYNC)
+        await rig.reach("{7g.80gb: 1}", Phase.BLOCKED if content else Phase.IN_SYNC)
         assert laid_out(node) == ([(2, 1)] if content else [(0, 8)])
 
 

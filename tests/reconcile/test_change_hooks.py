@@ -65,8 +65,7 @@ class Recorded(ChangeHooks):
 async def test_is_asked_before_and_notified_after(tmp_path: Path) -> None:
     around = Recorded()
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{1g.10gb: 7}")
         await rig.round()
         assert around.asked[:3] == ["prepare", "after_round", "after_round"]
         assert len(around.prepared[0].gpus[0].steps) >= 7
@@ -76,8 +75,7 @@ async def test_nothing_is_changed_against_an_objection(tmp_path: Path) -> None:
     around = Recorded()
     around.objecting = (OBJECTION,)
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.BLOCKED)
+        await rig.reach("{1g.10gb: 7}", Phase.BLOCKED)
         await rig.round()
         assert rig.layout() == "MIG off"
         assert OBJECTION in rig.state.problems
@@ -92,8 +90,7 @@ async def test_what_is_not_ready_is_not_changed(tmp_path: Path) -> None:
     around = Recorded()
     around.refusing = (OBJECTION,)
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.BLOCKED)
+        await rig.reach("{1g.10gb: 7}", Phase.BLOCKED)
         await rig.until(lambda: "after_round" in around.asked)
         assert rig.layout() == "MIG off"
         assert around.asked[:2] == ["prepare", "after_round"]
@@ -125,8 +122,7 @@ async def test_a_new_plan_ends_the_waiting(tmp_path: Path) -> None:
         around.ready.set()
         around.ready = asyncio.Event()
         around.ready.set()
-        rig.offer("{7g.80gb: 1}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{7g.80gb: 1}")
         assert rig.layout() == "7g.80gb at 0"
 
 
@@ -144,8 +140,7 @@ async def test_their_problems_are_the_nodes(tmp_path: Path) -> None:
     around = Recorded()
     around.problems = (Problem(code=Code.STEP_FAILED, message="the node offers too little"),)
     async with on_node(Rig(tmp_path, hooks=around)) as (rig, _):
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.FAILED)
+        await rig.reach("{1g.10gb: 7}", Phase.FAILED)
         assert rig.state.problems == around.problems
 
 

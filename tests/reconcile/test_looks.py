@@ -36,8 +36,7 @@ async def look_that_waits(rig: Rig, node: SimulatedNode) -> None:
 
 async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path)) as (rig, node):
-        rig.offer(ONE)
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach(ONE)
         await look_that_waits(rig, node)
         rig.offer(TWO)
         begun = node.journal.begun
@@ -49,8 +48,7 @@ async def test_a_plan_offered_during_a_look_is_carried_out_after_it(tmp_path: Pa
 
 async def test_a_long_look_is_as_old_as_its_end(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path)) as (rig, node):
-        rig.offer(ONE)
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach(ONE)
         await look_that_waits(rig, node)
         before = asyncio.get_running_loop().time()
         node.clear_faults()
@@ -60,8 +58,7 @@ async def test_a_long_look_is_as_old_as_its_end(tmp_path: Path) -> None:
 
 async def test_what_came_of_a_plan_is_known_from_the_gpus_that_it_changed(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path), "h100-80gb:3") as (rig, node):
-        rig.offer(ONE)
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach(ONE)
         await rig.round()
         before, rounds = looks(node), rig.state.rounds
         rig.offer(plan_text(TWO, "[0]"))
@@ -81,8 +78,7 @@ async def test_all_gpus_are_looked_at_after_a_reset(
     with simulated("a100-40gb:2", state=state, switches=switches) as node:
         async with running(Rig(tmp_path, policy=Policy(reset_when_idle=True))) as rig:
             node.card(1).state.mig = node.card(1).state.pending = True
-            rig.offer(plan_text("{3g.20gb: 1}", "[1]"))
-            await rig.settle(Phase.IN_SYNC)
+            await rig.reach(plan_text("{3g.20gb: 1}", "[1]"))
             rig.offer(plan_text("{1g.5gb: 7}", "[0]") + b"- {devices: [1], mig: {3g.20gb: 1}}\n")
             await rig.until(lambda: len(rig.gpu().instances) == 7)
             await rig.settle(Phase.IN_SYNC)
@@ -130,8 +126,7 @@ async def test_what_another_program_did_since_the_read_back_is_looked_at(tmp_pat
 async def test_a_plan_does_not_wait_for_what_only_people_ask_for(tmp_path: Path) -> None:
     driver = open_driver()
     async with on_node(Rig(tmp_path, driver=driver)) as (rig, node):
-        rig.offer(ONE)
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach(ONE)
         await rig.rest()
         driver.details = frozenset(device.uuid for device in rig.gpu().devices())  # are old
         node.journal.clear()
@@ -157,8 +152,7 @@ async def test_users_that_came_after_such_a_look_keep_their_device(tmp_path: Pat
                 node.release()
 
         async with running(Rig(tmp_path, on_state=reported)) as rig:
-            rig.offer(ONE)
-            await rig.settle(Phase.IN_SYNC)
+            await rig.reach(ONE)
             layout = rig.layout()
             held = node.inject("nvmlDeviceGetMPSComputeRunningProcesses_v3", hang=True)
             rig.control.wake("the status is requested")
@@ -188,8 +182,7 @@ async def test_what_was_left_half_way_for_a_claim_is_looked_at(tmp_path: Path) -
 
 async def test_what_was_known_before_the_driver_failed_does_not_count(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path)) as (rig, node):
-        rig.offer(ONE)
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach(ONE)
         node.unload_driver()
         await rig.round()
         assert rig.state.phase is Phase.FAILED
@@ -211,8 +204,7 @@ async def test_what_a_claim_leaves_to_do_is_looked_at_before(tmp_path: Path) -> 
                 return ()
 
         async with running(Rig(tmp_path, hooks=Asked())) as rig:
-            rig.offer(plan_text(ONE, "[0]"))
-            await rig.settle(Phase.IN_SYNC)
+            await rig.reach(plan_text(ONE, "[0]"))
             before, asked = looks(node)[1], len(prepared)
             await rig.owners.settle(Part(rig.gpu().uuid, made(("1g.10gb", 0), ("1g.10gb", 6))))
             await rig.until(lambda: len(prepared) > asked)

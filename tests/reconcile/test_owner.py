@@ -154,8 +154,7 @@ async def test_the_loop_leaves_a_gpu_that_changed_since_it_looked(tmp_path: Path
     taken = Reserved("1g.10gb", Placement(6, 1), PATH)
     rig = beside_a_claim(Meanwhile(taken, made(("1g.10gb", 6))), tmp_path)
     async with running(rig):
-        rig.offer("{3g.40gb: 1}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{3g.40gb: 1}")
         assert rig.layout() == "3g.40gb at 0; 1g.10gb at 6"
         assert EventType.FAILED not in rig.reported()
         assert Code.STEP_FAILED not in rig.codes
@@ -170,8 +169,7 @@ async def test_the_loop_leaves_a_gpu_that_was_given_away_as_it_is(tmp_path: Path
 
     rig = beside_a_claim(Meanwhile(Reserved("", None, PATH), as_it_is), tmp_path)
     async with running(rig):
-        rig.offer("{3g.40gb: 1}")
-        await rig.settle(Phase.BLOCKED)
+        await rig.reach("{3g.40gb: 1}", Phase.BLOCKED)
         assert [rig.layout(0), rig.layout(1)] == ["MIG off", "3g.40gb at 4"]
 
 

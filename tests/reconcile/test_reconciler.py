@@ -61,12 +61,10 @@ async def test_only_the_newest_plan_counts(tmp_path: Path) -> None:
 async def test_blocked_until_the_user_ends(tmp_path: Path) -> None:
     with simulated("h100-80gb:1") as node, process() as user:
         async with running(Rig(tmp_path)) as rig:
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
+            await rig.reach("{3g.40gb: 2}")
             used = rig.gpu().instances[0].compute[0].uuid
             node.occupy(used, user.pid, follow=True)
-            rig.offer("{7g.80gb: 1}")
-            await rig.settle(Phase.BLOCKED)
+            await rig.reach("{7g.80gb: 1}", Phase.BLOCKED)
             assert rig.codes == {Code.IN_USE}
             assert f"pid {user.pid} (" in rig.state.sentence
             assert used in [i.compute[0].uuid for i in rig.gpu().instances]
@@ -82,8 +80,7 @@ async def test_blocked_until_the_user_ends(tmp_path: Path) -> None:
 
 async def test_drift_is_mended(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path)) as (rig, _):
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{1g.10gb: 7}")
         layout = rig.layout()
         await do(destruction(rig.gpu(), 3))
         await rig.round()
@@ -98,8 +95,7 @@ async def test_drift_is_mended(tmp_path: Path) -> None:
 async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -> None:
     with simulated("h100-80gb:1"):
         async with running(Rig(tmp_path, mend=False)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
+            await rig.reach("{1g.10gb: 7}")
             await do(destruction(rig.gpu(), 3))
             for _ in range(2):
                 await rig.round()
@@ -112,21 +108,18 @@ async def test_drift_is_only_reported_when_the_setting_says_so(tmp_path: Path) -
             await rig.round()
             assert (rig.codes, len(rig.gpu().instances)) == ({Code.DRIFT}, 6)
             assert "change what the plan says of this GPU" in rig.state.problems[0].remedy
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
+            await rig.reach("{3g.40gb: 2}")
             await do(destruction(rig.gpu()))
             await rig.round()
             assert rig.codes == {Code.DRIFT}
         async with running(Rig(tmp_path, mend=False)) as rig:  # the other remedy
-            rig.offer("{3g.40gb: 2}")
-            await rig.settle(Phase.IN_SYNC)
+            await rig.reach("{3g.40gb: 2}")
             assert len(rig.gpu().instances) == 2
 
 
 async def test_the_resync_timer_finds_drift(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path, resync=0.05)) as (rig, _):
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{1g.10gb: 7}")
         await do(destruction(rig.gpu()))
         await rig.until(lambda: EventType.DRIFT in rig.reported())
         await rig.until(lambda: rig.state.phase is Phase.IN_SYNC)
@@ -171,8 +164,7 @@ async def test_stops_between_two_steps(tmp_path: Path) -> None:
         assert EventType.FAILED not in rig.reported()
         kept = [i.compute[0].uuid for i in rig.gpu().instances]
         async with running(Rig(tmp_path)) as rig:
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.IN_SYNC)
+            await rig.reach("{1g.10gb: 7}")
             assert {i.compute[0].uuid for i in rig.gpu().instances} >= set(kept)
             assert rig.layout() == "1g.10gb at 0, 1, 2, 3, 4, 5, 6"
 
@@ -182,11 +174,9 @@ async def test_stops_between_two_steps(tmp_path: Path) -> None:
 
 async def test_a_failed_gpu_is_restored_and_tried_again(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path, retry=0.2)) as (rig, node):
-        rig.offer("{3g.40gb: 2}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{3g.40gb: 2}")
         node.inject(CREATE, error="UNKNOWN", times=1, skip=2)
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.FAILED)
+        await rig.reach("{1g.10gb: 7}", Phase.FAILED)
         assert rig.layout() == "3g.40gb at 0, 4"
         assert Code.STEP_FAILED in rig.codes
         assert Code.NOT_RESTORED not in rig.codes
@@ -207,11 +197,9 @@ async def test_a_failed_gpu_is_restored_and_tried_again(tmp_path: Path) -> None:
 async def test_what_the_driver_itself_calls_in_use_is_blocked(tmp_path: Path) -> None:
     """Although no user was seen: nothing is wrong with the GPU, it is tried again later."""
     async with on_node(Rig(tmp_path, retry=0.2)) as (rig, node):
-        rig.offer("{3g.40gb: 2}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{3g.40gb: 2}")
         node.inject("nvmlComputeInstanceDestroy", error="IN_USE", times=1, skip=1)
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.BLOCKED)
+        await rig.reach("{1g.10gb: 7}", Phase.BLOCKED)
         assert rig.layout() == "3g.40gb at 0, 4"
         assert rig.codes == {Code.IN_USE}
         await rig.settle(Phase.IN_SYNC)
@@ -221,18 +209,15 @@ async def test_what_the_driver_itself_calls_in_use_is_blocked(tmp_path: Path) ->
 
 async def test_the_same_failure_is_not_repeated_at_every_wake_up(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path)) as (rig, node):
-        rig.offer("{3g.40gb: 2}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{3g.40gb: 2}")
         node.inject(CREATE, error="UNKNOWN", times=1, skip=2)
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.FAILED)
+        await rig.reach("{1g.10gb: 7}", Phase.FAILED)
         for _ in range(5):
             await rig.round()
             assert rig.state.phase is Phase.FAILED
         assert rig.layout() == "3g.40gb at 0, 4"
         assert len(rig.reported(EventType.FAILED)) == 1
-        rig.offer(plan_text("{1g.10gb: 7}") + b"# again, please\n")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach(plan_text("{1g.10gb: 7}") + b"# again, please\n")
 
 
 @pytest.mark.parametrize("how", ["NOT_SUPPORTED", "in vain"])
@@ -243,8 +228,7 @@ async def test_a_reset_that_is_refused_for_good_is_tried_once(
     monkeypatch.setenv(STATE_VARIABLE, str(state))
     with simulated("a100-40gb:1", state=state, switches=Switches(gpu_reset=how)) as node:
         async with running(Rig(tmp_path, retry=0, policy=Policy(reset_when_idle=True))) as rig:
-            rig.offer("{1g.5gb: 1}")
-            await rig.settle(Phase.BLOCKED)
+            await rig.reach("{1g.5gb: 1}", Phase.BLOCKED)
             for _ in range(3):
                 await rig.round()
                 assert (rig.state.phase, rig.codes) == (Phase.BLOCKED, {Code.RESET_REQUIRED})
@@ -261,8 +245,7 @@ async def test_a_reset_that_is_refused_for_good_is_tried_once(
 
 async def test_a_gpu_that_another_is_put_in_place_of(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path, retry=0.05)) as (rig, node):
-        rig.offer("{3g.40gb: 2}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{3g.40gb: 2}")
         first = rig.gpu().uuid
         node.lose(0)
         await rig.round()

@@ -30,11 +30,9 @@ async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
     tmp_path: Path, bad: bytes, code: Code
 ) -> None:
     async with on_node(Rig(tmp_path)) as (rig, _):
-        rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{1g.10gb: 2, 3g.40gb: 1}")
         good, layout = rig.state.digest, rig.layout()
-        rig.offer(bad)
-        await rig.settle(Phase.REJECTED)
+        await rig.reach(bad, Phase.REJECTED)
         assert code in rig.codes
         assert rig.state.digest == good
         assert rig.state.refusal
@@ -43,15 +41,13 @@ async def test_a_rejected_plan_leaves_the_last_good_one_in_force(
         await rig.round()
         assert rig.layout() == layout
         assert rig.state.phase is Phase.REJECTED
-        rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{1g.10gb: 2, 3g.40gb: 1}")
         assert rig.reported(EventType.PLAN_REJECTED) == [EventType.PLAN_REJECTED]
 
 
 async def test_rejected_with_nothing_in_force_touches_nothing(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path)) as (rig, _):
-        rig.offer("{1g.10gb: 99}")
-        await rig.settle(Phase.REJECTED)
+        await rig.reach("{1g.10gb: 99}", Phase.REJECTED)
         assert rig.layout() == "MIG off"
         assert rig.state.digest == ""
         assert "no plan is in force" in rig.events.events[0].message
@@ -70,8 +66,7 @@ async def test_after_a_restart_the_last_good_plan_holds(
 ) -> None:
     with simulated("h100-80gb:1") as node:
         async with running(Rig(tmp_path)) as rig:
-            rig.offer("{1g.10gb: 2, 3g.40gb: 1}")
-            await rig.settle(Phase.IN_SYNC)
+            await rig.reach("{1g.10gb: 2, 3g.40gb: 1}")
             layout, digest = rig.layout(), rig.state.digest
         node.reboot()
         async with running(Rig(tmp_path)) as rig:
@@ -96,8 +91,7 @@ async def test_a_plan_that_could_not_be_kept_is_kept_later(tmp_path: Path) -> No
     folder = tmp_path / "state"
     folder.touch()
     async with on_node(Rig(folder)) as (rig, _):
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{1g.10gb: 7}")
         await rig.round()
         assert sum("cannot be kept" in event.message for event in rig.events.events) == 1
         folder.unlink()

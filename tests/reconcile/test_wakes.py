@@ -93,8 +93,7 @@ async def test_a_tenant_cannot_keep_the_loop_busy(tmp_path: Path) -> None:
         children = [subprocess.Popen(["sleep", "60"]) for _ in range(41)]
         try:
             node.occupy(0, children[0].pid, follow=True)
-            rig.offer("{1g.10gb: 7}")
-            await rig.settle(Phase.BLOCKED)
+            await rig.reach("{1g.10gb: 7}", Phase.BLOCKED)
             begun, began = rig.control.begun, time.monotonic()
             for ends, comes in pairwise(children):
                 node.occupy(0, comes.pid, follow=True)

@@ -141,16 +141,14 @@ def _fitting(status: dict[str, Any], width: int, height: int) -> list[str]:
 
 async def test_eight_gpus_with_56_slices_fit_on_a_screen(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path), f"h100-80gb:{GPUS}") as (rig, node):
-        rig.offer("{1g.10gb: 7}")
-        await rig.settle(Phase.IN_SYNC)
+        await rig.reach("{1g.10gb: 7}")
         idle = _status(rig.state)
         for gpu in rig.state.observed.gpus:
             for number, (_, device) in enumerate(gpu.mig_devices()):
                 node.occupy(device.uuid, command=f"train-{gpu.index}-{number}")
         await rig.round()
         busy = _status(rig.state, claims=GPUS)
-        rig.offer("{3g.40gb: 2}")
-        await rig.settle(Phase.BLOCKED)
+        await rig.reach("{3g.40gb: 2}", Phase.BLOCKED)
         blocked = _status(rig.state)
         node.lose(GPUS - 1)
         await rig.round()
