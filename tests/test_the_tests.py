@@ -91,8 +91,7 @@ from tests.mps.fleet_rig import GPU, FleetRig, wanted
 
 async def test_that_does_not_end():
     with FleetRig() as rig:
-        async with rig.fleet() as fleet:
-            await fleet.start(GPU, wanted())
+        async with rig.started() as fleet:
             with rig.client() as client:
                 await asyncio.to_thread(client.wait_until_accepted)
                 Path("folder.new").write_text(str(rig.folder))

@@ -124,10 +124,25 @@ class FleetRig:
         async with Fleet(replace(context, private_shm=private_shm)) as made:
             yield made
 
+    @asynccontextmanager
+    async def started(
+        self, plan: WantedMps | None = None, policy: MpsSettings = POLICY, *, served: float = SERVED
+    ) -> AsyncIterator[Fleet]:
+        """One with a daemon for the GPU."""
+        async with self.fleet(policy, served=served) as fleet:
+            await fleet.start(GPU, plan or wanted())
+            yield fleet
+
+    @asynccontextmanager
+    async def adopted(self, pid: int) -> AsyncIterator[Fleet]:
+        """One that has taken over the GPU's daemon with this pid."""
+        async with self.fleet() as fleet:
+            assert (await ready(fleet)).pid == pid
+            yield fleet
+
     async def left_daemon(self, plan: WantedMps | None = None) -> int:
         """The pid of a daemon that was Ready when its agent went."""
-        async with self.fleet() as fleet:
-            await fleet.start(GPU, plan or wanted())
+        async with self.started(plan) as fleet:
             pid = status(fleet).pid
         assert pid is not None
         return pid

@@ -42,8 +42,7 @@ from tests.mps.fleet_rig import (
 )
 async def test_start_and_stop(version: str) -> None:
     with FleetRig(version) as rig:
-        async with rig.fleet() as fleet:
-            await fleet.start(GPU, wanted(1500, 33.33))
+        async with rig.started(wanted(1500, 33.33)) as fleet:
             state = status(fleet)
             assert (state.is_ready, state.why, state.restarts) == (True, "", 0)
             assert await limits(fleet) == ("1G", 33.3)
@@ -116,8 +115,7 @@ async def test_stop_with_clients(rig: FleetRig, fleet: Fleet, client: SimulatedC
 
 async def test_other_shares_are_a_change_though_the_daemon_has_nothing_to_do(rig: FleetRig) -> None:
     """Its clients have to be judged by them at once, not only at the next look."""
-    async with rig.fleet(quick(check_interval=60.0), served=60.0) as fleet:
-        await fleet.start(GPU, wanted(count=1))
+    async with rig.started(wanted(count=1), quick(check_interval=60.0), served=60.0) as fleet:
         before = -1
         async with asyncio.timeout(stretched(30)):
             while before < (before := rig.changes):  # until nothing is still to be looked at
@@ -163,8 +161,7 @@ async def test_a_cordoned_device(rig: FleetRig, fleet: Fleet, client: SimulatedC
 
 async def test_a_survey_touches_nothing(rig: FleetRig) -> None:
     assert await survey(rig.run_dir, programs=rig.programs) == {}
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
+    async with rig.started() as fleet:
         pid = status(fleet).pid
         with rig.served() as client:
             asked = (await survey(rig.run_dir, programs=rig.programs))[GPU]
@@ -217,8 +214,7 @@ async def test_who_is_named_as_a_server_is_its_users(rig: FleetRig) -> None:
         forged, control = rig.folder / CONTROL, rig.programs.control[0]
         executable(forged, _FORGED.format(python=PYTHON, control=control, pid=stranger.pid))
         rig.programs = replace(rig.programs, control=(str(forged),))
-        async with rig.fleet() as fleet:
-            await fleet.start(GPU, wanted())
+        async with rig.started() as fleet:
             daemon = fleet.daemon_of(GPU)
             assert daemon is not None
             assert (daemon.state, daemon.servers) == ("Ready", ())
@@ -291,8 +287,7 @@ async def test_drain_is_given_up(rig: FleetRig, fleet: Fleet, client: SimulatedC
 
 
 async def test_a_plan_does_not_wait_for_a_drain_without_end(rig: FleetRig) -> None:
-    async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
-        await fleet.start(GPU, wanted())
+    async with rig.started(wanted(), quick(answer_deadline=1.0)) as fleet:
         with rig.served():
             draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
             await until(lambda: status(fleet).state == "Draining")
@@ -320,8 +315,7 @@ async def test_drained_stays_down_for_the_next_agents(rig: FleetRig) -> None:
     """Although it could not be recorded at once, as in a full /run: that is reported once, and it
     is recorded as soon as it can be. A restart brings it back.
     """
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
+    async with rig.started() as fleet:
         record = rig.pipes().with_name("record.json")
         record.unlink()
         record.mkdir()
@@ -356,8 +350,7 @@ async def test_a_drain_that_cannot_keep_new_clients_out(rig: FleetRig, fleet: Fl
 
 
 async def test_restart_of_a_daemon_whose_device_goes(rig: FleetRig) -> None:
-    async with rig.fleet(quick(answer_deadline=1.0)) as fleet:
-        await fleet.start(GPU, wanted())
+    async with rig.started(wanted(), quick(answer_deadline=1.0)) as fleet:
         restarting = asyncio.create_task(fleet.restart(GPU))
         await until(lambda: status(fleet).state == "Draining")
         async with asyncio.timeout(stretched(30)):

@@ -40,8 +40,7 @@ async def test_a_plan_that_changed_while_no_agent_was_there(rig: FleetRig) -> No
     [record] = read_records(rig.run_dir)
     assert isinstance(record, Record)
     write_record(rig.run_dir, replace(record, wanted=wanted(2048)))
-    async with rig.fleet() as fleet:
-        assert (await ready(fleet)).pid == pid
+    async with rig.adopted(pid) as fleet:
         [daemon] = fleet.running()
         assert isinstance(daemon, RunningDaemon)
         assert (daemon.spec.limits.memory, daemon.wanted) == ((2048,), wanted(2048))
@@ -53,8 +52,7 @@ async def test_sockets_that_were_hidden_come_back(rig: FleetRig) -> None:
     rig.back().mkdir()
     for name in ("control", "control_privileged"):
         (rig.pipes() / name).rename(rig.back() / name)
-    async with rig.fleet() as fleet:
-        assert (await ready(fleet)).pid == pid
+    async with rig.adopted(pid):
         assert list(rig.back().iterdir()) == []
         with rig.served():
             pass
@@ -62,8 +60,7 @@ async def test_sockets_that_were_hidden_come_back(rig: FleetRig) -> None:
 
 @as_root
 async def test_who_waits_is_known_to_the_next_agent(rig: FleetRig) -> None:
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
+    await rig.left_daemon()
     with rig.served(), rig.client(uid=1234) as stranger:
         assert await asyncio.to_thread(stranger.wait_until_connected)
         await until(lambda: f"NEW CLIENT {stranger.pid}" in rig.log().read_text())
@@ -78,8 +75,7 @@ async def test_an_agent_that_leaves_while_it_starts_one(rig: FleetRig) -> None:
             await asyncio.sleep(delay)
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        async with rig.fleet() as fleet:
-            await fleet.start(GPU, wanted())
+        async with rig.started() as fleet:
             assert [one.pid for one in rig.processes(CONTROL)] == [status(fleet).pid]
             await fleet.stop(GPU)
 
@@ -106,8 +102,7 @@ async def test_a_daemon_with_another_shm(rig: FleetRig) -> None:
 
 async def test_servers_are_recorded(rig: FleetRig) -> None:
     """While one exits it has no name any more, and the next agent would not find it."""
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
+    async with rig.started() as fleet:
         with rig.served():  # the first decides whose server it is
             [server] = rig.processes(SERVER)
 
@@ -197,8 +192,7 @@ async def test_a_record_that_cannot_be_used(rig: FleetRig, there: bool) -> None:
                 await fleet.stop(GPU)
             await fleet.start(GPU, wanted(2048))
             assert [one.clients for one in fleet.running()] == [daemon_clients(fleet)]
-        async with rig.fleet() as fleet:
-            assert (await ready(fleet)).pid == pid
+        async with rig.adopted(pid) as fleet:
             [running] = fleet.running()
             assert running.wanted == wanted(2048)
         client.allocate(1 << 20)

@@ -59,8 +59,7 @@ async def test_hang(rig: fleet_rig.FleetRig, fleet: Fleet) -> None:
 
 @as_root
 async def test_hang_while_it_is_drained(rig: fleet_rig.FleetRig) -> None:
-    async with rig.fleet() as fleet:
-        await fleet.start(fleet_rig.GPU, fleet_rig.wanted(uid=1234))
+    async with rig.started(fleet_rig.wanted(uid=1234)) as fleet:
         with fleet_rig.called_like(SERVER, rig.pipes(), "-f", uid=4242) as like:
             rig.knobs().turn("hang")
             assert await fleet.drain(fleet_rig.GPU, seconds=30.0) == ()
@@ -273,8 +272,7 @@ async def test_a_server_that_fails(rig: fleet_rig.FleetRig, fleet: Fleet) -> Non
 @as_root
 async def test_server_uid(rig: fleet_rig.FleetRig) -> None:
     rig.knobs().turn("server_uid", 1234)
-    async with rig.fleet() as fleet:
-        await fleet.start(fleet_rig.GPU, fleet_rig.wanted(uid=0))
+    async with rig.started(fleet_rig.wanted(uid=0)):
         with rig.served(uid=0):
             words = await rig.reported(ReportSubject.WRONG_SERVER_USER)
             assert "runs as user 1234, the plan wants 0" in words

@@ -39,8 +39,7 @@ async def test_limits_of_each_device(rig: FleetRig) -> None:
     """Set and read back by ordinal; those of a client that works on the second are the second's."""
     on_one = Share("one", None, None, None, by_device=((OTHER_GPU, 700, None),))
     both = Share("both", None, None, None, by_device=((GPU, 500, None), (OTHER_GPU, 600, None)))
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, group(on_one, both))
+    async with rig.started(group(on_one, both)) as fleet:
         assert await printed(fleet) == ["500M", "700M", "None"]
         [daemon] = fleet.running()
         with rig.client(environment=client_environment(daemon.spec, on_one.slots[0])) as client:
@@ -50,8 +49,7 @@ async def test_limits_of_each_device(rig: FleetRig) -> None:
 
 
 async def test_one_daemon_of_both(rig: FleetRig) -> None:
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, group())
+    async with rig.started(group()) as fleet:
         pid = status(fleet).pid
         assert fleet.daemon_of(OTHER_GPU) == fleet.daemon_of(GPU)
         with pytest.raises(NodeagentError, match=f"{OTHER_GPU} is served by the MPS .* {GPU}"):

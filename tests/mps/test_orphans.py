@@ -130,8 +130,7 @@ async def test_an_orphan_that_cannot_be_killed(rig: fleet_rig.FleetRig) -> None:
     """It keeps its device until it has exited, although nothing of it can be read any more: no
     daemon is started beside it, and the next agent knows of it, too.
     """
-    async with rig.fleet() as fleet:
-        await fleet.start(fleet_rig.GPU, fleet_rig.wanted())
+    await rig.left_daemon()
     soon = fleet_rig.quick(grace=0.1)
     async with unkillable(rig) as (pid, let_go):
         async with rig.fleet(soon) as fleet:
@@ -237,8 +236,7 @@ async def test_a_process_that_may_be_of_mps_and_whose_memory_is_locked(
     with locked_process(uid=4242, environment={}, name=CONTROL[:15]) as pid:
         waiting = threading.Thread(target=command_of, args=(pid,))
         waiting.start()
-        async with rig.fleet() as fleet:
-            await fleet.start(fleet_rig.GPU, fleet_rig.wanted())
+        async with rig.started() as fleet:
             with locked_process(uid=fleet_rig.US, environment={}, name=SERVER[:15]) as own:
                 with pytest.raises(NotReady, match=f"whether pid {own} .* is not known"):
                     await fleet.restart(fleet_rig.GPU)
@@ -253,8 +251,7 @@ async def test_a_process_that_may_be_of_mps_and_whose_memory_is_locked(
 @as_root
 async def test_a_daemon_that_hangs_beside_what_may_be_its_server(rig: fleet_rig.FleetRig) -> None:
     rig.impatient = True
-    async with rig.fleet() as fleet:
-        await fleet.start(fleet_rig.GPU, fleet_rig.wanted())
+    async with rig.started() as fleet:
         with locked_process(uid=fleet_rig.US, environment={}, name=SERVER[:15]):
             rig.knobs().turn("hang")
             draining = asyncio.create_task(fleet.drain(fleet_rig.GPU, seconds=None))

@@ -40,8 +40,7 @@ def reachable(path: Path) -> bool:
 
 
 async def test_start_change_and_stop(rig: FleetRig) -> None:
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted(1500, 33.33))
+    async with rig.started(wanted(1500, 33.33)) as fleet:
         assert await limits(fleet) == ("1G", 33.3)
         pid = status(fleet).pid
         await fleet.start(GPU, wanted(512, 100.0))
@@ -57,8 +56,7 @@ async def test_one_daemon_of_two_gpus(rig: FleetRig) -> None:
     share = Share("all", None, None, 50.0, by_device=((GPU, 1500, None), (OTHER_GPU, 700, None)))
     both = replace(wanted(), sharing=Sharing((share,), "report"), devices=(GPU, OTHER_GPU))
     pid = await rig.left_daemon(both)
-    async with rig.fleet() as fleet:
-        assert (await ready(fleet)).pid == pid
+    async with rig.adopted(pid) as fleet:
         [running] = fleet.running()
         asked = [get_memory_limit(ordinal=ordinal) for ordinal in range(3)]
         found = await running.control.ask_each(*asked)
@@ -72,8 +70,7 @@ async def test_one_daemon_of_two_gpus(rig: FleetRig) -> None:
 
 async def test_killed_and_stopped_by_a_signal(rig: FleetRig) -> None:
     rig.impatient = True
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
+    async with rig.started() as fleet:
         for number in (signal.SIGKILL, signal.SIGSTOP):
             [running] = fleet.running()
             await running.control.ask(START_SERVER)
@@ -95,15 +92,13 @@ async def _replaced(fleet: Fleet, pid: int) -> None:
 async def test_adopted(rig: FleetRig) -> None:
     pid = await rig.left_daemon()
     for _ in range(10):
-        async with rig.fleet() as fleet:
-            assert (await ready(fleet)).pid == pid
+        async with rig.adopted(pid) as fleet:
             assert await limits(fleet) == ("4G", 50.0)
             assert rig.pipes().stat().st_uid == os.geteuid()  # sealed
 
 
 async def test_drained_through_the_back_door(rig: FleetRig) -> None:
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
+    async with rig.started() as fleet:
         [running] = fleet.running()
         await running.control.ask(START_SERVER)
         await until(lambda: status(fleet).server is not None)
@@ -121,8 +116,7 @@ async def test_drained_through_the_back_door(rig: FleetRig) -> None:
 
 
 async def test_stop_with_a_server_that_reports_nothing(rig: FleetRig) -> None:
-    async with rig.fleet() as fleet:
-        await fleet.start(GPU, wanted())
+    async with rig.started() as fleet:
         [running] = fleet.running()
         await running.control.ask(START_SERVER)
         await until(lambda: status(fleet).server is not None)
