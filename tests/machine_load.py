@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -38,3 +38,10 @@ def wait_until(so: Callable[[], T], *, said: Callable[[], object] = str, within:
         assert passed < stretched(within), f"it did not happen; {said()}"
         time.sleep(min(max(0.003, passed / 50), 0.1))
     return found
+
+
+async def cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel it, and wait until that has ended it."""
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled(), task

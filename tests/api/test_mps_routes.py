@@ -12,7 +12,7 @@ from nodeagent.errors import DrainTimedOut, NodeagentError, StillInUse, UnknownD
 from nodeagent.plan.shares import Account, Share, Sharing, WantedMps
 from nodeagent.views.shapes import MpsDaemon, MpsServer, MpsWaiting
 from tests.api.serving import Api, Doing, api, assert_described, observe
-from tests.machine_load import until
+from tests.machine_load import cancelled, until
 from tests.views.daemons import mps_client, mps_daemon
 
 WANTED = WantedMps(Sharing((Share("small", 4, 8192, 15.0),), "report"), Account(1000, 1000))
@@ -145,9 +145,7 @@ async def test_how_it_can_fail(error: NodeagentError, expected: int, tmp_path: P
 async def _leave_once_asked(doing: Doing, asking: Coroutine[Any, Any, object]) -> None:
     task, before = asyncio.create_task(asking), len(doing.asked)
     await until(lambda: len(doing.asked) > before)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
 
 
 async def test_who_leaves_gives_up_a_drain_and_stops_no_restart(tmp_path: Path) -> None:

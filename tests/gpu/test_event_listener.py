@@ -1,5 +1,4 @@
 import asyncio
-from contextlib import suppress
 
 import pynvml
 import pytest
@@ -18,7 +17,7 @@ from nodeagent.simulation import SimulatedNode
 from nodeagent.telemetry.event_values import EventValues
 from nodeagent.telemetry.sampler import Intervals, Sampler
 from tests.gpu.steps_of import destroy, laid_out
-from tests.machine_load import stretched, until
+from tests.machine_load import cancelled, stretched, until
 
 SHORT = Timing(wait=0.01, deadline=0.5, pause=0.01)
 LONG = Timing(wait=0.01, waits=10**6, deadline=60)
@@ -247,9 +246,7 @@ async def test_many_waits_do_not_keep_nvml_open(driver: Driver, node: SimulatedN
 async def test_many_waits_end_with_their_caller(driver: Driver, node: SimulatedNode) -> None:
     """So NVML is shut down properly when the agent stops."""
     listening = await _waits(driver, node)
-    listening.cancel()
-    with suppress(asyncio.CancelledError):
-        await listening
+    await cancelled(listening)
     assert await driver.pool.shut_down()
 
 

@@ -12,7 +12,7 @@ from nodeagent.plan.shares import TimeSlice
 from nodeagent.simulation import SimulatedNode, Switches, simulated
 from tests.folders import executable
 from tests.gpu.steps_of import time_slice
-from tests.machine_load import until
+from tests.machine_load import cancelled, until
 
 SAY = """
 import os, sys
@@ -76,9 +76,7 @@ async def test_cancellation_leaves_no_process(tmp_path: Path) -> None:
         reset_gpu([program(tmp_path, "exec sleep 60")], ADDRESS, deadline=50)
     )
     await asyncio.sleep(0.1)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancelled(task)
 
 
 async def test_what_a_wrapper_started_is_ended_with_it(tmp_path: Path) -> None:

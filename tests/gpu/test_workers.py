@@ -11,7 +11,7 @@ import pytest
 from nodeagent.errors import DeadlineExceeded, DriverError
 from nodeagent.gpu.pool import ReadWriteLock
 from nodeagent.gpu.workers import CallProgress, Worker, current
-from tests.machine_load import stretched, until
+from tests.machine_load import cancelled, stretched, until
 
 
 @pytest.fixture
@@ -124,18 +124,14 @@ async def test_a_cancelled_change_is_waited_for(worker: Worker, held: threading.
 async def test_a_cancelled_change_has_its_deadline(worker: Worker, held: threading.Event) -> None:
     call = asyncio.create_task(worker.call(held.wait, what="creating", deadline=0.3, changing=True))
     await asyncio.sleep(0)  # the thread has its work
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    await cancelled(call)
     assert worker.stuck
 
 
 async def test_a_cancelled_reading_ends_at_once(worker: Worker, held: threading.Event) -> None:
     call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=60))
     await asyncio.sleep(0.01)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    await cancelled(call)
     after = asyncio.create_task(worker.call(lambda: 7, what="observing it", deadline=60))
     await asyncio.sleep(0.02)
     assert not after.done()
@@ -146,9 +142,7 @@ async def test_a_cancelled_reading_ends_at_once(worker: Worker, held: threading.
 async def test_a_forsaken_call_that_hangs_is_noticed(worker: Worker, held: threading.Event) -> None:
     call = asyncio.create_task(worker.call(held.wait, what="observing it", deadline=60))
     await asyncio.sleep(0.01)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
+    await cancelled(call)
     with pytest.raises(DeadlineExceeded):
         await worker.call(lambda: 7, what="creating", deadline=0.05)
     assert worker.stuck

@@ -2,7 +2,6 @@ import asyncio
 import errno
 import os
 import subprocess
-from contextlib import suppress
 
 import pytest
 
@@ -16,7 +15,7 @@ from nodeagent.simulation.mps.clients import ClientError, SimulatedClient
 from nodeagent.structs import replace
 from tests.folders import executable
 from tests.locked_process import locked_process
-from tests.machine_load import stretched, until
+from tests.machine_load import cancelled, stretched, until
 from tests.mps.conftest import PYTHON, as_root
 from tests.mps.fleet_rig import (
     GPU,
@@ -279,9 +278,7 @@ async def test_drain_by_force(rig: FleetRig, fleet: Fleet, client: SimulatedClie
 async def test_drain_is_given_up(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:
     draining = asyncio.create_task(fleet.drain(GPU, seconds=None))
     await until(lambda: status(fleet).state == "Draining")
-    draining.cancel()
-    with suppress(asyncio.CancelledError):
-        await draining
+    await cancelled(draining)
     await ready(fleet)
     assert (rig.pipes() / "control").exists()
 

@@ -14,7 +14,7 @@ from nodeagent.mps.clients.termination import ClientEnd, ClientToEnd, end_client
 from nodeagent.processes import ProcessIdentity, identify
 from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.structs import replace
-from tests.machine_load import stretched, until
+from tests.machine_load import cancelled, stretched, until
 from tests.mps.client_watch.conftest import asking
 from tests.mps.conftest import as_root
 from tests.simulation.mps.rig import Rig
@@ -215,7 +215,5 @@ async def test_left_early(rig: Rig) -> None:
     with stubborn(rig) as child:
         task = asyncio.create_task(end(rig, target_of(child.pid), grace=60))
         await until(lambda: "terminate_client" in rig.log())
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancelled(task)
         assert child.poll() is None
