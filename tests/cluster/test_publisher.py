@@ -79,6 +79,11 @@ class PublishedNode:
     async def until(self, phase: str) -> None:
         await until(lambda: self.phase == phase)
 
+    async def shows(self, phase: Phase) -> None:
+        """Published, and written."""
+        self.publish(phase)
+        await self.until(phase.value)
+
     def writes(self) -> int:
         return sum(r.write and r.path.endswith("/nodes/n") for r in self.server.requests)
 
@@ -91,34 +96,29 @@ async def member(server: ApiServer, access: ClusterAccess) -> AsyncIterator[Publ
 
 
 async def test_a_quick_change_is_one_write(member: PublishedNode) -> None:
-    member.publish(Phase.IN_SYNC)
-    await member.until("InSync")
+    await member.shows(Phase.IN_SYNC)
     before = member.writes()
     member.publish(Phase.WORKING)
     await asyncio.sleep(0.02)
-    member.publish(Phase.BLOCKED)
-    await member.until("Blocked")
+    await member.shows(Phase.BLOCKED)
     assert member.writes() == before + 1
 
 
 async def test_work_that_lasts_is_published(member: PublishedNode) -> None:
-    member.publish(Phase.IN_SYNC)
-    await member.until("InSync")
+    await member.shows(Phase.IN_SYNC)
     for _ in range(2):
         member.publish(Phase.WORKING)
         member.publish(Phase.WORKING, note="further")
         await asyncio.sleep(PACE.patience - 0.02)
         assert member.phase == "InSync"
         await member.until("Working")
-        member.publish(Phase.IN_SYNC)
-        await member.until("InSync")
+        await member.shows(Phase.IN_SYNC)
 
 
 async def test_the_source_says_success_when_all_is_put_back(member: PublishedNode) -> None:
     member.publisher.source = Labelling()
     member.hooks.is_unfinished = True
-    member.publish(Phase.IN_SYNC)
-    await member.until("InSync")
+    await member.shows(Phase.IN_SYNC)
     assert member.labels["nvidia.com/first"] == "Working"
     member.hooks.is_unfinished = False
     member.hooks.restored.publish(None)
@@ -129,8 +129,7 @@ async def test_the_source_says_success_when_all_is_put_back(member: PublishedNod
 
 
 async def test_the_same_twice_is_not_written(member: PublishedNode) -> None:
-    member.publish(Phase.IN_SYNC)
-    await member.until("InSync")
+    await member.shows(Phase.IN_SYNC)
     await asyncio.sleep(0.1)
     before = len(member.server.requests)
     for _ in range(5):
@@ -184,8 +183,7 @@ async def test_another_reason_does_not_change_since_when(member: PublishedNode) 
 
 
 async def test_the_end_of_an_outage_is_reported(member: PublishedNode) -> None:
-    member.publish(Phase.IN_SYNC)
-    await member.until("InSync")
+    await member.shows(Phase.IN_SYNC)
     await member.server.stop()
     await until(lambda: not member.publisher.state.reachable)
     assert member.hooks.outages == 0
@@ -210,8 +208,7 @@ async def test_a_node_that_cannot_be_written_is_reported(member: PublishedNode) 
 
 
 async def test_the_last_state_is_written_at_the_end(member: PublishedNode) -> None:
-    member.publish(Phase.IN_SYNC)
-    await member.until("InSync")
+    await member.shows(Phase.IN_SYNC)
     member.publish(Phase.WORKING)
     member.events.close()
     await member.publisher.flush(within=SOON)

@@ -64,8 +64,7 @@ async def test_a_daemon_that_is_ready_late_is_published(rig: NodeRig, agent: Age
 
 async def test_a_drained_daemon_is_not_published(rig: NodeRig, agent: Agent) -> None:
     """No client should be sent where no daemon answers; when wanted back, all is there again."""
-    await agent.made(WHOLE)
-    device = (await agent.gpu()).uuid
+    device = (await agent.made(WHOLE)).after.uuid
     assert await agent.fleet.drain(device, seconds=5) == ()
     await agent.node.observe()
     assert (rig.published(device), rig.announced()) == (set(), "")
@@ -116,8 +115,7 @@ async def test_a_compute_mode_is_as_before_in_the_end(
     rig: NodeRig, node: SimulatedNode, agent: Agent
 ) -> None:
     node.card(0).state.compute_mode = PROHIBITED  # the user who set it wants it back
-    await agent.made(WHOLE)
-    device = (await agent.gpu()).uuid
+    device = (await agent.made(WHOLE)).after.uuid
     assert modes(node) == [EXCLUSIVE]
     assert (await agent.gpu()).earlier_mode is ComputeMode.PROHIBITED
     assert "prohibited" in rig.memory_file.read_text()

@@ -58,8 +58,7 @@ async def test_a_server_is_no_users_work(rig: NodeRig, agent: Agent) -> None:
     """A daemon's own server, which the driver lists, is no user; its client is named once, and
     when it is gone, the idle server does not keep the plan from taking MPS away.
     """
-    await agent.made(WHOLE)
-    device = (await agent.gpu()).uuid
+    device = (await agent.made(WHOLE)).after.uuid
     with rig.slot(device, "small-0") as client:
         client.wait_until_accepted()
         client.allocate(1 << 30)
@@ -149,8 +148,7 @@ async def test_a_device_whose_name_is_not_known_keeps_its_daemon(
 
 
 async def test_a_client_keeps_its_daemon(rig: NodeRig, agent: Agent) -> None:
-    await agent.made(WHOLE)
-    device = (await agent.gpu()).uuid
+    device = (await agent.made(WHOLE)).after.uuid
     with rig.slot(device, "small-1") as client:
         client.wait_until_accepted()
         with pytest.raises(GpuInUse, match=str(client.pid)):
@@ -173,8 +171,7 @@ async def test_a_gpu_that_does_not_answer_any_more_keeps_its_daemon(
     rig: NodeRig, node: SimulatedNode, agent: Agent, lost: bool
 ) -> None:
     """Who uses it is not known, which counts as in use; how it was seen last does not."""
-    await agent.made(WHOLE)
-    device = (await agent.gpu()).uuid
+    device = (await agent.made(WHOLE)).after.uuid
     if lost:
         node.lose(0)
     else:
@@ -192,8 +189,7 @@ async def test_a_device_given_away_meanwhile_keeps_its_daemon(
         Kubelet(rig.folder / "pod-resources") as kubelet,
         rig.agent(allocations=KubeletUsage(kubelet.socket, deadline=30)) as agent,
     ):
-        await agent.made(WHOLE)
-        device = (await agent.gpu()).uuid
+        device = (await agent.made(WHOLE)).after.uuid
         planned = await agent.planned(NOTHING)
         assert [type(step) for step in planned.gpus[0].steps][:1] == [StopMps]
         kubelet.allocate("trainer", [f"{device}::0"], namespace="team")
