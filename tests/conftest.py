@@ -29,6 +29,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 import nodeagent.cluster.kubelet  # noqa: F401  # before the stand-in kubelet's gRPC, as in the agent
+from nodeagent.simulation import SimulatedNode, simulated
 from tests.folders import open_folder
 from tests.machine_load import stretched
 from tests.reaper import PRESENT, forget_failures, record_failure, run_below_reaper
@@ -322,11 +323,21 @@ def _no_network() -> Iterator[None]:
         yield
 
 
+# --- what many tests begin with -----------------------------------------------------------------
+
+
 @pytest.fixture
 def short() -> Iterator[Path]:
     """A folder that every user may pass, and with a path short enough for sockets."""
     with open_folder() as folder:
         yield folder
+
+
+@pytest.fixture
+def node() -> Iterator[SimulatedNode]:
+    """Two cards that switch MIG at once."""
+    with simulated("h100-80gb:2") as node:
+        yield node
 
 
 # --- tests that need a real API server ----------------------------------------------------------

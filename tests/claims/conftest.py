@@ -7,18 +7,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from nodeagent.simulation import SimulatedNode, simulated
 from tests.claims.machine import Home
 from tests.reconcile.controller_rig import NodeRig
 
 _IN_MEMORY = Path("/dev/shm")  # a folder of its own is made there
-
-
-@pytest.fixture
-def node() -> Iterator[SimulatedNode]:
-    """Two cards that switch MIG at once."""
-    with simulated("h100-80gb:2") as node:
-        yield node
 
 
 @pytest.fixture

@@ -1,23 +1,17 @@
 """A simulated node, and the driver on top of it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode
 from tests.machine_load import stretched, until
 
 
 def quick() -> float:
     """Seconds; a deadline that only calls that hang exceed."""
     return stretched(0.4)
-
-
-@pytest.fixture
-def node() -> Iterator[SimulatedNode]:
-    with simulated("h100-80gb:2") as node:
-        yield node
 
 
 @pytest.fixture

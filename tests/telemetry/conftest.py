@@ -1,11 +1,11 @@
-"""The simulated node and the driver of the tests of `gpu/`."""
+"""The driver of the tests of `gpu/`."""
 
 import pytest
 
 from nodeagent.gpu.driver import Driver
-from tests.gpu.conftest import driver, hasty, node
+from tests.gpu.conftest import driver, hasty
 
-__all__ = ["driver", "hasty", "known", "node"]
+__all__ = ["driver", "hasty", "known"]
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +13,7 @@ from nodeagent.gpu.users import UnknownUsers
 from nodeagent.plan.observed import Access, Gpu
 from nodeagent.plan.users import PodName, User
 from nodeagent.settings import KubeletSettings
-from nodeagent.simulation import SimulatedNode, simulated
+from nodeagent.simulation import SimulatedNode
 from tests.cluster.kubelet.machine import Machine
 from tests.gpu.steps_of import destroy, destroy_compute, disable, enable, laid_out
 from tests.machine_load import until
@@ -23,12 +23,6 @@ DESTROYS = "nvml*InstanceDestroy"
 MODE_CHANGES = "nvmlDeviceSetMigMode"
 TRAINER = PodName("default", "trainer")
 ALLOCATED = User(0, source="kubelet", namespace="default", pod="trainer", container="main")
-
-
-@pytest.fixture
-def node() -> Iterator[SimulatedNode]:
-    with simulated("h100-80gb:2") as node:
-        yield node
 
 
 @pytest.fixture
