@@ -33,8 +33,7 @@ def gpu_table(
 ) -> tuple[Line, ...]:
     """The header and a row for each GPU; columns in which no GPU has anything are left out."""
     facts = _facts([_cells(gpu, daemons, claims) for gpu in gpus])
-    taken = sum(len(span.text) for span in facts[0]) + len("GPU  ") + 2
-    bars = [_bar(gpu, width - taken) for gpu in gpus]
+    bars = [_bar(gpu, width - _length(facts[0]) - len("GPU  ") - 2) for gpu in gpus]
     widest = max(map(_length, bars))
     header = (dim("GPU  " + "SLICES".ljust(widest + 2)), *facts[0])
     rows = (
@@ -71,13 +70,14 @@ def _facts(rows: Sequence[Sequence[str | Span]]) -> tuple[Line, ...]:
 
 
 def _cells(gpu: Json, daemons: Sequence[Json], claims: Sequence[Json]) -> list[str | Span]:
+    uuid = gpu.get("uuid")
     return [
         _figure(gpu, "utilization", "%"),
         _memory(gpu.get("memory") or {}),
         _figure(gpu, "temperature", "C"),
         _figure(gpu, "power", "W"),
         _mps([daemon for daemon, _ in status_words.daemons_on(gpu, daemons)]),
-        str(_claim_count(gpu, claims) or _NONE),
+        str(sum(uuid in [d.get("gpu") for d in c.get("devices", ())] for c in claims) or _NONE),
     ]
 
 
@@ -87,32 +87,19 @@ def _figure(gpu: Json, key: str, unit: str) -> str:
 
 def _memory(memory: Json) -> str:
     """`12.3/79.6`: used and total memory in GiB."""
-    if not memory.get("total"):
-        return _NONE
-    used = _gibibytes(memory["used"]) if "used" in memory else _NONE
-    return f"{used}/{_gibibytes(memory['total'])}"
-
-
-def _gibibytes(size: int) -> str:
-    return f"{size / 2**30:.1f}"
+    both = ("used", "total")
+    used, total = (f"{memory[key] / 2**30:.1f}" if key in memory else _NONE for key in both)
+    return f"{used}/{total}" if memory.get("total") else _NONE
 
 
 def _mps(daemons: Sequence[Json]) -> str | Span:
     """`2 Ready`; `1/2 Ready` where one of two is."""
     states = [str(daemon.get("state", "?")) for daemon in daemons]
-    if not states:
-        return _NONE
     ready = states.count("Ready")
     if ready == len(states):
-        return f"{ready} Ready"
-    if len(set(states)) == 1:
-        return Span(f"{len(states)} {states[0]}", Tone.WARNING)
-    return Span(f"{ready}/{len(states)} Ready", Tone.WARNING)
-
-
-def _claim_count(gpu: Json, claims: Sequence[Json]) -> int:
-    uuid = gpu.get("uuid")
-    return sum(any(d.get("gpu") == uuid for d in claim.get("devices", ())) for claim in claims)
+        return f"{ready} Ready" if states else _NONE
+    same = f"{len(states)} {states[0]}" if len(set(states)) == 1 else ""
+    return Span(same or f"{ready}/{len(states)} Ready", Tone.WARNING)
 
 
 # --- the slices -----------------------------------------------------------------------------------

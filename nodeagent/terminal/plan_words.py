@@ -3,9 +3,9 @@ sentences.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from nodeagent.plan.observed import DeviceDaemon, Gpu, GpuInstance
+from nodeagent.plan.observed import Gpu, GpuInstance
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.steps import (
@@ -36,25 +36,13 @@ def verdict_span(verdict: Verdict, *, partly: bool = False) -> Span:
     return _VERDICTS[verdict]
 
 
-def devices_in(instance: GpuInstance) -> str:
-    """The MIG devices of a GPU instance: `3g.40gb`, `3 x 1c.3g.40gb`, or that it has none."""
-    if not instance.compute:
-        return f"{instance.profile} half made"
-    return with_counts(device.profile for device in instance.compute)
-
-
 def step_sentence(step: Step) -> str:
     """What a step does, without its reason."""
-    if isinstance(step, CreateGpuInstance):
-        return step_words(step) + _division(step.compute)
-    return step_words(step)
-
-
-def _division(compute: Sequence[int]) -> str:
-    if len(compute) <= 1:
-        return ""
-    sizes = Counter(compute).items()
-    return ", divided into " + " + ".join(f"{n} x {c}c" if n > 1 else f"{c}c" for c, n in sizes)
+    if not isinstance(step, CreateGpuInstance) or len(step.compute) <= 1:
+        return step_words(step)
+    sizes = Counter(step.compute).items()
+    parts = " + ".join(f"{n} x {c}c" if n > 1 else f"{c}c" for c, n in sizes)
+    return f"{step_words(step)}, divided into {parts}"
 
 
 def problem_lines(problems: Iterable[Problem], tone: Tone) -> tuple[Line, ...]:
@@ -108,23 +96,18 @@ def _fates(steps: Iterable[Step]) -> dict[int, str]:
 
 def _cells(gpu: Gpu, fate_of: Callable[[GpuInstance], str]) -> tuple[Cell, ...]:
     cells = tuple(_cell(instance, fate_of(instance)) for instance in gpu.instances)
-    labels = (mode_words(gpu), *_mps_label([gpu.mps]))
+    labels = (mode_words(gpu), "MPS") if gpu.mps else (mode_words(gpu),)
     return cells or (Cell(0, slots_of(gpu), labels, Tone.DIM),)
 
 
-def _mps_label(daemons: Iterable[DeviceDaemon | None]) -> tuple[str, ...]:
-    return ("MPS",) if any(daemons) else ()
-
-
 def _cell(instance: GpuInstance, fate: str) -> Cell:
-    in_use = instance.in_use and fate != "new"
-    states: tuple[str, ...] = ("in use",) if in_use else (fate,) if fate else ()
-    if in_use and fate == "goes":
-        states = ("in use", "in the way")
-    place = instance.placement
-    shared = _mps_label(device.mps for device in instance.compute)
-    labels = (devices_in(instance), *shared, *states)
-    return Cell(place.start, place.size, labels, toned("in use" if in_use else fate).tone)
+    place, in_use = instance.placement, instance.in_use and fate != "new"
+    state, tone = toned("in use" if in_use else fate)
+    names = with_counts(device.profile for device in instance.compute)
+    shared = "MPS" if any(device.mps for device in instance.compute) else ""
+    way = "in the way" if in_use and fate == "goes" else ""
+    labels = (names or f"{instance.profile} half made", shared, state, way)
+    return Cell(place.start, place.size, tuple(filter(None, labels)), tone)
 
 
 def mode_words(gpu: Gpu) -> str:
