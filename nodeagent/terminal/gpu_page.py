@@ -100,12 +100,11 @@ def _device_lines(gpu: Json) -> Iterator[Line]:
 
 
 def _health(gpu: Json) -> tuple[Line, ...]:
-    health: Json = gpu.get("health") or {}
-    findings: Sequence[Json] = health.get("findings", ())
-    if status_words.is_well(gpu) and not findings:
+    status, findings = status_words.health_of(gpu)
+    well = status == "healthy"
+    if well and not findings:
         return ()
-    well = status_words.is_well(gpu)
-    lines = [line(dim("healthy, though:") if well else Span(f"! {health['status']}", Tone.BAD))]
+    lines = [line(dim("healthy, though:") if well else Span(f"! {status}", Tone.BAD))]
     for finding in findings:
         since = f", since {finding['since']}" if finding.get("since") else ""
         count = f", {finding['count']} times" if finding.get("count", 1) > 1 else ""

@@ -56,7 +56,7 @@ def _length(spans: Line) -> int:
 
 
 def _index(gpu: Json) -> Line:
-    sick = not (status_words.answers(gpu) and status_words.is_well(gpu))
+    sick = not status_words.answers(gpu) or status_words.health_of(gpu)[0] != "healthy"
     mark = ">" if gpu.get("marked") else " "  # by the keys of --watch
     return (Span(f"{mark}{gpu['index']:>2}"), Span(f"{_UNHEALTHY if sick else ' '} ", Tone.BAD))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.plan.mig import unlisted
 from nodeagent.plan.observed import Engines, Gpu, GpuInstanceProfile, Placement
-from nodeagent.terminal.page import Line, Span, Tone, dim, gpu_blocks, indent, line, table, toned
+from nodeagent.terminal.page import Line, Span, Tone, dim, gpu_blocks, line, table, toned
 from nodeagent.terminal.plan_words import mode_words, problem_lines
 from nodeagent.text import alike, gibibytes, quantity
 
@@ -49,14 +49,9 @@ def _row(profile: GpuInstanceProfile, more: int) -> list[str | Span]:
 
 def _engine_words(engines: Engines) -> str:
     """`2 copy 1 dec`; `none` for a profile without engines."""
-    counts = {
-        "copy": engines.copy,
-        "dec": engines.decoder,
-        "enc": engines.encoder,
-        "jpeg": engines.jpeg,
-        "ofa": engines.ofa,
-    }
-    return " ".join(f"{n} {name}" for name, n in counts.items() if n) or "none"
+    counts = (engines.copy, engines.decoder, engines.encoder, engines.jpeg, engines.ofa)
+    named = zip(counts, ("copy", "dec", "enc", "jpeg", "ofa"), strict=True)
+    return " ".join(f"{n} {name}" for n, name in named if n) or "none"
 
 
 def _placement_words(placements: Sequence[Placement]) -> str:
@@ -75,22 +70,17 @@ _COLUMN = 26  # for the names of profiles and cards: the longest has 24 letters
 
 def boards_page(boards: Iterable[Board]) -> tuple[Line, ...]:
     """Print each board with its profiles; the evidence is that of a profile's weakest field."""
-    return tuple(spans for board in boards for spans in _board(board))
-
-
-def _board(board: Board) -> list[Line]:
-    facts = f"{board.product}, {gibibytes(board.memory)}"
-    title = line(Span(board.name.ljust(_COLUMN), Tone.TITLE), facts)
-    rows = [
-        line(
-            f"{profile.name:<{_COLUMN - 2}}{profile.max_instances} x {gibibytes(profile.memory)}  ",
-            toned(profile.status),
-        )
-        for profile in board.profiles
-    ]
-    if not rows:
-        rows.append(line(dim("no MIG")))
-    if board.assumed:
-        fields = quantity(len(board.assumed), "field")
-        rows.append(line(dim(f"without evidence, {fields}: {', '.join(board.assumed)}")))
-    return [title, *indent(rows, 2)]
+    lines: list[Line] = []
+    for board in boards:
+        facts = f"{board.product}, {gibibytes(board.memory)}"
+        lines.append(line(Span(board.name.ljust(_COLUMN), Tone.TITLE), facts))
+        for profile in board.profiles:
+            times = f"{profile.max_instances} x {gibibytes(profile.memory)}"
+            name = f"  {profile.name}".ljust(_COLUMN)
+            lines.append(line(f"{name}{times}  ", toned(profile.status)))
+        if not board.profiles:
+            lines.append(line(dim("  no MIG")))
+        if board.assumed:
+            fields = f"{quantity(len(board.assumed), 'field')}: {', '.join(board.assumed)}"
+            lines.append(line(dim(f"  without evidence, {fields}")))
+    return tuple(lines)

@@ -232,9 +232,7 @@ def _users_in_short(gpu: Json) -> Iterator[Line]:
 
 def _notices(gpu: Json) -> Iterator[Line]:
     """What a healthy GPU reported."""
-    health: Json = gpu.get("health") or {}
-    if health.get("status", "healthy") != "healthy":
-        return
-    for finding in health.get("findings", ()):
+    status, findings = status_words.health_of(gpu)
+    for finding in findings if status == "healthy" else ():
         advice, said = status_words.finding_advice(finding), status_words.finding_said(finding)
         yield line(dim("healthy, though: "), said, dim(f" ({advice})" if advice else ""))

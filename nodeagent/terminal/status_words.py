@@ -15,10 +15,10 @@ def answers(gpu: Json) -> bool:
     return "free" in gpu
 
 
-def is_well(gpu: Json) -> bool:
-    """Whether no check calls it anything else than healthy."""
+def health_of(gpu: Json) -> tuple[str, Sequence[Json]]:
+    """What the checks call it, `healthy` before there are any, and what they found."""
     health: Json = gpu.get("health") or {}
-    return str(health.get("status", "healthy")) == "healthy"
+    return str(health.get("status", "healthy")), health.get("findings", ())
 
 
 def device_name(device: Json) -> str:
@@ -63,10 +63,10 @@ def mode_words(gpu: Json) -> str:
     mig = gpu.get("mig")
     if not mig:
         return "no MIG on this card"
-    if mig.get("current") != mig.get("pending"):
-        return f"MIG {mig.get('current')}, {mig.get('pending')} after a reset"
-    empty = mig.get("current") == "enabled" and not gpu.get("instances")
-    return f"MIG {mig.get('current')}{', no instances' if empty else ''}"
+    now, then = mig.get("current"), mig.get("pending")
+    if now != then:
+        return f"MIG {now}, {then} after a reset"
+    return f"MIG {now}{', no instances' if now == 'enabled' and not gpu.get('instances') else ''}"
 
 
 # --- users ----------------------------------------------------------------------------------------
@@ -132,14 +132,17 @@ def room_lines(gpu: Json) -> tuple[Line, ...]:
     if (share := free.get("share")) and share["memory"]:
         threads = f" and {share['threads']}% of the threads" if "threads" in share else ""
         room.append(f"claims with {gibibytes(share['memory'])}{threads}")
-    if not room or (gpu.get("health") or {}).get("status") == "unhealthy":
+    if not room or health_of(gpu)[0] == "unhealthy":
         return ()
     return (line(dim("room for " + " or ".join(room))),)
 
 
 def finding_said(finding: Json) -> str:
     """`has uncorrected errors in slices 4-7`, and the evidence."""
-    words = f"{finding.get('message', '')}{_slices(finding)}".strip()
+    first, size = finding.get("start", 0), finding.get("size", 1)
+    slices = f"slice {first}" if size == 1 else f"slices {first}-{first + size - 1}"
+    place = f" in {slices}" if "start" in finding else ""
+    words = f"{finding.get('message', '')}{place}".strip()
     return ": ".join(filter(None, (words, str(finding.get("evidence", "")))))
 
 
@@ -147,10 +150,3 @@ def finding_advice(finding: Json) -> str:
     """What would help; "" where nothing is to be done."""
     advice = finding.get("advice") or finding.get("suggestedAction", "none")
     return "" if advice == "none" else str(advice)
-
-
-def _slices(finding: Json) -> str:
-    if "start" not in finding:
-        return ""
-    first, size = finding["start"], finding.get("size", 1)
-    return f" in slice {first}" if size == 1 else f" in slices {first}-{first + size - 1}"
