@@ -2,8 +2,6 @@
 did.
 """
 
-from collections.abc import Iterable
-
 from nodeagent.plan.plan import (
     GpuOutcome,
     GpuPlan,
@@ -110,19 +108,12 @@ def assert_page(plan: NodePlan) -> tuple[Line, ...]:
         return (line(Span("The node is as the document says", Tone.GOOD), f" ({checked})."),)
     title = Span("The node is not as the document says", Tone.BAD)
     where = f": {quantity(len(different), 'GPU')} of {len(plan.gpus)} differ." if different else "."
-    return (
-        line(title, where),
-        *indent(_differences(different), 2),
-        *indent(problem_lines(plan.problems, Tone.BAD), 2),
-    )
-
-
-def _differences(plans: Iterable[GpuPlan]) -> list[Line]:
     lines: list[Line] = []
-    groups = alike((_difference(plan), plan.before.index) for plan in plans)
+    groups = alike((_difference(gpu), gpu.before.index) for gpu in different)
     for (first, *rest), indices in groups.items():
         lines += [(Span(f"{gpus_words(indices)}: ", Tone.TITLE), *first), *indent(rest, 2)]
-    return lines
+    lines += problem_lines(plan.problems, Tone.BAD)
+    return (line(title, where), *indent(lines, 2))
 
 
 def _difference(plan: GpuPlan) -> tuple[Line, ...]:
@@ -203,6 +194,7 @@ def _outcome_summary(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> 
     done, left = f"{quantity(number, 'step')} done", f"{quantity(len(rest.steps), 'step')} left"
     # Every GPU that is not in sync had all its steps done, and could not be read back.
     unread = [gpu for gpu in outcome.gpus if not gpu.after.answers]
+    begun = [gpu.steps and all(s.result is StepResult.DONE for s in gpu.steps) for gpu in unread]
     open_gpus = {gpu.before.key for gpu in rest.gpus if gpu.verdict is not Verdict.IN_SYNC}
     if rest.verdict is Verdict.IN_SYNC:
         if any(gpu.failed for gpu in outcome.gpus) or any(gpu.problems for gpu in rest.gpus):
@@ -217,7 +209,7 @@ def _outcome_summary(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> 
         word, said = Span("Stopped", Tone.WARNING), f"{done}, {left}."
     elif rest.verdict is Verdict.APPLICABLE:
         word, said = Span("Failed", Tone.BAD), f"{done}, {left}."
-    elif open_gpus == {g.after.key for g in unread} and not any(map(_has_open_steps, unread)):
+    elif open_gpus == {g.after.key for g in unread} and all(begun):
         names = ", ".join(str(gpu.after.index) for gpu in unread)
         later = "`nodeagent assert` compares it with the document once it answers"
         said = f"{done}, but GPU {names} could not be read back; {later}."
@@ -225,7 +217,3 @@ def _outcome_summary(outcome: NodeOutcome, rest: NodePlan, *, stopped: bool) -> 
     else:
         return line("Not all applied: ", verdict_span(rest.verdict), f"; {done}.")
     return line(word, f": {said}")
-
-
-def _has_open_steps(outcome: GpuOutcome) -> bool:
-    return not outcome.steps or any(s.result is not StepResult.DONE for s in outcome.steps)

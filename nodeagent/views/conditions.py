@@ -130,15 +130,12 @@ def _answers(state: NodeState) -> Condition:
     findings = state.health.findings if state.health else ()
     judged = {f.place.gpu for f in findings if f.check == Check.GPU_ACCESS}
     gpus = [gpu for gpu in state.observed.gpus if gpu.uuid not in judged]
-    lost = [gpu for gpu in gpus if gpu.access is Access.LOST]
-    silent = [gpu for gpu in gpus if gpu.access is Access.UNKNOWN]
-    words = [
-        *(f"{_named(gpu)} is lost: {gpu.access_reason}" for gpu in lost),
-        *(f"{_named(gpu)} does not answer: {gpu.access_reason}" for gpu in silent),
-    ]
+    lost = [f"{_named(g)} is lost: {g.access_reason}" for g in gpus if g.access is Access.LOST]
+    silent = (g for g in gpus if g.access is Access.UNKNOWN)
+    words = [*lost, *(f"{_named(g)} does not answer: {g.access_reason}" for g in silent)]
     if lost:
         return Condition("False", "GpuLost", "; ".join(words))
-    if silent:
+    if words:
         return Condition("Unknown", "GpuUnknown", "; ".join(words))
     if not state.observed.gpus:
         return Condition("True", "NoGpus", "the node has no GPUs")

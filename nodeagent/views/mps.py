@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from nodeagent.plan.observed import Access, Gpu, ObservedNode
 from nodeagent.plan.problems import Code, Problem
 from nodeagent.plan.remedies import end_commands
-from nodeagent.plan.shares import MIB, Account, Share, Sharing
+from nodeagent.plan.shares import MIB, Account, Sharing
 from nodeagent.structs import Struct, replace
 from nodeagent.views import shapes
 from nodeagent.views.devices import (
@@ -107,15 +107,14 @@ def user_id(account: Account) -> int | Literal["any"]:
 
 def share_shapes(sharing: Sharing) -> dict[str, shapes.MpsShare]:
     """The shares by name; what is not limited is absent."""
-    return {share.name: _share(share) for share in sharing.shares}
-
-
-def _share(share: Share) -> shapes.MpsShare:
-    return shapes.MpsShare(
-        count=share.count,
-        memory=None if share.memory is None else share.memory * MIB,
-        threads=None if share.threads is None else plain_number(share.threads),
-    )
+    return {
+        share.name: shapes.MpsShare(
+            count=share.count,
+            memory=None if share.memory is None else share.memory * MIB,
+            threads=None if share.threads is None else plain_number(share.threads),
+        )
+        for share in sharing.shares
+    }
 
 
 def plain_number(number: float) -> float:

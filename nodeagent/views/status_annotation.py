@@ -16,7 +16,7 @@ from nodeagent.views.claims import Claim, ClaimPhase
 from nodeagent.views.devices import mig_devices
 from nodeagent.views.mps import daemon_shapes
 from nodeagent.views.node_state import NodeState, Phase
-from nodeagent.views.shapes import Headline, Json, Refused, as_json
+from nodeagent.views.shapes import Headline, Json, as_json
 from nodeagent.views.text import MODE_WORD, compact_json, fitting, json_size, shortened, time_json
 
 STATUS: Final = "nodeagent.io/status"
@@ -49,7 +49,9 @@ def status_content(state: NodeState, worst: Headline) -> Json:
     if state.phase is not Phase.IN_SYNC or state.note:
         content["message"] = shortened(state.sentence, most=_MESSAGE)
     if state.refusal:
-        content["rejected"] = _rejected(state.refusal)
+        digest = {"digest": state.refusal.digest} if state.refusal.digest else {}
+        first = _problem(state.refusal.problems[0]) if state.refusal.problems else {}
+        content["rejected"] = digest | {k: first[k] for k in ("path", "message") if k in first}
     if state.claims is not None:
         content["claimsWaiting"] = sum(_waits(claim) for claim in state.claims)
     content |= {"gpus": [], "mps": [], "problems": []}
@@ -105,12 +107,6 @@ def _moment_of(existing: str | None, content: Json, now: datetime) -> datetime |
 
 
 # --- parts ----------------------------------------------------------------------------------------
-
-
-def _rejected(refusal: Refused) -> Json:
-    first = _problem(refusal.problems[0]) if refusal.problems else {}
-    digest = {"digest": refusal.digest} if refusal.digest else {}
-    return digest | {key: first[key] for key in ("path", "message") if key in first}
 
 
 def _lists(state: NodeState, room: int) -> Json:
