@@ -44,7 +44,7 @@ def layout_labels(observed: ObservedNode) -> Mapping[str, str]:
     """What the node's GPUs together have free: memory slices, and of each profile how many could
     be made (each profile taken alone). None of it on a node without MIG.
     """
-    divided = [gpu for gpu in observed.gpus if _is_in_mig_mode(gpu)]
+    divided = [gpu for gpu in observed.gpus if gpu.answers and gpu.in_mig_mode]
     if not divided:
         return {}
     counts: Counter[str] = Counter()
@@ -59,12 +59,8 @@ def label_changes(existing: Mapping[str, str], wanted: Mapping[str, str]) -> dic
     """The labels to set on a Node that has the `existing` ones; None removes each of ours that is
     not wanted any more. With nothing wanted, all of ours go.
     """
-    stale = (key for key in existing if _is_ours(key) and key not in wanted)
-    return {**dict.fromkeys(stale), **wanted}
-
-
-def _is_ours(key: str) -> bool:
-    return key == FREE_SLOTS_LABEL or key.startswith(CREATABLE_LABEL)
+    ours = (key for key in existing if key == FREE_SLOTS_LABEL or key.startswith(CREATABLE_LABEL))
+    return {**dict.fromkeys(ours), **wanted}
 
 
 def _label_name(profile: str) -> str:
@@ -86,7 +82,7 @@ def _gpu(gpu: Gpu, daemons: Sequence[MpsDaemon]) -> Json:
     if gpu.mig is not None:
         report["mig"] = MODE_WORD[gpu.mig.current]
         report["slots"] = {"total": Card.of(gpu).slots, "free": list(free_slots(gpu))}
-    if _is_in_mig_mode(gpu):
+    if gpu.in_mig_mode:
         report["creatable"] = creatable(gpu)
         report["instances"] = _instances(gpu)
     devices = {device.uuid for device in gpu.devices()}
@@ -94,10 +90,6 @@ def _gpu(gpu: Gpu, daemons: Sequence[MpsDaemon]) -> Json:
     if shares:
         report["mps"] = shares
     return report
-
-
-def _is_in_mig_mode(gpu: Gpu) -> bool:
-    return gpu.answers and gpu.in_mig_mode
 
 
 def _instances(gpu: Gpu) -> Json:

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import structs
-
 from nodeagent.plan import steps
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.plan import (
@@ -17,6 +15,7 @@ from nodeagent.plan.plan import (
 )
 from nodeagent.plan.planner import once_free
 from nodeagent.plan.problems import Problem
+from nodeagent.structs import replace
 from nodeagent.views import shapes
 from nodeagent.views.devices import mig_devices
 from nodeagent.views.mps import share_shapes, user_id
@@ -29,8 +28,8 @@ def plan_json(plan: NodePlan, *, digest: str, source: str, policy: Policy) -> Js
     made by. Of a blocked GPU that takes one plan more for each of its devices.
     """
     problems = (*plan.problems, *(p for gpu in plan.gpus for p in gpu.problems))
-    gpus = (structs.replace(_gpu_plan(gpu), once_free=_once_free(gpu, policy)) for gpu in plan.gpus)
-    return _answer(plan.verdict, gpus, problems, digest, source)
+    gpus = (replace(_gpu_plan(gpu), once_free=_once_free(gpu, policy)) for gpu in plan.gpus)
+    return _answer(plan.verdict, gpus, problems, digest=digest, source=source)
 
 
 def _once_free(plan: GpuPlan, policy: Policy) -> shapes.OnceFree | None:
@@ -53,21 +52,13 @@ def outcome_json(outcome: NodeOutcome, *, digest: str, source: str) -> Json:
         *(problem for gpu in planned.gpus for problem in gpu.problems),
         *(problem for gpu in outcome.gpus for problem in gpu.problems),
     )
-    return _answer(planned.verdict, gpus, problems, digest, source)
+    return _answer(planned.verdict, gpus, problems, digest=digest, source=source)
 
 
 def _answer(
-    verdict: Verdict,
-    gpus: Iterable[shapes.GpuPlan],
-    problems: Iterable[Problem],
-    digest: str,
-    source: str,
+    verdict: Verdict, gpus: Iterable[shapes.GpuPlan], problems: Iterable[Problem], **named: str
 ) -> Json:
-    """The answer as JSON; `digest` is "" where there is no document."""
-    answer = shapes.Plan(
-        verdict=verdict, digest=digest, source=source, gpus=list(gpus), problems=list(problems)
-    )
-    return as_json(answer)
+    return as_json(shapes.Plan(verdict=verdict, gpus=list(gpus), problems=list(problems), **named))
 
 
 def mode_shape(gpu: Gpu) -> shapes.ModeState | None:
@@ -95,7 +86,7 @@ def _gpu_plan(plan: GpuPlan, came: GpuOutcome | None = None) -> shapes.GpuPlan:
 
 
 def _result(report: StepReport) -> shapes.Step:
-    return structs.replace(
+    return replace(
         _step(report.step),
         result=report.result,
         seconds=round(report.seconds, 4),

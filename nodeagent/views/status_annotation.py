@@ -12,7 +12,7 @@ from typing import Any, Final
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.problems import Problem
 from nodeagent.plan.users import as_used
-from nodeagent.views.claims import Claim, ClaimPhase
+from nodeagent.views.claims import ClaimPhase
 from nodeagent.views.devices import mig_devices
 from nodeagent.views.mps import daemon_shapes
 from nodeagent.views.node_state import NodeState, Phase
@@ -53,7 +53,9 @@ def status_content(state: NodeState, worst: Headline) -> Json:
         first = _problem(state.refusal.problems[0]) if state.refusal.problems else {}
         content["rejected"] = digest | {k: first[k] for k in ("path", "message") if k in first}
     if state.claims is not None:
-        content["claimsWaiting"] = sum(_waits(claim) for claim in state.claims)
+        # Those that wait for a hand, as may a release; an attempt that runs changes nothing.
+        waiting = (c.refusal or c.phase is ClaimPhase.UNREADABLE for c in state.claims)
+        content["claimsWaiting"] = sum(map(bool, waiting))
     content |= {"gpus": [], "mps": [], "problems": []}
     return content | _lists(state, MAX_BYTES - json_size(content) - _TIME - _MORE)
 
@@ -127,11 +129,6 @@ def _lists(state: NodeState, room: int) -> Json:
     if any(left_out.values()):
         content["more"] = {what: count for what, count in left_out.items() if count}
     return content
-
-
-def _waits(claim: Claim) -> bool:
-    """Whether the claim, or its release, waits for a hand; an attempt that runs changes nothing."""
-    return claim.refusal is not None or claim.phase is ClaimPhase.UNREADABLE
 
 
 def _problem(problem: Problem) -> Json:

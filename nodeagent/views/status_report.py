@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
-from msgspec import structs
-
 from nodeagent import __version__
 from nodeagent.health.findings import Finding, Moment, in_order, worst
 from nodeagent.health.reporting import of_gpu
@@ -16,7 +14,7 @@ from nodeagent.plan.observed import Access, Gpu, GpuInstance
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
 from nodeagent.views import status_shapes
-from nodeagent.views.claims import Claim, FreeShare, with_use
+from nodeagent.views.claims import with_use
 from nodeagent.views.devices import devices_by_uuid, gpu_of
 from nodeagent.views.headline import headline, troubles
 from nodeagent.views.health_remedies import HealthRemedies
@@ -38,6 +36,12 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
     daemons = [
         d for d in state.mps if gpu is None or gpu in (gpu_of(one, devices) for one in d.serves)
     ]
+    # Those with a device of the GPU, or none yet of any.
+    claims = (
+        claim
+        for claim in state.claims or ()
+        if gpu in (None, *(device.gpu for device in claim.devices)) or not claim.devices
+    )
     remedies = HealthRemedies(state.node, state.runs_as, state.observed)
     report = status_shapes.Status(
         node=state.node,
@@ -55,23 +59,13 @@ def status_json(state: NodeState, gpu: str | None = None) -> Json | None:
         driver_version=state.observed.driver_version,
         cluster=state.cluster,
         health=health_shape(of_gpu(state.health, ""), remedies) if state.health else None,
-        gpus=[
-            _gpu(g, state, _health(g, state.health, remedies), state.free_shares.get(g.uuid))
-            for g in gpus
-        ],
+        gpus=[_gpu(g, state, _health(g, state.health, remedies)) for g in gpus],
         mps=daemon_shapes(daemons, state.observed),
-        claims=None
-        if state.claims is None
-        else with_use((c for c in state.claims if _concerns(c, gpu)), state.mps),
+        claims=None if state.claims is None else with_use(claims, state.mps),
         less_offered=less or None,
         problems=problems,
     )
     return as_json(report)
-
-
-def _concerns(claim: Claim, gpu: str | None) -> bool:
-    """Whether the claim has a device of the GPU, or none yet of any."""
-    return gpu is None or not claim.devices or any(one.gpu == gpu for one in claim.devices)
 
 
 # --- GPUs -----------------------------------------------------------------------------------------
@@ -85,10 +79,8 @@ _FIGURES = (  # that are shown as they were read
 )
 
 
-def _gpu(
-    gpu: Gpu, state: NodeState, health: status_shapes.Health, free: FreeShare | None
-) -> status_shapes.Gpu:
-    answers = gpu.answers
+def _gpu(gpu: Gpu, state: NodeState, health: status_shapes.Health) -> status_shapes.Gpu:
+    answers, share = gpu.answers, state.free_shares.get(gpu.uuid)
     found: _Readings = state.readings if answers else {}
     whole = found.get((gpu.uuid, None), _NOT_READ)
     bits = whole.clock_reasons
@@ -118,7 +110,7 @@ def _gpu(
         ],
         users=[_user(user) for user in gpu.usage.processes] if answers else [],
         users_unknown=_unknown(gpu.usage) if answers else "",
-        free=status_shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu), share=free)
+        free=status_shapes.Free(slots=list(free_slots(gpu)), creatable=creatable(gpu), share=share)
         if answers
         else None,
         health=health,
@@ -183,17 +175,10 @@ def _unknown(usage: Usage) -> str:
 
 def _instances(instance: GpuInstance, reading: Reading) -> list[status_shapes.Instance]:
     """One entry for each device; a half-made GPU instance has one without UUID and `ci`."""
-    half_made = status_shapes.Instance(
-        profile=instance.profile,
-        start=instance.placement.start,
-        size=instance.placement.size,
-        gi=instance.id,
-        in_use=False,
-        users=[],
-    )
+    lies = instance.placement
+    place: Json = {"start": lies.start, "size": lies.size, "gi": instance.id}
     return [
-        structs.replace(
-            half_made,
+        status_shapes.Instance(
             uuid=device.uuid,
             profile=device.profile,
             ci=device.id,
@@ -203,9 +188,10 @@ def _instances(instance: GpuInstance, reading: Reading) -> list[status_shapes.In
             memory=device.memory,
             compute_mode=device.compute_mode,
             utilization=reading.utilization if len(instance.compute) == 1 else None,
+            **place,
         )
         for device in instance.compute
-    ] or [half_made]
+    ] or [status_shapes.Instance(profile=instance.profile, in_use=False, users=[], **place)]
 
 
 # --- health ---------------------------------------------------------------------------------------
@@ -241,7 +227,7 @@ def _health(gpu: Gpu, health: HealthState | None, remedies: HealthRemedies) -> s
         advice=remedies.of(row.cause, row.action, gpu.index),
     )
     status = worst((report.status, row.severity))
-    return structs.replace(report, status=status, findings=[silence, *report.findings])
+    return replace(report, status=status, findings=[silence, *report.findings])
 
 
 def _finding(finding: Finding, advice: str) -> status_shapes.HealthFinding:
