@@ -1,6 +1,7 @@
 """One GPU in full, from the JSON of the agent's `/v1/status` with this GPU alone in it."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, starmap
 
 from nodeagent.terminal import status_page, status_words
 from nodeagent.terminal.claims_page import claim_lines
@@ -33,11 +34,7 @@ def gpu_page(status: Json, width: int, events: Sequence[Json] = ()) -> tuple[Lin
         *_picture(gpu, width - 2),
         *status_words.user_lines(gpu),
         *_device_lines(gpu),
-        *(
-            row
-            for d, name in status_words.daemons_on(gpu, status.get("mps", ()))
-            for row in daemon_lines(d, name)
-        ),
+        *chain(*starmap(daemon_lines, status_words.daemons_on(gpu, status.get("mps", ())))),
         *claim_lines(status.get("claims", ()), str(gpu.get("uuid"))),
         *status_words.mode_lines(gpu),
         *status_words.room_lines(gpu),

@@ -5,16 +5,10 @@ sentences.
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from nodeagent.plan import steps
 from nodeagent.plan.observed import Gpu, GpuInstance
 from nodeagent.plan.plan import Verdict
 from nodeagent.plan.problems import Problem
-from nodeagent.plan.steps import (
-    CreateComputeInstance,
-    CreateGpuInstance,
-    DestroyComputeInstance,
-    DestroyGpuInstance,
-    Step,
-)
 from nodeagent.terminal.page import Line, Span, Tone, remark, toned
 from nodeagent.terminal.slices import Cell
 from nodeagent.text import with_counts
@@ -36,9 +30,9 @@ def verdict_span(verdict: Verdict, *, partly: bool = False) -> Span:
     return _VERDICTS[verdict]
 
 
-def step_sentence(step: Step) -> str:
+def step_sentence(step: steps.Step) -> str:
     """What a step does, without its reason."""
-    if not isinstance(step, CreateGpuInstance) or len(step.compute) <= 1:
+    if not isinstance(step, steps.CreateGpuInstance) or len(step.compute) <= 1:
         return step_words(step)
     sizes = Counter(step.compute).items()
     parts = " + ".join(f"{n} x {c}c" if n > 1 else f"{c}c" for c, n in sizes)
@@ -66,15 +60,15 @@ def cells_now(gpu: Gpu) -> tuple[Cell, ...]:
     return _cells(gpu, lambda _: "")
 
 
-def cells_before(gpu: Gpu, steps: Iterable[Step]) -> tuple[Cell, ...]:
-    """The GPU as it is; the instances that `steps` destroy or change are marked."""
-    fates = _fates(steps)
+def cells_before(gpu: Gpu, to_do: Iterable[steps.Step]) -> tuple[Cell, ...]:
+    """The GPU as it is; the instances that `to_do` destroys or changes are marked."""
+    fates = _fates(to_do)
     return _cells(gpu, lambda instance: fates.get(instance.id, "stays"))
 
 
-def cells_after(gpu: Gpu, before: Gpu, steps: Iterable[Step]) -> tuple[Cell, ...]:
+def cells_after(gpu: Gpu, before: Gpu, to_do: Iterable[steps.Step]) -> tuple[Cell, ...]:
     """The GPU as it would be; what was not there before is marked new."""
-    fates = _fates(steps)
+    fates = _fates(to_do)
     kept = {
         (i.placement, i.profile): "changed" if i.id in fates else "stays"
         for i in before.instances
@@ -83,13 +77,13 @@ def cells_after(gpu: Gpu, before: Gpu, steps: Iterable[Step]) -> tuple[Cell, ...
     return _cells(gpu, lambda instance: kept.get((instance.placement, instance.profile), "new"))
 
 
-def _fates(steps: Iterable[Step]) -> dict[int, str]:
+def _fates(to_do: Iterable[steps.Step]) -> dict[int, str]:
     """Map GPU instance ids to what happens; one that is destroyed goes, whatever else happens."""
     fates: dict[int, str] = {}
-    for step in steps:
-        if isinstance(step, DestroyGpuInstance):
+    for step in to_do:
+        if isinstance(step, steps.DestroyGpuInstance):
             fates[step.instance] = "goes"
-        elif isinstance(step, DestroyComputeInstance | CreateComputeInstance):
+        elif isinstance(step, steps.DestroyComputeInstance | steps.CreateComputeInstance):
             fates.setdefault(step.instance, "changes")
     return fates
 

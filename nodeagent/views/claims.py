@@ -94,9 +94,4 @@ def with_use(claims: Iterable[Claim], daemons: Iterable[MpsDaemon]) -> list[Clai
             return device
         return replace(device, share=replace(device.share, used=used[key]))
 
-    return [
-        replace(claim, devices=[known(device, claim) for device in claim.devices])
-        if any(device.share for device in claim.devices)
-        else claim
-        for claim in claims
-    ]
+    return [replace(claim, devices=[known(d, claim) for d in claim.devices]) for claim in claims]

@@ -41,21 +41,11 @@ WAITING = frozenset(
 # What a client of MPS does wrong, a metric that is not exported, a setting that has no effect, a
 # command after a change, a lost file of the agent's own or too little processor time leaves the
 # node as planned.
-SHOWN_ONLY = frozenset(
-    {
-        Code.MPS_CLIENT,
-        Code.METRICS,
-        Code.READER,
-        Code.STARVED,
-        Code.NO_EFFECT,
-        Code.AFTER_CHANGE,
-        Code.STATE_FILE,
-        Code.RUN_DIRECTORY,
-        Code.SOURCE_MISSING,
-        Code.CONTESTED,
-        Code.UNGUARDED,
-    }
-)
+SHOWN_ONLY = frozenset((
+    *(Code.MPS_CLIENT, Code.METRICS, Code.READER, Code.STARVED, Code.NO_EFFECT),
+    *(Code.AFTER_CHANGE, Code.STATE_FILE, Code.RUN_DIRECTORY, Code.SOURCE_MISSING),
+    *(Code.CONTESTED, Code.UNGUARDED),
+))  # fmt: skip
 
 
 _NOTHING_SEEN = ObservedNode()
