@@ -3,7 +3,7 @@
 import os
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -210,18 +210,14 @@ def run_mps(options: Namespace, output: Output) -> ExitCode:
                 query = f"?{urlencode({'device': options.device})}" if options.device else ""
                 answer = get(address, _MPS + query)
                 page = (daemons_page if what == "status" else clients_page)(answer)
-            case "restart":
+            case what:
                 body = {"device": options.device, "force": options.force}
-                answer = post(address, f"{_MPS}/restart", body, patience=_RESTART_TIMEOUT)
-                page = _done(answer)
-            case "drain":
-                timeout = options.timeout
-                body = {"device": options.device, "timeout": timeout, "force": options.force}
-                patience = None if timeout is None else timeout + _MARGIN
-                answer = post(address, f"{_MPS}/drain", body, patience=patience)
-                page = _done(answer)
-            case _:
-                raise UsageError(f"there is no mps {options.subcommand}")
+                patience: float | None = _RESTART_TIMEOUT
+                if what == "drain":
+                    body["timeout"] = options.timeout
+                    patience = None if options.timeout is None else options.timeout + _MARGIN
+                answer = post(address, f"{_MPS}/{what}", body, patience=patience)
+                page = (line(str(answer.get("message", "done"))),)
     except AgentUnreachable as error:
         if options.state is None or options.subcommand in {"status", "clients"}:
             raise
@@ -239,7 +235,3 @@ def run_mps(options: Namespace, output: Output) -> ExitCode:
     output.page(page)
     output.document(answer)
     return ExitCode.DONE
-
-
-def _done(answer: Mapping[str, Any]) -> tuple[Line, ...]:
-    return (line(str(answer.get("message", "done"))),)
