@@ -143,7 +143,7 @@ class KeptRecords(Struct, frozen=True):
     old. Those that were added to least recently come first. `idle` is as `Records` has it.
     """
 
-    saved: float = 0.0
+    saved: float
     age: Annotated[float, Meta(ge=0)] = 0.0
     newer: tuple[tuple[Key, Digest], ...] = ()
     older: tuple[tuple[Key, Digest], ...] = ()
@@ -158,7 +158,7 @@ class Records:
     """
 
     def __init__(self, days: int = 14, kept: KeptRecords | None = None, wall: float = 0.0) -> None:
-        kept = kept or KeptRecords()
+        kept = kept or KeptRecords(wall)
         self._length = days * 86400 / 2  # seconds of a generation
         self._newer, self._older = dict(kept.newer), dict(kept.older)
         self._written = frozenset(map(id, self._newer.values()))  # digests
