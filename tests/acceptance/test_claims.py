@@ -144,6 +144,8 @@ async def test_a_claim_that_was_deleted_while_the_agent_was_away(listing: Cluste
         await listing.started("trainer", "1g.10gb")
         assert len(listing.slices()) == listing.cdi() == 1
     listing.scheduler.delete(TEAM, "trainer")
+    assert listing.kubelet.pod_resources
+    listing.kubelet.pod_resources.finish("trainer", namespace=TEAM)  # its checkpoint is lost
     async with listing.agent():
         await until(lambda: (listing.slices(), listing.cdi()) == ([], 0))
 
