@@ -9,6 +9,8 @@ from functools import cache
 from string import Formatter
 from typing import Any, NamedTuple
 
+_own_pod: dict[str, str] = {}  # node and name of the pod that this is; empty for a service
+
 
 class Words(NamedTuple):
     """What is wrong, and what mends it, both with facts in braces."""
@@ -43,7 +45,22 @@ def problem_words(code: str, case: str = "") -> Words:
 
 def filled(words: str, facts: Mapping[str, object]) -> str:
     """The words with the facts in their places."""
-    return _FACTS.vformat(words, (), facts)
+    own = {"agent": agent_words()} if "{agent[" in words else {}
+    return _FACTS.vformat(words, (), {**own, **facts})
+
+
+def learn_agent(environment: Mapping[str, str]) -> None:
+    """Have the words for an agent in a pod where this environment is that of one."""
+    _own_pod.clear()
+    if environment.get("KUBERNETES_SERVICE_HOST"):
+        node = environment.get("NODEAGENT_NODE_NAME") or environment.get("NODE_NAME", "NODE")
+        _own_pod.update(node=node, pod=environment.get("HOSTNAME", "POD"))
+
+
+def agent_words() -> Mapping[str, str]:
+    """What stops, starts and shows this agent."""
+    found = section("agent")["pod" if _own_pod else "service"]
+    return {key: filled(words, _own_pod) for key, words in found.items()}
 
 
 class _Facts(Formatter):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
@@ -131,6 +132,12 @@ def cgroup_of(pid: int, proc: Path = Path("/proc")) -> str | None:
         return (proc / f"{pid}/cgroup").read_bytes().decode(errors="replace")
     except OSError:
         return None
+
+
+def service_of(cgroup: str) -> str:
+    """The unit of the system's services that the text of a cgroup file names; "" for none."""
+    match = re.search(r":/system\.slice/([\w.@-]+)\.service$", cgroup, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def command_of(pid: int) -> tuple[str, ...] | Hidden | None:

@@ -33,6 +33,7 @@ from tools.make_runbook import HEAD, PAGE, page
 SOURCES = Path(__file__).parents[1] / "nodeagent"
 RAISING = ("of", "problem", "refuse")
 OF_ITSELF = {"title", "index"}  # what `Gpu.problem` knows
+KNOWN = {"agent"}  # what `filled` knows
 NOT_FACTS = {"gpu", "path"}
 SENTENCES = ("offence", "unplanned")  # sections without remedies
 OF_A_PLACE = {"code", "below", "of_key"}
@@ -57,7 +58,7 @@ def _words(code: str, case: str) -> Words:
 
 def _facts(words: Words) -> set[str]:
     named = (name for text in words for _, name, _, _ in Formatter().parse(text) if name)
-    return {re.split(r"[.\[]", name)[0] for name in named}
+    return {re.split(r"[.\[]", name)[0] for name in named} - KNOWN
 
 
 def _raised() -> Iterator[tuple[str, Key, set[str], bool]]:

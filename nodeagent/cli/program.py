@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from nodeagent.catalogue import learn_agent
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import Output, complain, complain_about, discard_standard_output
 from nodeagent.cli.parser import parse
@@ -81,6 +82,7 @@ def _exit_code_of(argv: list[str] | None) -> int:
 
 
 def _main(argv: list[str] | None) -> int:
+    learn_agent(os.environ)
     try:
         options = parse(argv)
     except SystemExit as end:  # after --help and --version

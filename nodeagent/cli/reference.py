@@ -16,7 +16,7 @@ from nodeagent.errors import UsageError
 from nodeagent.runbook import runbook
 from nodeagent.settings.sources import settings_schema
 from nodeagent.terminal.explain_page import entries_page, list_page
-from nodeagent.views.shapes import as_json
+from nodeagent.views.shapes import RunsAs, as_json
 
 
 def run_explain(options: Namespace, output: Output) -> ExitCode:
@@ -25,19 +25,19 @@ def run_explain(options: Namespace, output: Output) -> ExitCode:
     if output.is_text:
         width, _ = output.room
         if options.codes:
-            output.page(entries_page(entries, width, in_cluster=_is_in_cluster(options)))
+            output.page(entries_page(entries, width, _runs_as(options)))
         else:
             output.page(list_page(entries, width))
     output.document({"entries": [as_json(entry) for entry in entries]})
     return ExitCode.DONE
 
 
-def _is_in_cluster(options: Namespace) -> bool:
-    """Whether the node is in a cluster; bad settings, which may be what is asked about, say no."""
+def _runs_as(options: Namespace) -> RunsAs:
+    """How the agent runs; bad settings, which may be what is asked about, say without a cluster."""
     try:
-        return bool(runs_as(command_settings(options).kubernetes))
+        return runs_as(command_settings(options).kubernetes)
     except UsageError:
-        return False
+        return ""
 
 
 def run_schema(options: Namespace, output: Output) -> ExitCode:

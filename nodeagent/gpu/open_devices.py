@@ -15,7 +15,7 @@ from typing import Final
 from nodeagent.files.unasked import status_of
 from nodeagent.plan.remedies import end_commands
 from nodeagent.plan.users import User
-from nodeagent.processes import cgroup_of, name_of
+from nodeagent.processes import cgroup_of, name_of, service_of
 
 _O_PATH: Final = 0o10000000  # a name for the file alone, which needs no right to the device
 
@@ -86,9 +86,8 @@ def commands_to_end(users: Iterable[User], proc_root: Path) -> str:
     services: set[str] = set()
     others = []
     for user in users:
-        cgroup = cgroup_of(user.pid, proc_root) or ""
-        if match := re.search(r":/system\.slice/([\w.@-]+)\.service$", cgroup, re.MULTILINE):
-            services.add(match[1])
+        if service := service_of(cgroup_of(user.pid, proc_root) or ""):
+            services.add(service)
         else:
             others.append((user.pid, user.namespace, user.pod))
     stop = f"`systemctl stop {' '.join(sorted(services))}`" if services else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from nodeagent.catalogue import agent_words
 from nodeagent.plan.observed import Gpu
 from nodeagent.plan.users import Usage
 from nodeagent.text import alike
@@ -44,10 +45,10 @@ def reset_remedy(gpu: Gpu, *, mode_off_first: bool = False) -> str:
     first = f"first run `nvidia-smi -i {gpu.pci_bus_id} -mig 0`, then " if mode_off_first else ""
     if gpu.no_reset:
         return f"{first}reboot this machine: it cannot reset the GPU ({gpu.no_reset})"
+    agent = agent_words()
     return (
-        f"{first}stop all that has it open, the agent too (`systemctl stop nodeagent`, as a "
-        f"DaemonSet by the Node's label nodeagent.io/off), run `nvidia-smi --gpu-reset -i "
-        f"{gpu.pci_bus_id}` and start it again, or reboot"
+        f"{first}stop all that has it open, the agent too (`{agent['stop']}`), run `nvidia-smi "
+        f"--gpu-reset -i {gpu.pci_bus_id}` and start it again (`{agent['start']}`), or reboot"
     )
 
 

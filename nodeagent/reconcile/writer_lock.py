@@ -7,6 +7,7 @@ lets no second writer in. The kernel releases both when their holder ends, howev
 import errno
 import fcntl
 import os
+import platform
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.open_directory import make_open_directory
+from nodeagent.processes import cgroup_of, service_of
 
 FILE_NAME = "writer.lock"
 _FILE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -89,9 +91,14 @@ class WriterLock:
         holder = ""
         with suppress(OSError, ValueError):
             holder = self._file.read_text(encoding="ascii").strip()
-        known = holder.isdecimal()
-        who = f"process {holder}" if known else "another process"
-        stop = "`systemctl stop nodeagent`" + (f", or `kill {holder}`" if known else "")
+        who, stop = "another process", "`systemctl stop nodeagent`"
+        if holder.isdecimal():
+            who, stop = f"process {holder}", f"`kill {holder}`"
+            cgroup = cgroup_of(int(holder)) or ""
+            if (service := service_of(cgroup)).startswith("nodeagent"):
+                stop = f"`systemctl stop {service}`"
+            elif "kubepods" in cgroup:
+                stop = f"`kubectl label node {platform.node()} nodeagent.io/off=`"
         return OtherWriter.of("otherWriter", who=who, path=path, stop=stop)
 
 

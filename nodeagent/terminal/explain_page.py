@@ -6,6 +6,7 @@ from textwrap import wrap
 
 from nodeagent.runbook import Entry
 from nodeagent.terminal.page import Line, Span, Tone, cut, dim, joined, line, table, toned
+from nodeagent.views.shapes import RunsAs
 
 
 def check_page(findings: Sequence[tuple[str, str, str, str]]) -> tuple[Line, ...]:
@@ -24,15 +25,15 @@ _LABEL = 6  # columns of `look`, `mend` and `see`
 _MIN_WIDTH = 20  # columns for sentences, however narrow the terminal is
 
 
-def entries_page(entries: Sequence[Entry], width: int, *, in_cluster: bool) -> tuple[Line, ...]:
-    """Print each entry in full; its commands, those for here first, are whole, to be pasted."""
+def entries_page(entries: Sequence[Entry], width: int, where: RunsAs) -> tuple[Line, ...]:
+    """Print each entry in full; its commands, for an agent that runs so, can be pasted whole."""
     room = max(width - len(_MARGIN), _MIN_WIDTH)
     parts = (
         (
             line(Span(entry.title, Tone.TITLE), dim(f"  {entry.kind.value}")),
             *(line(f"{_MARGIN}{row}") for row in wrap(entry.means, room, break_on_hyphens=False)),
-            *_part("look", _here_first(entry.look, in_cluster)),
-            *_part("mend", _here_first(entry.mend, in_cluster)),
+            *_part("look", _for_here(entry.look, where)),
+            *_part("mend", _for_here(entry.mend, where)),
             *_part("see", [", ".join(entry.see)] if entry.see else []),
         )
         for entry in entries
@@ -40,33 +41,37 @@ def entries_page(entries: Sequence[Entry], width: int, *, in_cluster: bool) -> t
     return joined(*parts)
 
 
-_ELSEWHERE = re.compile(r"(?:^# |; |  # )(without|in) a cluster(?:: (.+))?$")
+_ELSEWHERE = re.compile(r"(?:^# |; |  # )(without a cluster|in a cluster|in a pod)(?:: (.+))?$")
 _COMMAND = re.compile(r"(kubectl|systemctl|journalctl|kill) ")
 
 
-def _here_first(rows: Sequence[str], in_cluster: bool) -> list[str]:
-    """The rows in their order: those for a node like this, then those of the other kind; for a
-    cluster with what is for both between two of them.
+def _for_here(rows: Sequence[str], where: RunsAs) -> list[str]:
+    """The rows for an agent that runs so. Without a cluster, or where that is not known, those for
+    one follow, with what is for both between two of them.
     """
+    places = {"without a cluster": not where, "in a cluster": where, "in a pod": where == "pod"}
+    found = [(row, _ELSEWHERE.search(row)) for row in rows]
+    commands = [row for row, _ in found if not row.startswith("#")]
+    if not any(mark for _, mark in found) and all(row.startswith("kubectl") for row in commands):
+        return list(rows)  # all of it is for a cluster
     here: list[str] = []
     there: list[str] = []
     between: list[str] = []
-    for row in rows:
-        found = _ELSEWHERE.search(row)
-        rest, other = (row[: found.start()], found[2]) if found else (row, None)
-        if found and (found[1] == "in") is in_cluster:
+    for row, mark in found:
+        rest, other = (row[: mark.start()], mark[2]) if mark else (row, None)
+        if mark and places[mark[1]]:
             what = other or rest
             here.append(what if _COMMAND.match(what) else f"# {what}")
             there += [rest] if other and rest else []
-        elif in_cluster:
-            (there if found and not (rest and other) else here).append(row)
-        elif row.startswith("kubectl") or (found and not (rest and other)):
+        elif where:
+            here += [rest] if not mark or (rest and other) else []
+        elif row.startswith("kubectl") or (mark and not (rest and other)):
             there += [*between, row]
             between = []
         else:
             here.append(row)
             between += [row] if there else []
-    return [*here, *(["# in a cluster:"] if here and there and not in_cluster else []), *there]
+    return here if where or not there else [*here, *(["# in a cluster:"] if here else []), *there]
 
 
 def _part(label: str, rows: Sequence[str]) -> Iterator[Line]:

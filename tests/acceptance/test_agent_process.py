@@ -246,6 +246,7 @@ def test_an_agent_that_is_not_the_only_one_ends(home: Home) -> None:
     try:
         assert home.agent.wait(stretched(SOON)) == 1
         assert f"process {other.pid} already changes this node's GPUs" in home.said()
+        assert f"stop the agent first: `kill {other.pid}`" in home.said()
     finally:
         other.kill()
         other.communicate()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.catalogue import learn_agent
 from nodeagent.cli import main
 from nodeagent.simulation import SimulatedNode
 
@@ -75,8 +76,9 @@ class Program:
 
 
 @pytest.fixture
-def program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Program:
-    return Program(tmp_path, capsys)
+def program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Program]:
+    yield Program(tmp_path, capsys)
+    learn_agent({})
 
 
 @pytest.fixture

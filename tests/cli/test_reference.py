@@ -26,11 +26,16 @@ def test_an_entry_on_a_terminal(program: Program) -> None:
     assert lines[-1] == "  see   Blocked, NodeagentPlanBlocked"
 
 
+DRAIN, UNCORDON, RESET = ["kubectl drain"], ["kubectl uncordon"], ["nvidia-smi --gpu-reset"]
+END = "(end)"
+
+
 @pytest.mark.parametrize(
-    ("kubeconfig", "code", "commands"),
+    ("how", "code", "commands"),
     [
         ("", "ecc", ["systemctl stop", "nvidia-smi --gpu-reset", "systemctl start", "# with MPS"]),
-        ("", "NodeagentDown", ["systemctl restart nodeagent", "# in a", "kubectl -n nodeagent"]),
+        ("", "NodeagentDown", ["systemctl restart nodeagent  # in a pod: kubectl -n nodeagent"]),
+        ("", "Unguarded", ["kubectl apply", "# Under another account"]),
         ("", "Drift", ["systemctl restart nodeagent  # applies"]),
         (
             "",
@@ -44,23 +49,28 @@ def test_an_entry_on_a_terminal(program: Program) -> None:
                 "kubectl uncordon",
             ],
         ),
-        ("x", "ecc", ["kubectl drain", "nvidia-smi --gpu-reset", "kubectl label", "# with MPS"]),
-        ("x", "NodeagentDown", ["kubectl -n nodeagent delete"]),
-        ("x", "Drift", ["kubectl -n nodeagent delete", "systemctl restart nodeagent  # applies"]),
+        ("service", "ecc", [*DRAIN, "systemctl stop", *RESET, "systemctl start", *UNCORDON]),
+        ("service", "NodeagentDown", ["systemctl restart nodeagent", END]),
+        ("service", "Drift", ["systemctl restart nodeagent  # applies the plan again", END]),
+        ("service", "GpuLost", [*DRAIN, "systemctl reboot", *UNCORDON]),
+        ("pod", "ecc", [*DRAIN, "kubectl label", *RESET, "kubectl label", *UNCORDON]),
+        ("pod", "NodeagentDown", ["kubectl -n nodeagent delete pod POD", END]),
+        ("pod", "Drift", ["kubectl -n nodeagent delete pod POD", END]),
     ],
 )
-def test_commands_for_where_one_is_come_first(
-    kubeconfig: str,
-    code: str,
-    commands: list[str],
-    program: Program,
-    monkeypatch: pytest.MonkeyPatch,
+def test_commands_are_for_how_the_agent_runs(
+    how: str, code: str, commands: list[str], program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kubeconfig:
-        monkeypatch.setenv("NODEAGENT_KUBERNETES_KUBECONFIG", kubeconfig)
-    mend = program("explain", code).out.split("\n  mend  ")[1].splitlines()
+    if how:
+        monkeypatch.setenv("NODEAGENT_KUBERNETES_KUBECONFIG", "x")
+    if how == "pod":
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    rows = program("explain", code).out.split("\n  mend  ")[1].splitlines()
+    mend = [*(row.strip() for row in rows if not row.startswith("  see")), END]
     for row, command in zip(mend, commands, strict=False):
-        assert row.strip().startswith(command), mend
+        assert row.startswith(command), mend
+        assert row == command or command != END, mend
+        assert not how or "# in a" not in row, mend
     monkeypatch.setenv("NODEAGENT_DRIFT", "what")  # settings that are refused are explained, too
     assert program("explain", code).code == 0
 
