@@ -5,6 +5,7 @@ At best effort: Events are for people who look, nothing waits for them, and the 
 where too many wait. Memory and requests are bounded.
 """
 
+import platform
 import random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -187,7 +188,7 @@ class EventPublisher:
             "message": message,
             "source": {"component": _COMPONENT, "host": self._node},
             "reportingComponent": _COMPONENT,
-            "reportingInstance": self._node,
+            "reportingInstance": platform.node(),  # of two agents for a Node it names each
             "firstTimestamp": time_text(waiting.first),
             "lastTimestamp": time_text(waiting.last),
             "count": waiting.count,

@@ -6,6 +6,7 @@ can be.
 """
 
 import asyncio
+import platform
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, NoReturn
@@ -270,4 +271,4 @@ class NodePublisher:
 
 
 def _contest_problem(node: str, keys: tuple[str, ...]) -> Problem:
-    return Problem.of(Code.CONTESTED, keys=", ".join(keys), node=node)
+    return Problem.of(Code.CONTESTED, keys=", ".join(keys), node=node, own=platform.node())

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import platform
 import re
 import shutil
 from pathlib import Path
@@ -34,6 +35,7 @@ async def test_both_say_so(tmp_path: Path) -> None:
             # Whichever of the two agents' annotations and conditions was undone last is named.
             assert re.match(rf"another program overwrites .+ of Node {NAME}", said[0]["message"])
             assert "second agent" in said[0]["message"]
+            assert said[0]["reportingInstance"] == platform.node()
             for folder in folders:
                 while "Contested" not in await codes(folder):
                     await asyncio.sleep(0.2)
