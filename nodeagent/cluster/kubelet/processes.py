@@ -140,6 +140,7 @@ def _entries(folder: Path) -> Iterator[str]:
 
 _SHORT_ID: Final = 12  # letters of a container's id that people and tools show
 _UNIT: Final = re.compile(r"/([^/]+\.(?:service|scope))(?=/|$)")
+_SLURM: Final = re.compile(r"(?:.+_)?slurmstepd\.scope|slurmd\.service")  # of all users' jobs
 
 
 class Owner(Struct, frozen=True, order=True):
@@ -178,7 +179,7 @@ def outside_pods(cgroup: str, uid: int) -> Owner:
         units = _UNIT.findall(path)
         if units and _SESSIONS not in path and not unit:
             unit = units[-1]
-    return Owner(unit=unit) if unit else Owner(user=str(uid))
+    return Owner(unit=unit) if unit and not _SLURM.fullmatch(unit) else Owner(user=str(uid))
 
 
 class ProcessOwners:

@@ -162,7 +162,8 @@ def test_outside_pods_it_is_a_container_a_unit_or_a_user() -> None:
         (f"4:devices:/\n1:name=systemd:/docker/{ID}\n", Owner(container=ID[:12])),
         ("0::/system.slice/jupyter.service\n", Owner(unit="jupyter.service")),
         ("0::/system.slice/system-ml.slice/ml@7.service/x\n", Owner(unit="ml@7.service")),
-        ("0::/system.slice/slurmstepd.scope/job_12/step_0\n", Owner(unit="slurmstepd.scope")),
+        ("0::/system.slice/slurmstepd.scope/job_12/step_0\n", Owner(user="1000")),
+        ("0::/system.slice/gpu-0_slurmstepd.scope/job_35/step_0/user\n", Owner(user="1000")),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", Owner(user="1000")),
         (
             "0::/user.slice/user-1000.slice/user@1000.service/app.slice/a.scope\n",
