@@ -4,11 +4,15 @@ from typing import Any
 import pytest
 from msgspec import json
 
+from nodeagent.mps.lifecycle.model import DaemonPhase
+from nodeagent.plan.plan import StepResult
 from nodeagent.structs import replace
 from nodeagent.terminal.gpu_page import gpu_page
-from nodeagent.terminal.page import Line, Tone, in_one_row, line, plain_text, wrapped
+from nodeagent.terminal.page import Line, Tone, in_one_row, line, plain_text, toned, wrapped
 from nodeagent.terminal.status_page import status_page
+from nodeagent.views.claims import ClaimPhase
 from nodeagent.views.node_state import NodeState, Phase, Reading
+from nodeagent.views.shapes import HeadlineSeverity
 from nodeagent.views.status_report import status_json
 from nodeagent.views.status_shapes import Status
 from tests.rig import Rig, on_node
@@ -248,3 +252,8 @@ def test_a_row_ends_at_the_edge() -> None:
         "ab…\n",
         "a…\n",
     ]
+
+
+def test_every_state_has_a_tone() -> None:
+    words = (*Phase, *ClaimPhase, *DaemonPhase, *HeadlineSeverity, *StepResult)
+    assert [word for word in words if toned(word).tone is Tone.PLAIN] == [Phase.NO_PLAN]
