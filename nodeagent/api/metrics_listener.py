@@ -78,7 +78,7 @@ class MetricsListener:
                         named = (self.web_config, *(config.tls.files if config.tls else ()))
                         if named != files:  # what is written from here on is seen the next time
                             files = named
-                            found = await asyncio.to_thread(_signatures, files)
+                            found[1:] = await asyncio.to_thread(_signatures, files[1:])
                     await self._serve(config)
                 except NodeagentError as error:
                     if found != known or error.message != reported:

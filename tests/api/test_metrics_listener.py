@@ -1,12 +1,13 @@
 import asyncio
 import gzip
+import os
 import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import bcrypt
 import pytest
@@ -145,6 +146,27 @@ async def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
         shutil.copy(new / "key.pem", here)
         await until(lambda: served.reported[-1] is None)
         assert await served.status(tls=new) == 200
+
+
+class RewrittenWhileRead(PosixPath):
+    """A file that another program writes anew between its first look and the second."""
+
+    looks = 0
+
+    def stat(self, **given: bool) -> os.stat_result:
+        if self.name == "web.yaml":
+            self.looks += 1
+            if self.looks == 2:
+                self.write_text(TLS + USERS)
+        return super().stat(**given)
+
+
+async def test_what_is_written_while_the_file_is_read_is_taken_up(tmp_path: Path) -> None:
+    here = certificate(tmp_path / "here")
+    async with serving(RewrittenWhileRead(written(here, TLS))) as served:
+        await until(lambda: len(served.reported) > 1)
+        assert await served.status(tls=here) == 401
+        assert await served.status(tls=here, password="secret") == 200
 
 
 async def test_until_the_files_are_there_connections_are_refused(tmp_path: Path) -> None:
