@@ -168,20 +168,38 @@ def _advise(options: argparse.Namespace) -> int:
         where = ("-n", meta["namespace"], "-c", "nodeagent", meta["name"])
         try:
             answer = _asked(options, "exec", *where, "--", "nodeagent", "advise", *there)
-            return [{"node": node, **one} for one in _objects(_a(dict, answer)["advice"])]
-        except (PluginError, KeyError, *_DAMAGE) as error:
-            print(_escaped(f"{node}: {error.args[0]}"), file=sys.stderr)
-            return None
+            advice = [{"node": node, **one} for one in _objects(_a(dict, answer)["advice"])]
+            _advice_rows(advice)  # it can be shown
+            return advice
+        except PluginError as error:
+            missed = error.args[0]
+        except (KeyError, *_DAMAGE):
+            missed = "its advice is in words of another version"
+        print(_escaped(f"{node}: {missed}"), file=sys.stderr)
+        return None
 
     with ThreadPoolExecutor(_AT_ONCE) as several:
         answers = list(several.map(ask, pods))
     found = [*chain(*filter(None, answers))]
+    if options.output == "json":
+        print(json.dumps({"advice": found}, indent=2))
+    elif found:
+        _print([_ADVICE, *_advice_rows(found)])
+    elif None not in answers:
+        of = f" in namespace {options.namespace}" if options.namespace else ""
+        print(f"No holder{of} was seen yet")
+    return FAILED if None in answers else DONE
+
+
+def _advice_rows(found: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
+    """Joined over the nodes; raises KeyError or an error of _DAMAGE where it cannot be shown."""
     joined: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for one in found:
         whose = "/".join(filter(None, (one.get("namespace"), one["workload"])))
         container = f" ({one['container']})" if "container" in one else ""
-        joined.setdefault((whose + container, one["model"], one["device"]), []).append(one)
-    rows: list[Sequence[str]] = [_ADVICE]
+        kind = _a(str, one["model"]), _a(str, one["device"])
+        joined.setdefault((whose + container, *kind), []).append(one)
+    rows: list[Sequence[str]] = []
     for key, ones in sorted(joined.items()):
         # What would do on each of the nodes: the one that needs most says it.
         worst = max(ones, key=lambda o: (_VERDICTS.index(o["verdict"]), -o.get("freesPart", 0)))
@@ -195,14 +213,7 @@ def _advise(options: argparse.Namespace) -> int:
         advice = " ".join(filter(None, (worst["verdict"], worst.get("advised"), memory, threads)))
         frees = f"{100 * worst.get('freesPart', 0):.0f}%"
         rows.append((*key, str(len(ones)), held, peak, frees, advice))
-    if options.output == "json":
-        print(json.dumps({"advice": found}, indent=2))
-    elif found:
-        _print(rows)
-    elif None not in answers:
-        of = f" in namespace {options.namespace}" if options.namespace else ""
-        print(f"No holder{of} was seen yet")
-    return FAILED if None in answers else DONE
+    return rows
 
 
 def _wait(options: argparse.Namespace) -> int:

@@ -243,6 +243,17 @@ team-a/web (main)   H100  gpu      2      40h   30.0Gi  0%     notEnough
     assert "exec -n gpus -c nodeagent a -- nodeagent advise --namespace=team-a -o json\n" in asked
 
 
+@pytest.mark.parametrize("strange", [{"verdict": "move"}, {"held": "1h"}, {"device": 1}], ids=str)
+def test_advice_of_a_newer_agent_is_missed_alone(run: Run, strange: dict[str, Any]) -> None:
+    pods = {"items": [pod("a"), pod("newer")]}
+    newer = {"advice": [advised("keep") | strange]}
+    answers = {"execgpusnodeagenta": {"advice": [advised("keep")]}, "execgpusnodeagentnewer": newer}
+    shown = run("advise", getpods=pods, **answers)
+    assert "team-a/web (main)  H100  3g.40gb  1 " in shown.stdout
+    missed = "at-newer: its advice is in words of another version\n"
+    assert (shown.returncode, shown.stderr) == (1, missed)
+
+
 def test_an_agent_that_is_not_there(run: Run) -> None:
     none = run("status", "n1", getpods={"items": []})
     assert none.returncode == 1
