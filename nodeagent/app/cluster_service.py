@@ -37,8 +37,8 @@ class ClusterService:
         self._node_name = settings.node_name
         self._states = shared.states
         self._source = source_of(settings.plan, in_cluster=True)
-        credentials = credentials_of(self._settings.kubeconfig, self._settings.context)
-        self.access = ClusterAccess(credentials)
+        cluster, node = self._settings, settings.node_name
+        self.access = ClusterAccess(credentials_of(cluster.kubeconfig, cluster.context, node))
         self.hooks = ClusterHooks(
             self.access,
             settings.node_name,

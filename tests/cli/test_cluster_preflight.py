@@ -146,7 +146,7 @@ async def test_credentials_that_are_refused(api: ApiServer, tmp_path: Path) -> N
     api.tokens["good"] = "agent"
     found = await _look(api, tmp_path, token="stale")
     assert found["API server"].level == "error"
-    assert "token" in found["API server"].remedy
+    assert "`kubectl create token nodeagent" in found["API server"].remedy
     assert "stale" not in found["API server"].message
 
 

@@ -26,7 +26,6 @@ from nodeagent.settings.cluster import DraSettings
 
 _TIMEOUT = 5.0  # seconds for one answer of the API server, since a person waits
 _RIGHTS = "kubectl apply -f manifests/base/rights.yaml; docs/security.md has what each is for"
-_ACCOUNT = "check kubernetes.kubeconfig, or the pod's service account"
 _RETRY_REMEDY = "check the API server, and try again"
 _RUNTIME_CLASS = "nvidia"  # of the DaemonSet in manifests/base
 _DRA = "apply manifests/components/dra/rights.yaml (the component dra), or set dra.mode: off"
@@ -54,7 +53,7 @@ def cluster_findings(
 async def _findings(
     settings: KubernetesSettings, name: str, source: str, dra: DraSettings, kubelet_dir: Path
 ) -> tuple[list[PreflightFinding], NodeView | None]:
-    credentials = credentials_of(settings.kubeconfig, settings.context)
+    credentials = credentials_of(settings.kubeconfig, settings.context, name)
     is_named_so = dra.mode != "off" and dra.driver == NVIDIA_DRIVER
     async with ClusterAccess(credentials, answer_within=_TIMEOUT) as access:
         try:
@@ -78,7 +77,7 @@ async def _findings(
 def _unreadable_node(fault: faults.ClusterFault) -> PreflightFinding:
     match fault:
         case faults.CredentialsUnusable():
-            return error("credentials", fault, _ACCOUNT)
+            return error("credentials", fault)
         case faults.NotAllowed():
             return error("rights", NodeagentError(fault.message), _RIGHTS)
         case faults.ClusterUnreachable():
@@ -170,7 +169,7 @@ async def _driver_name(
 
 async def counting(settings: KubernetesSettings) -> PreflightFinding:
     """Ask the API server for its version, and judge that."""
-    credentials = credentials_of(settings.kubeconfig, settings.context)
+    credentials = credentials_of(settings.kubeconfig, settings.context, "NODE")
     async with ClusterAccess(credentials, answer_within=_TIMEOUT) as access:
         try:
             version = await access.ask(requests.get_version(), read_object)

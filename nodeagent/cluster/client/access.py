@@ -108,6 +108,7 @@ class ClusterAccess:
     _rereading: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _session: _Session | None = field(default=None, init=False)
     _read_at: float = field(default=0.0, init=False)
+    _unread: CredentialsUnusable | None = field(default=None, init=False)  # at the last look
     _reading: asyncio.Future[Endpoint] | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
@@ -195,6 +196,8 @@ class ClusterAccess:
                 raise
             renewed = await self._reread(session)
             if renewed is session:
+                if why := self._unread:  # what was read before is good no more
+                    fault.message, fault.remedy = f"{fault.message}; {why.message}", why.remedy
                 raise
         return await self._sent(renewed, request)
 
@@ -212,12 +215,15 @@ class ClusterAccess:
             # Another request brought new certificates, or the agent ends.
             raise self._error(request, error) from error
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise faults.from_status(
+            fault = faults.from_status(
                 response.status,
                 await self._read(request, response),
                 purpose=request.purpose,
                 headers=response.headers,
             )
+            if isinstance(fault, NotAuthenticated):
+                fault.remedy = session.endpoint.renewal
+            raise fault
         return response
 
     async def _read(self, request: Request, response: aiohttp.ClientResponse) -> bytes:
@@ -247,6 +253,7 @@ class ClusterAccess:
         """
         try:
             endpoint = await self._read_endpoint()
+            self._unread = None
             async with self._rereading:
                 if self._session is not None and self._session is not before:
                     return self._session  # another request did it meanwhile
@@ -261,9 +268,10 @@ class ClusterAccess:
                 if before is not None and session.http is not before.http:
                     await before.http.close()  # cuts a running watch, which starts anew
                 return session
-        except CredentialsUnusable:
+        except CredentialsUnusable as error:
             if before is None:
                 raise
+            self._unread = error
             self._read_at = self.clock()
             return self._session or before
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nodeagent.catalogue import filled, section
 from nodeagent.cluster.client.faults import CredentialsUnusable
 from nodeagent.documents.bounded_yaml import read_tree
 from nodeagent.programs import run_program
@@ -32,7 +33,8 @@ class Endpoint:
     Equal endpoints can use the same connections.
 
     `authority`, `certificate` and `key` are PEM; without `authority` the system's certificates
-    count. `authorization` is the whole header; empty without a token.
+    count. `authorization` is the whole header; empty without a token. `renewal` is what people do
+    when the server refuses it.
     """
 
     url: str
@@ -43,6 +45,7 @@ class Endpoint:
     tls_server_name: str | None = None
     proxy: str | None = None
     authorization: str = field(default="", compare=False)
+    renewal: str = field(default="", compare=False)
 
     @property
     def server(self) -> str:
@@ -64,23 +67,25 @@ class InCluster:
         port = self.environ.get("KUBERNETES_SERVICE_PORT", "")
         if not (host and port):
             raise CredentialsUnusable.of("notInCluster")
-        token = _read(self.folder / "token").strip()
-        authority = _read(self.folder / "ca.crt")
+        mend = _words("serviceAccount")
+        token = _read(self.folder / "token", mend).strip()
+        authority = _read(self.folder / "ca.crt", mend)
         if not token or not authority.strip():
             raise CredentialsUnusable(f"the token or ca.crt in {self.folder} is empty")
         url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
-        return Endpoint(url, authority.encode(), authorization=f"Bearer {token}")
+        return Endpoint(url, authority.encode(), authorization=f"Bearer {token}", renewal=mend)
 
 
 class Kubeconfig(Struct, frozen=True):
-    """A kubeconfig file; `context` None takes its current one."""
+    """A kubeconfig file for an agent of `node`; `context` None takes its current one."""
 
     path: Path
     context: str | None = None
+    node: str = "NODE"
 
     def read(self) -> Endpoint:
         """Raises CredentialsUnusable."""
-        text = _read(self.path)
+        text = _read(self.path, _words("kubeconfig"))
         try:
             endpoint = _read_kubeconfig(text, self)
         except CredentialsUnusable:
@@ -97,9 +102,9 @@ class Kubeconfig(Struct, frozen=True):
 Credentials = InCluster | Kubeconfig
 
 
-def credentials_of(kubeconfig: Path | None, context: str | None) -> Credentials:
+def credentials_of(kubeconfig: Path | None, context: str | None, node: str) -> Credentials:
     """Choose by the settings `kubernetes.kubeconfig` and `kubernetes.context`."""
-    return InCluster() if kubeconfig is None else Kubeconfig(kubeconfig, context)
+    return InCluster() if kubeconfig is None else Kubeconfig(kubeconfig, context, node)
 
 
 def read_endpoint(credentials: Credentials) -> Endpoint:
@@ -141,12 +146,17 @@ def _in_memory(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, mend: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "not text"
-        raise CredentialsUnusable.of("credentialsUnread", path=path, why=words) from error
+        why = error.strerror if isinstance(error, OSError) else "not text"
+        raise CredentialsUnusable.of("credentialsUnread", path=path, why=why, mend=mend) from error
+
+
+def _words(kind: str, **facts: object) -> str:
+    """What mends credentials of this kind."""
+    return filled(section("credentials")[kind], facts)
 
 
 # --- a kubeconfig ---------------------------------------------------------------------------------
@@ -160,10 +170,13 @@ def _read_kubeconfig(text: str, file: Kubeconfig) -> Endpoint:
     cluster = _named(document["clusters"], chosen["cluster"])["cluster"]
     user, folder = _user(document, chosen), file.path.parent
     if user.get("auth-provider"):
-        raise CredentialsUnusable.of("authProvider", path=file.path)
+        raise CredentialsUnusable.of("authProvider", path=file.path, node=file.node)
+    kind = next((kind for kind in ("exec", "token", "tokenFile") if user.get(kind)), "other")
+    token = folder / str(user.get("tokenFile", "TOKEN"))
+    renewal = _words(kind, path=file.path, node=file.node, token=token)
     if program := user.get("exec"):
         user = user | _answer(program, file.path)
-    return _endpoint(cluster, user, folder)
+    return _endpoint(cluster, user, folder, renewal)
 
 
 def _answer(program: Any, path: Path) -> dict[str, Any]:
@@ -174,6 +187,7 @@ def _answer(program: Any, path: Path) -> dict[str, Any]:
     environ = {**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
     found = str(path.absolute().parent / name) if "/" in name else name
     command = [found, *(program.get("args") or ())]
+    case = "credentialsProgram"
     try:
         status, said, _ = asyncio.run(
             run_program(command, environ, deadline=_DEADLINE, stderr=asyncio.subprocess.DEVNULL)
@@ -185,10 +199,11 @@ def _answer(program: Any, path: Path) -> dict[str, Any]:
         why = f"it does not end within {_DEADLINE:g} s"
     except OSError as error:
         why = str(error.strerror)
+        case = "noCredentialsProgram"
     except (AttributeError, LookupError, TypeError, ValueError):
         why = f"its answer is no ExecCredential of {version} with credentials"
     # What it printed may hold what is secret.
-    raise CredentialsUnusable.of("credentialsProgram", program=name, path=path, why=why)
+    raise CredentialsUnusable.of(case, program=name, path=path, why=why)
 
 
 def _credentials(answer: Any, version: str) -> dict[str, Any]:
@@ -216,32 +231,33 @@ def _user(document: Any, context: Any) -> Any:
     return (found and found["user"]) or {}
 
 
-def _endpoint(cluster: Any, user: Any, folder: Path) -> Endpoint:
+def _endpoint(cluster: Any, user: Any, folder: Path, renewal: str) -> Endpoint:
     url = cluster["server"].rstrip("/")
     secure = url.startswith("https")
     return Endpoint(
         url,
-        _pem(cluster, "certificate-authority", folder) if secure else b"",
-        _pem(user, "client-certificate", folder) if secure else b"",
-        _pem(user, "client-key", folder) if secure else b"",
+        _pem(cluster, "certificate-authority", folder, renewal) if secure else b"",
+        _pem(user, "client-certificate", folder, renewal) if secure else b"",
+        _pem(user, "client-key", folder, renewal) if secure else b"",
         not cluster.get("insecure-skip-tls-verify", False),
         cluster.get("tls-server-name") or None,
         cluster.get("proxy-url") or None,
-        _authorization(user, folder),
+        _authorization(user, folder, renewal),
+        renewal,
     )
 
 
-def _pem(section: Any, name: str, folder: Path) -> bytes:
-    """The PEM text in the section itself, or else that of the file that it names."""
-    if data := section.get(f"{name}-data"):
+def _pem(part: Any, name: str, folder: Path, mend: str) -> bytes:
+    """The PEM text in the part itself, or else that of the file that it names."""
+    if data := part.get(f"{name}-data"):
         return base64.standard_b64decode(data)
-    return (folder / section[name]).read_bytes() if section.get(name) else b""
+    return _read(folder / part[name], mend).encode() if part.get(name) else b""
 
 
-def _authorization(user: Any, folder: Path) -> str:
+def _authorization(user: Any, folder: Path, mend: str) -> str:
     token = user.get("token")
     if not token and user.get("tokenFile"):
-        token = (folder / user["tokenFile"]).read_text(encoding="utf-8")
+        token = _read(folder / user["tokenFile"], mend)
     if token:
         return f"Bearer {token}"
     if "username" in user and "password" in user:

@@ -55,8 +55,6 @@ class DisruptionRefused(ClusterFault):
 class NotAuthenticated(ClusterFault):
     """The server does not accept who we say we are (401)."""
 
-    usual_remedy = "check the token or the client certificate; `nodeagent check` tries it"
-
 
 class NotAllowed(ClusterFault):
     """The server knows us and forbids this (403)."""

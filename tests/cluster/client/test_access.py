@@ -87,6 +87,7 @@ async def test_a_token_file_that_is_away_for_a_moment(server: ApiServer, tmp_pat
         with pytest.raises(faults.NotAuthenticated) as refused:
             await access.listed(requests.list_node("n"), read_node)
     assert "Unauthorized (401)" in str(refused.value)
+    assert f"{tmp_path / 'token'} cannot be read" in str(refused.value)
 
 
 async def test_a_program_for_credentials_that_hangs_is_a_fault_and_no_second_one(

@@ -86,6 +86,14 @@ def test_a_token_that_no_header_can_hold_is_refused_unseen(tmp_path: Path, token
     assert TOKEN not in str(refused.value)
 
 
+def test_a_token_file_that_is_missing_is_named_with_what_makes_it(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "kubeconfig", tokenFile="t")
+    with pytest.raises(CredentialsUnusable, match=f"{tmp_path / 't'} cannot be read") as refused:
+        read_endpoint(Kubeconfig(path, node="gpu-7"))
+    for part in ("kubectl create token nodeagent", "object-name gpu-7", f"into {tmp_path / 't'}"):
+        assert part in refused.value.remedy
+
+
 def test_a_kubeconfig_gives_server_and_token(tmp_path: Path) -> None:
     inline = endpoint(tmp_path, token=TOKEN)
     (tmp_path / "token").write_text(f"{TOKEN}\n")
@@ -157,7 +165,7 @@ def test_a_user_whose_program_has_the_token_or_the_certificate(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("there-is-none", "program there-is-none .*: No such file"),
+        ("there-is-none", "program there-is-none .* cannot be run: No such file"),
         (f"echo {TOKEN} >&2; exit 3", "program sh .*: exit code 3"),
         ('echo \'{"apiVersion": "v2", "status": {"token": "t"}}\'', "program .* no ExecCredential"),
         ('echo \'{"apiVersion": "v1", "status": {}}\'', "program sh .* no ExecCredential of v1"),
@@ -170,7 +178,8 @@ def test_a_program_without_credentials(tmp_path: Path, command: str, said: str) 
     with pytest.raises(CredentialsUnusable, match=said) as refused:
         endpoint(tmp_path, exec={"apiVersion": "v1"} | shell)
     assert TOKEN not in str(refused.value)
-    assert refused.value.remedy == f"try: kubectl --kubeconfig {tmp_path / 'kubeconfig'} version"
+    asks = f"`kubectl --kubeconfig {tmp_path / 'kubeconfig'} auth whoami`"
+    assert (asks in refused.value.remedy) is (command != "there-is-none")
 
 
 def test_a_program_adds_to_what_the_kubeconfig_has(
