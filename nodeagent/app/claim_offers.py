@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from nodeagent.app.shared import Shared
+from nodeagent.catalogue import Words
 from nodeagent.claims.model import ClaimRecord
 from nodeagent.claims.offering.gpu_facts import SYSFS, FactsReader, pcie_root
 from nodeagent.claims.offering.gpu_rules import GpuRules, Mode
@@ -65,6 +66,7 @@ class ClaimOffers:
             share_mig=settings.dra.share_mig,
         )
         self._publisher: SlicePublisher | None = None
+        self._other: Words | None = None  # who else hands out the GPUs, and what ends that
         self._checked_holders = False  # whether pods with devices of a plugin were asked for
         self._changed = asyncio.Event()
         cluster.publisher.offered_by_node.subscribe(lambda _: self.wake())
@@ -73,8 +75,8 @@ class ClaimOffers:
     def problems(self) -> tuple[Problem, ...]:
         """What is wrong with the ResourceSlices, and who else hands out the GPUs."""
         own = [self._publisher.state.newest.problem if self._publisher else None]
-        if why := self._offers.closed:
-            own.append(Problem.of(Code.OWNED, "claims", why=why))
+        if other := self._other:
+            own.append(Problem.of(Code.OWNED, "claims", why=other.message, mend=other.remedy))
         return tuple(filter(None, own))
 
     def rules(self, gpu: Gpu, records: Iterable[ClaimRecord]) -> GpuRules:
@@ -157,18 +159,18 @@ class ClaimOffers:
         """Close the offers while another program hands out GPUs of this node."""
         from nodeagent.cluster.drain.other_managers import other_allocator, other_holder
 
-        before = self._offers.closed
+        before = self._other
         allocatable = self._cluster.publisher.allocatable
-        closed = other_allocator(publisher.state.newest.others, allocatable)
+        other = other_allocator(publisher.state.newest.others, allocatable, self._node_name)
         # A device plugin that is restarted or removed offers nothing, but its pods keep their GPUs.
-        if kubelet and not closed and (before or not self._checked_holders):
+        if kubelet and not other and (before or not self._checked_holders):
             try:
-                closed = other_holder(await kubelet.allocations())
+                other = other_holder(await kubelet.allocations())
                 self._checked_holders = True
             except NodeagentError:
-                closed = before
-        if closed != before:
-            self._offers.closed = closed
+                other = before
+        if other != before:
+            self._other, self._offers.closed = other, other.message if other else ""
             self._report("another program hands out GPUs, or does not any more")
 
     async def _wait_for_change(self) -> None:

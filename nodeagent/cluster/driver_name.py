@@ -21,9 +21,10 @@ async def name_taken(access: ClusterAccess, node: str, kubelet_dir: Path) -> Pro
     ClusterFault or PathRefused where that is not known.
     """
     registry = kubelet_dir / "plugins_registry"
-    found = await asyncio.to_thread(served, registry, f"{NVIDIA_DRIVER}*reg.sock")
-    why = next((f"{registry / name} is served" for name in found if not _OWN.search(name)), "")
+    names = await asyncio.to_thread(served, registry, f"{NVIDIA_DRIVER}*reg.sock")
+    why = next((f"{registry / name} is served" for name in names if not _OWN.search(name)), "")
     if not why:
         slices = (await access.listed(requests.list_slices(node), read_slice)).items
-        why = other_allocator({one.driver for one in slices if not one.is_own}, {})
+        found = other_allocator({one.driver for one in slices if not one.is_own}, {}, node)
+        why = found.message if found else ""
     return Problem.of(Code.OWNED, "driverName", name=NVIDIA_DRIVER, why=why) if why else None

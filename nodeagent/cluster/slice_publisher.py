@@ -222,8 +222,8 @@ class SlicePublisher:
         lost: list[resource_slices.Dropped] = []
         for body in diff.write:
             lost += await self._write(dict(body))
-            if any(one.path.endswith(_COUNTERS) for one in lost):
-                await self._withdraw(offer.pool, lost)
+            if counters := next((one for one in lost if one.path.endswith(_COUNTERS)), None):
+                await self._withdraw(offer.pool, counters)
         return lost
 
     async def _write(self, body: JsonObject) -> Sequence[resource_slices.Dropped]:
@@ -247,13 +247,13 @@ class SlicePublisher:
             await self._access.send(requests.delete_slice(name))
         self._reflector.forget(name)
 
-    async def _withdraw(self, pool: str, lost: Sequence[resource_slices.Dropped]) -> NoReturn:
+    async def _withdraw(self, pool: str, lost: resource_slices.Dropped) -> NoReturn:
         """Delete the pool's slices: devices without counters could all be allocated at once."""
         for one in self._own_slices():
             if one.pool == pool:
                 await self._delete(one.name)
-        remedy = "use Kubernetes 1.36 or newer with its usual feature gates, or dra.mode static"
-        raise faults.NotAllowed(f"nothing is offered to claims: {lost[0]}", remedy=remedy)
+        remedy = f"{lost.remedy}, or set dra.mode: static"
+        raise faults.NotAllowed(f"nothing is offered to claims: {lost}", remedy=remedy)
 
     # --- what is wrong ----------------------------------------------------------------------------
 
@@ -271,7 +271,9 @@ class SlicePublisher:
         if fault and not isinstance(fault, faults.WriteConflict):
             return Problem.from_error(Code.CLUSTER, fault)
         lost = next(iter(self._lost.values()), None)
-        return Problem.of(Code.CLUSTER, "dropped", lost=lost) if lost else None
+        if lost is None:
+            return None
+        return Problem.of(Code.CLUSTER, "dropped", lost=lost, mend=lost.remedy)
 
 
 def _readable_offers(slices: Iterable[PublishedSlice]) -> Iterator[PoolOffer]:

@@ -261,6 +261,8 @@ def _mps_troubles(state: NodeState) -> Iterator[Trouble]:
             remedy = f"Start it again: `nodeagent mps restart {daemon.device}`."
         elif daemon.is_wanted and daemon.state == "Backoff":
             text = f"{of} ended and is being restarted{f': {daemon.why}' if daemon.why else ''}."
+            if not daemon.last_lines:  # it never began, and why not has what mends it
+                remedy = f"Once that is mended, `nodeagent mps restart {daemon.device}` tries it."
         elif daemon.trouble:
             text = f"{of}: {_end(daemon.trouble)}"
             gpu = state.observed.gpu(gpu_of(daemon.device, devices))

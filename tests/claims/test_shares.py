@@ -2,6 +2,7 @@
 and which claims may have a share.
 """
 
+import copy
 from typing import Any
 
 import pytest
@@ -188,9 +189,13 @@ def test_as_resource_slices() -> None:
         "requestPolicy": {"default": "0", "validRange": {"min": "0", "step": "1"}},
     }
     assert read_offer([one]) == offer
+    published_again = copy.deepcopy(one)
     without = {k: v for k, v in device.items() if k != "allowMultipleAllocations"}
     [lost] = compare(one, {**one, "spec": {**one["spec"], "devices": [without]}})
     assert str(lost).endswith("allowMultipleAllocations (feature gate DRAConsumableCapacity)")
+    del device["capacity"]["threads"]["requestPolicy"]
+    [lost] = compare(published_again, one)
+    assert "the feature gate DRAConsumableCapacity on" in lost.remedy
 
 
 # --- while claims have shares ---------------------------------------------------------------------

@@ -110,7 +110,7 @@ async def test_nvidias_name_is_free_where_its_driver_is_not(api: ApiServer, tmp_
     slice_of(api, "theirs", NODE)
     found = await finding()
     assert (found.level, "has ResourceSlices" in found.message) == ("error", True)
-    assert "dra.driver: gpu.nodeagent.io" in found.remedy
+    assert "dra.mode: off" in found.remedy
 
 
 def slice_of(api: ApiServer, name: str, pool: str) -> None:

@@ -162,7 +162,8 @@ _NODE_REFERENCE = resource_slices.NodeReference("gpu-0", UID)
 def _node(text: bytes, _: Path) -> None:
     """And all that is made of its annotations and labels."""
     view = read_node(text)
-    grammar.is_divided(view.labels), other_managers(view, ()), other_allocator((), view.allocatable)
+    grammar.is_divided(view.labels), other_managers(view, ())
+    other_allocator((), view.allocatable, view.name)
     _annotations(view.annotations)
     is_newer(view.resource_version, "4711")
 

@@ -224,11 +224,12 @@ def _read_attribute(value: Json) -> AttributeValue:
 
 # --- what the server made of it -------------------------------------------------------------------
 
+_SHARED = "DRAConsumableCapacity"
 _GATES = {
     "spec.sharedCounters": "DRAPartitionableDevices",
     "spec.devices[].consumesCounters": "DRAPartitionableDevices",
     "spec.devices[].taints": "DRADeviceTaints",
-    "spec.devices[].allowMultipleAllocations": "DRAConsumableCapacity",
+    "spec.devices[].allowMultipleAllocations": _SHARED,
 }
 
 
@@ -245,6 +246,12 @@ class Dropped(Struct, frozen=True):
         why = f" (feature gate {self.gate})" if self.gate else ""
         return f"the API server did not keep {self.path}{why}"
 
+    @property
+    def remedy(self) -> str:
+        if not self.gate:
+            return "use Kubernetes 1.36 or newer"
+        return f"switch the feature gate {self.gate} on in kube-apiserver and kube-scheduler"
+
 
 def compare(sent: Json, answered: Json) -> tuple[Dropped, ...]:
     """What of a slice is missing or different in the server's answer; each field is named once.
@@ -253,7 +260,11 @@ def compare(sent: Json, answered: Json) -> tuple[Dropped, ...]:
     """
     parts = {key: sent[key] for key in ("metadata", "spec")}
     paths = dict.fromkeys(_differences("", parts, answered))
-    return tuple(Dropped(path, _GATES.get(path, "")) for path in paths)
+    return tuple(Dropped(path, _gate_of(path)) for path in paths)
+
+
+def _gate_of(path: str) -> str:
+    return _SHARED if path.endswith(".requestPolicy") else _GATES.get(path, "")
 
 
 def _differences(path: str, sent: object, answered: object) -> Iterator[str]:

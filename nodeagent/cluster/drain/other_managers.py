@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Final
 
-from nodeagent.catalogue import filled, section
+from nodeagent.catalogue import Words, filled, section
 from nodeagent.claims.names import NVIDIA_DRIVER
 from nodeagent.cluster.client.node_view import NodeView
 from nodeagent.cluster.drain.pods import Pod
@@ -62,36 +62,45 @@ def owned_by_others(
     node: NodeView, pods: Pods, *, source: str = "", tolerated: Collection[str] = ()
 ) -> tuple[Problem, ...]:
     """A problem for each of them that is not `tolerated`; the agent refuses to act while any is."""
-    words, node_name = section("manager"), node.name or "NODE"
+    words, facts = section("manager"), {"node": node.name or "NODE"}
+    # Where our own plan source serves the rest of it, only its agent has to go.
+    mend = {m: "served" if known.source == source else "remedy" for m, known in _KNOWN.items()}
     return tuple(
         Problem.of(
             Code.OWNED,
             "manager",
             manager=words[manager]["name"],
             evidence=evidence,
-            remedy=filled(words[manager]["remedy"], {"node": node_name}),
+            remedy=filled(words[manager].get(mend[manager]) or words[manager]["remedy"], facts),
         )
         for manager, evidence in other_managers(node, pods, source=source).items()
         if manager not in tolerated
     )
 
 
-def other_allocator(drivers: Collection[str], allocatable: Mapping[str, str]) -> str:
-    """What hands out this node's GPUs to pods beside claims of the agent's own driver; "" if
-    nothing does. `drivers` have ResourceSlices of the node, `allocatable` is the Node's.
+def other_allocator(
+    drivers: Collection[str], allocatable: Mapping[str, str], node: str
+) -> Words | None:
+    """What hands out GPUs of the node to pods beside claims of the agent's own driver, and what
+    ends that. `drivers` have ResourceSlices of the node, `allocatable` is the Node's.
     """
     if NVIDIA_DRIVER in drivers:
-        return f"NVIDIA's DRA driver has ResourceSlices of {NVIDIA_DRIVER} for this node"
+        return _other("driver", driver=NVIDIA_DRIVER)
     for resource, amount in sorted(allocatable.items()):
         if resource.startswith("nvidia.com/") and amount != "0":
-            return f"a device plugin offers this node's GPUs ({resource}: {amount})"
-    return ""
+            return _other("plugin", resource=resource, amount=amount, node=node)
+    return None
 
 
-def other_holder(held: Iterable[Holding]) -> str:
-    """Which pod has GPUs of this node from a device plugin, as the kubelet says; "" if none has."""
+def other_holder(held: Iterable[Holding]) -> Words | None:
+    """Which pod has GPUs of this node from a device plugin, as the kubelet says."""
     one = next((one for one in held if one.resource.startswith("nvidia.com/")), None)
-    return f"pod {one.pod} has {one.resource} from a device plugin" if one else ""
+    return _other("pod", pod=one.pod, resource=one.resource) if one else None
+
+
+def _other(case: str, **facts: object) -> Words:
+    words = section("otherUse")[case]
+    return Words(filled(words["message"], facts), filled(words["remedy"], facts))
 
 
 # --- by what each is seen -------------------------------------------------------------------------

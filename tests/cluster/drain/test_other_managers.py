@@ -296,19 +296,40 @@ async def test_on_a_node_as_planned_it_is_reported_once(server: ApiServer, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("drivers", "allocatable", "expected"),
+    ("drivers", "allocatable", "expected", "mends"),
     [
-        ((), {"cpu": "8", "nvidia.com/gpu": "0"}, ""),
-        (("gpu.nodeagent.io",), {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "2"}, "1g.5gb: 2"),
-        (("gpu.nvidia.com",), {}, "ResourceSlices of gpu.nvidia.com"),
+        ((), {"cpu": "8", "nvidia.com/gpu": "0"}, "", ""),
+        (
+            ("gpu.nodeagent.io",),
+            {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "2"},
+            "1g.5gb: 2",
+            "`kubectl label node n --overwrite nvidia.com/gpu.deploy.device-plugin=false`",
+        ),
+        (("gpu.nvidia.com",), {}, "ResourceSlices of gpu.nvidia.com", "docs/migrate.md"),
     ],
 )
 def test_what_else_hands_out_gpus(
-    drivers: tuple[str, ...], allocatable: dict[str, str], expected: str
+    drivers: tuple[str, ...], allocatable: dict[str, str], expected: str, mends: str
 ) -> None:
-    found = other_allocator(drivers, allocatable)
-    assert expected in found
+    found = other_allocator(drivers, allocatable, "n")
     assert bool(expected) == bool(found)
+    if found:
+        assert expected in found.message
+        assert mends in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("source", "mends"),
+    [
+        ("annotation", "`kubectl label node n nos.nebuly.com/gpu-partitioning-`"),
+        ("nos", '{"nodeSelector":{"nos.nebuly.com/gpu-partitioning":"off"}}'),
+    ],
+)
+def test_a_node_leaves_nos_only_where_nos_plans_nothing_for_it(source: str, mends: str) -> None:
+    view = NodeView(name="n", labels={NOS_LABEL: "mig"})
+    agents_pod = Pod("nos", "a", {"app.kubernetes.io/name": "nos-mig-agent"})
+    [problem] = owned_by_others(view, (agents_pod,), source=source)
+    assert mends in problem.remedy
 
 
 async def test_one_that_has_come_is_seen_before_a_change(server: ApiServer, tmp_path: Path) -> None:
