@@ -46,6 +46,7 @@ log = structlog.get_logger(__name__)
 OwnersOf = Callable[[Collection[int]], Mapping[int, Owner]]
 
 _MAX_NAMED = 20  # lines of a file of counters that are named one by one
+_FIRST_OWNERS = 30.0  # seconds at most for the first look-up of who the processes are
 
 
 class MetricsService:
@@ -91,6 +92,8 @@ class MetricsService:
         sampling.processes.subscribe(self._count_processes)
         sampling.events.subscribe(self._event_values.update)
         self._owners = owners
+        if owners is not None:  # before, who held something would seem to have let go
+            self.exporter.owners_due = asyncio.get_running_loop().time() + _FIRST_OWNERS
         self._looking_up: asyncio.Task[None] | None = None
 
     def scrape(self, zipped: bool) -> bytes:

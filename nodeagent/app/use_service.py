@@ -14,6 +14,7 @@ from msgspec import json
 
 from nodeagent.errors import NodeagentError
 from nodeagent.files.state import StateFile, StateFormat
+from nodeagent.gpu.kernel import boot_id
 from nodeagent.telemetry.accounting import Accounts
 from nodeagent.use.advice import Advice, advise, most_first
 from nodeagent.use.records import KeptRecords, PodKey, Records
@@ -50,8 +51,8 @@ class UseService:
         self._days = days
 
     async def load(self) -> None:
-        kept = await asyncio.to_thread(self.file.load)
-        self._accounts.records = Records(self._days, kept, time.time())
+        kept, boot = await asyncio.to_thread(lambda: (self.file.load(), boot_id()))
+        self._accounts.records = Records(self._days, kept, time.time(), boot)
         if self.file.problem:
             log.warning(self.file.problem.message, remedy=self.file.problem.remedy)
 

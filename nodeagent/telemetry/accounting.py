@@ -2,7 +2,8 @@
 
 The time between two observations counts for those who held something when it began, and as used to
 the share that the GPU or slice was active meanwhile. A gap that is too long counts for none. What
-counts for a pod's account counts for the records of its workload, too.
+counts for a pod's account counts for the records of its workload, too. The time between two agents
+counts for the records of who held the same before and after.
 """
 
 from collections import defaultdict
@@ -116,20 +117,28 @@ class Accounts:
         """
         self.gpus = observed.gpus
         holds = holds_of(observed, uses, claims, daemons)
-        passed = now - self._since if self._since is not None else 0.0
-        self.records.grow_older(max(passed, 0.0))
+        since, before, unknown = self._since, self._holds, 1.0
+        if since is None:
+            unknown = 0.0  # what takes two samples says nothing at first
+            known = 0.0 <= now - self.records.seen <= self._longest_gap
+            since = self.records.seen if known else now
+            before = {key: hold for key, hold in holds.items() if str(key) in self.records.held}
+        else:
+            self.records.grow_older(max(now - since, 0.0))
+        passed = now - since
         # What was just active can be idle from the next sample on.
         idle = {
             (name := str(key)): self.records.idle.get(name, -passed) + passed
             for key in holds
-            if active.get(key[0], 1.0) < _IDLE_BELOW
+            if active.get(key[0], unknown) < _IDLE_BELOW
         }
         if 0.0 < passed <= self._longest_gap:
-            for key, hold in self._holds.items():
+            for key, hold in before.items():
                 device, holder = key
                 goes_on, part = key in holds, active.get(device)
                 worked = None if part is None else min(max(part, 0.0), 1.0) * goes_on
-                self._add(holder, hold, passed, worked)
+                if before is self._holds:  # counters are of this agent alone
+                    self._add(holder, hold, passed, worked)
                 if hold.grant is None:
                     continue
                 use, reading = uses.get(device, UNUSED), read.get(device, _UNREAD)
@@ -142,7 +151,7 @@ class Accounts:
         self._accounts = {o: a for o, a in self._accounts.items() if now - a.last <= self._keep}
         there = {(holder.namespace, holder.pod) for holder in self._accounts}
         self.workloads = {pod: name for pod, name in self.workloads.items() if pod in there}
-        self.records.idle = idle
+        self.records.idle, self.records.held, self.records.seen = idle, tuple(map(str, holds)), now
 
     def name_workloads(self, workloads: Mapping[PodKey, str]) -> None:
         """Let pods count for these, also what they did until now; "": for those by their names."""

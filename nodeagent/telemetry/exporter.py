@@ -59,6 +59,7 @@ class Exporter:
             str, tuple[float, Mapping[int | None, tuple[ProcessReading, ...]]]
         ] = {}
         self._owners: Mapping[int, Owner] = {}
+        self.owners_due = 0.0  # when what is held counts although owners were not looked up yet
         self.accounts = Accounts(longest_gap=_MAX_GAP)
         self._readers: tuple[ReaderState, ...] = ()
         self._state_at = clock()
@@ -86,15 +87,16 @@ class Exporter:
         self.readings = readings(sample, active)
         known = {uuid for uuid, gpu in self._gpus.items() if now - gpu.at <= _MAX_GAP}
         active = {device: part for device, part in active.items() if device[0] in known}
-        self.accounts.observe(
-            now,
-            state.observed,
-            who,
-            active,
-            read={d: found for d, found in self.readings.items() if d[0] in known},
-            claims=state.claims or (),
-            daemons=state.mps,
-        )
+        if now >= self.owners_due:
+            self.accounts.observe(
+                now,
+                state.observed,
+                who,
+                active,
+                read={d: found for d, found in self.readings.items() if d[0] in known},
+                claims=state.claims or (),
+                daemons=state.mps,
+            )
 
     def put_processes(
         self, gpu: str, found: Mapping[int | None, tuple[ProcessReading, ...]]
@@ -112,7 +114,7 @@ class Exporter:
         return ownership.pids_without_pod(self._current().observed, self._all_processes())
 
     def put_owners(self, owners: Mapping[int, Owner]) -> None:
-        self._owners = owners
+        self._owners, self.owners_due = owners, 0.0
 
     def _all_processes(self) -> Mapping[ownership.Device, tuple[ProcessReading, ...]]:
         found: dict[ownership.Device, tuple[ProcessReading, ...]] = {}

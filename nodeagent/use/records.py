@@ -140,7 +140,8 @@ Key = tuple[Holder, Grant]
 
 class KeptRecords(Struct, frozen=True):
     """Records to be kept: `saved` by the wall clock, when the newer generation was `age` seconds
-    old. Those that were added to least recently come first. `idle` is as `Records` has it.
+    old. Those that were added to least recently come first. `idle`, `held` and `seen` are as
+    `Records` has them, in this `boot` of the machine.
     """
 
     saved: float
@@ -148,21 +149,29 @@ class KeptRecords(Struct, frozen=True):
     newer: tuple[tuple[Key, Digest], ...] = ()
     older: tuple[tuple[Key, Digest], ...] = ()
     idle: Mapping[str, float] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
+    seen: float = 0.0
+    boot: str = ""
 
 
 class Records:
-    """Adds up what holders did in the last `days`. `idle`: for how long who does nothing has.
+    """Adds up what holders did in the last `days`. `idle`: for how long who does nothing has;
+    `held`: who had something when that was `seen` last.
 
     Goes on with what an earlier agent kept, be it of other days. A clock that is behind it says no
     age.
     """
 
-    def __init__(self, days: int = 14, kept: KeptRecords | None = None, wall: float = 0.0) -> None:
+    def __init__(
+        self, days: int = 14, kept: KeptRecords | None = None, wall: float = 0.0, boot: str = ""
+    ) -> None:
         kept = kept or KeptRecords(wall)
         self._length = days * 86400 / 2  # seconds of a generation
         self._newer, self._older = dict(kept.newer), dict(kept.older)
         self._written = frozenset(map(id, self._newer.values()))  # digests
-        self.idle, self._age = kept.idle, 0.0
+        ours = kept if kept.boot == boot else KeptRecords(wall)
+        self.idle, self.held, self.seen = ours.idle, ours.held, ours.seen
+        self._age, self._boot = 0.0, boot
         away = min(max(wall - kept.saved, 0.0), 2 * self._length)
         self.grow_older(min(kept.age, self._length) + away)
 
@@ -186,7 +195,8 @@ class Records:
         """As they are now, to be written: to each of these digests nothing is added any more."""
         self._written = frozenset(map(id, self._newer.values()))
         newer, older = tuple(self._newer.items()), tuple(self._older.items())
-        return KeptRecords(wall, self._age, newer, older, self.idle)
+        now = self.idle, self.held, self.seen, self._boot
+        return KeptRecords(wall, self._age, newer, older, *now)
 
     def grow_older(self, passed: float) -> None:
         """Let seconds pass, whether or not anything was held."""

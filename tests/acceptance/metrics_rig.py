@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeagent.app.metrics_service import MetricsService
+from nodeagent.app.metrics_service import MetricsService, OwnersOf
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.plan.desired import DesiredNode
@@ -28,7 +28,13 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 class Watched:
     def __init__(
-        self, driver: Driver, *, current: Callable[[], NodeState] | None = None, **variables: str
+        self,
+        driver: Driver,
+        *,
+        current: Callable[[], NodeState] | None = None,
+        owners: OwnersOf | None = None,
+        use_file: Path | None = None,
+        **variables: str,
     ) -> None:
         given = {"NODEAGENT_SAMPLE_INTERVAL": "20ms", "NODEAGENT_SAMPLE_SLOW_INTERVAL": "50ms"}
         named = {f"NODEAGENT_{name.upper()}": value for name, value in variables.items()}
@@ -39,7 +45,13 @@ class Watched:
         self._readers: list[str] = []  # of the GPUs that answer
         self.state = NodeState("gpu-node-0", "file")
         self.sampling = SamplingService(driver, settings.sample, begin=_at_once)
-        self.part = MetricsService(settings, self.sampling, current=current or (lambda: self.state))
+        self.part = MetricsService(
+            settings,
+            self.sampling,
+            current=current or (lambda: self.state),
+            owners=owners,
+            use_file=use_file,
+        )
         self.sampling.samples.subscribe(self._count)
 
     def _count(self, batch: SampleBatch) -> None:

@@ -2,16 +2,18 @@ import asyncio
 import gzip
 import re
 import subprocess
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from nodeagent.app.use_service import use_file
 from nodeagent.cluster.kubelet.device_users import KubeletUsage
-from nodeagent.cluster.kubelet.processes import ProcessPods
+from nodeagent.cluster.kubelet.processes import Owner, ProcessPods
 from nodeagent.gpu.driver import Driver
 from nodeagent.plan.plan import NodeOutcome
 from nodeagent.plan.steps import SetMigMode, Step
@@ -190,6 +192,33 @@ async def test_pods_that_share_a_gpu_see_their_own_utilization(tmp_path: Path) -
             assert reported(series, "DCGM_FI_DEV_GPU_UTIL", pod="a") == [45]
             assert reported(series, "DCGM_FI_DEV_GPU_UTIL", pod="b") == [40]
             assert sum(reported(series, "DCGM_FI_DEV_GPU_UTIL")) == 90
+
+
+async def test_what_is_held_goes_on_once_owners_are_known(tmp_path: Path) -> None:
+    """A new agent does not take those for gone whose owners it has not looked up yet."""
+    async with driving("t4:1") as (driver, node):
+        node.occupy(0, pid=77)
+
+        async def recorded() -> tuple[float, float]:
+            looked_up, records = threading.Event(), use_file(tmp_path / "use.json")
+
+            def owners(pids: Collection[int]) -> Mapping[int, Owner]:
+                looked_up.wait(SOON)
+                return dict.fromkeys(pids, Owner(user="7"))
+
+            watched = Watched(driver, owners=owners, use_file=records.path)
+            watched.observed(await driver.observe())
+            async with running(watched):
+                await watched.sampled(3)
+                looked_up.set()
+                await until(lambda: 'user="7"' in watched.text())
+                await watched.sampled(2)
+            kept = records.load()
+            assert kept is not None
+            return sum(digest.held for _, digest in kept.newer), kept.seen
+
+        first, second = await recorded(), await recorded()
+        assert second[0] - first[0] == pytest.approx(second[1] - first[1])
 
 
 async def _write_kept() -> None:

@@ -4,8 +4,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from nodeagent.app.use_service import use_file
-from nodeagent.use.records import Records, Use
+from nodeagent.use.records import KeptRecords, Records, Use
 from tests.acceptance.metrics_rig import Series, parsed
 from tests.agent_environment import asked
 from tests.app.agent_process import agent, write_plan
@@ -45,12 +47,12 @@ def _of(series: dict[Series, float], name: str) -> dict[frozenset[tuple[str, str
     return {labels: value for (metric, labels), value in series.items() if metric == name}
 
 
-def _recorded(folder: Path) -> Use:
+def _recorded(folder: Path) -> tuple[Use, KeptRecords]:
     """What is in the file of the agent that has ended."""
     kept = use_file(folder / "state/use.json").read()
     assert kept is not None
     (use,) = Records(14, kept, kept.saved).uses()
-    return use
+    return use, kept
 
 
 def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
@@ -77,15 +79,19 @@ def test_processes_without_a_pod_are_accounted_for(tmp_path: Path) -> None:
             assert all(labels <= idle for idle in _of(series, IDLE))
             until_scraped(tmp_path, lambda s: _of(s, HELD)[labels] > held)
             process.end()
-        before = _recorded(tmp_path)
+        before, kept = _recorded(tmp_path)
         assert before.used
         assert before.held > before.used
         assert (before.grant.device, before.grant.memory) == ("3g.40gb", 42412802048)
         with agent(tmp_path, NODEAGENT_SAMPLE_INTERVAL="0.1") as process:
             until_scraped(tmp_path, lambda s: any(v > 0 for v in _of(s, USED).values()))
             process.end()
-        # What an earlier agent recorded counts on; the metrics begin anew.
-        assert _recorded(tmp_path).held > before.held
+        # What an earlier agent recorded counts on, with the time between; the metrics begin anew.
+        after, later = _recorded(tmp_path)
+        passed = later.seen - kept.seen
+        assert after.held - before.held == pytest.approx(2 * passed)
+        [(device, idle)] = kept.idle.items()
+        assert later.idle == {device: pytest.approx(idle + passed)}
     finally:
         for holder in holders:
             holder.kill()

@@ -54,7 +54,7 @@ STEPS = st.lists(
         passed=st.sampled_from([0.5, 1.0, 7.25, 60.0, 119.0, 300.0]),
         pods=st.dictionaries(st.integers(0, 6), SOME_PODS, max_size=4),
         active=st.dictionaries(st.integers(0, 6), st.floats(0, 1)),
-        then=st.sampled_from(["", "", "", "restart", "clock set", "answer"]),
+        then=st.sampled_from(["", "", "", "restart", "reboot", "clock set", "answer"]),
     ),
     max_size=12,
 )
@@ -66,27 +66,29 @@ def test_totals_are_what_pods_held_and_used(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step], asks: bool
 ) -> None:
     """Whatever is cut anew, restarted or set, and whenever workloads are named: nothing counts
-    twice, and nothing is lost but what passed between two agents or in a gap.
+    twice, and nothing is lost but what passed in a gap, over a reboot, or between two agents of
+    whom only one saw the holder.
     """
     agent = Agent(tmp_path_factory.mktemp("use") / "use.json")
     held: dict[str, float] = defaultdict(float)
     used: dict[str, float] = defaultdict(float)
     before: Step | None = None
+    away = 0.0  # between two agents
     for step in steps:
-        if before is not None and step.passed <= GAP:
-            for number, pods in before.pods.items():
-                for pod in pods:
-                    time = step.passed / len(pods)
+        if before is not None and step.passed + away <= GAP:
+            for number, pods in (step if away else before).pods.items():
+                for pod in pods & before.pods.get(number, frozenset()):
+                    time = (step.passed + away) / len(pods)
                     held[PODS[pod][asks]] += time
                     if number in step.active:
                         goes_on = pod in step.pods.get(number, ())
                         used[PODS[pod][asks]] += time * step.active[number] * goes_on
         node = divided({n: [user(0, pod) for pod in pods] for n, pods in step.pods.items()})
         agent.see(node, step.passed, {(GPU.uuid, n): part for n, part in step.active.items()})
-        before = step
-        if step.then == "restart":
-            agent.restart(away=30.0)
-            before = None
+        reboot, away = step.then == "reboot", 30.0 * (step.then in {"restart", "reboot"})
+        before = None if reboot else step
+        if away:
+            agent.restart(away, boot=f"{agent.boot}+" if reboot else "")
         elif step.then == "clock set":
             agent.wall -= 3 * DAY
         elif step.then == "answer" and asks:
@@ -199,17 +201,26 @@ def test_memory_at_its_limit_and_idle_stretches() -> None:
 
 @pytest.mark.parametrize("restarts", [(), (1,), (4,), (2, 6)])
 def test_an_idle_stretch_is_one_over_restarts(tmp_path: Path, restarts: tuple[int, ...]) -> None:
-    """Of two holders, of which one works at last; the time away is not known."""
+    """Of two holders, of which one works at last; after a reboot of the machine they are others."""
     agent, node = Agent(tmp_path / "use.json"), divided({n: [user(0, f"p{n}")] for n in (3, 4)})
     for sample in range(9):
         agent.see(node, 30.0, {(GPU.uuid, 3): 0.0, (GPU.uuid, 4): float(sample == 8)})
         if sample in restarts:
             agent.restart(away=50.0)
+
+    def idle() -> dict[str, float]:
+        found = agent.accounts.samples()
+        return {s.labels[-3]: s.value for s in found if s.metric == "nodeagent_held_idle_seconds"}
+
     found = {name: (use.idle_stretches, use.longest_idle) for (name, _), use in agent.uses.items()}
-    lost = 30.0 * len(restarts)  # between the last sample of one agent and the first of the next
-    assert found == {"p3": (1, 240.0 - lost), "p4": (1, 210.0 - lost)}
-    idle = [s for s in agent.accounts.samples() if s.metric == "nodeagent_held_idle_seconds"]
-    assert {s.labels[-3]: s.value for s in idle} == {"p3": 240.0 - lost, "p4": 0.0}
+    away = 50.0 * len(restarts)
+    assert found == {"p3": (1, 240.0 + away), "p4": (1, 210.0 + away)}
+    assert idle() == {"p3": 240.0 + away, "p4": 0.0}
+    # Of too long a gap nothing is known, and no more if the clock is another one.
+    for gap, boot, more in ((0.0, "", 40.0), (200.0, "", 40.0), (-99.0, "", 40.0), (0.0, "2", -1)):
+        agent.restart(gap, boot=boot)
+        agent.see(node, 40.0, {(GPU.uuid, 3): 0.0, (GPU.uuid, 4): 0.0})
+        assert idle() == {"p3": 240.0 + away + more if more > 0 else 0.0, "p4": 0.0}
 
 
 def test_what_was_never_measured_is_not_used(tmp_path: Path) -> None:
@@ -231,6 +242,7 @@ def test_what_was_never_measured_is_not_used(tmp_path: Path) -> None:
     agent.restart()
     agent.see(node)
     assert used() == (5.0, [])
+    assert {sample.value for sample in agent.accounts.samples()} == {0.0}  # counters begin anew
 
 
 def test_who_shares_a_device_has_what_its_processes_do() -> None:

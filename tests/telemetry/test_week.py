@@ -100,7 +100,8 @@ def test_what_is_advised_after_a_week(tmp_path: Path) -> None:
             case 3:
                 agent.wall -= 10 * DAY
             case 4:
-                agent.restart(away=600.0)
+                agent.restart(away=600.0, boot="second")
+                agent.now = 5.0
             case 5:
                 agent.see(ObservedNode(), 1.0)
         for _ in range(int((DAY if day < 7 else DAY / 24) / STEP)):

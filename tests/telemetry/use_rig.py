@@ -28,16 +28,19 @@ class Agent:
         self.file = use_file(path)
         self.days = 14
         self._longest_gap = longest_gap
-        self.now, self.wall = 1000.0, 1.8e9
+        self.now, self.wall, self.boot = 1000.0, 1.8e9, "first"
         self.start()
 
     def start(self) -> None:
         self.accounts = Accounts(longest_gap=self._longest_gap)
-        self.records = self.accounts.records = Records(self.days, self.file.load(), self.wall)
+        kept = self.file.load()
+        self.records = self.accounts.records = Records(self.days, kept, self.wall, self.boot)
 
-    def restart(self, away: float = 0.0) -> None:
+    def restart(self, away: float = 0.0, *, boot: str = "") -> None:
+        """Start another agent, after a reboot of the machine where `boot` is another one."""
         self.file.save(self.records.kept(self.wall))
-        self.now = 5.0  # as after a reboot
+        self.boot = boot or self.boot
+        self.now += away
         self.wall += away
         self.start()
 
