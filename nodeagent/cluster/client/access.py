@@ -315,9 +315,8 @@ async def _send(session: _Session, request: Request, *, seconds: float) -> aioht
 def _client(tls: ssl.SSLContext) -> aiohttp.ClientSession:
     """Make a pool of connections to one server; call it in the event loop."""
     connections = aiohttp.TCPConnector(ssl=tls, socket_factory=_socket, keepalive_timeout=_KEPT)
-    # Proxies are those of the environment where the kubeconfig has none. A line of a watch, which
-    # is a Node or a pod, may be longer than aiohttp's buffer.
-    return aiohttp.ClientSession(connector=connections, trust_env=True, read_bufsize=1 << 21)
+    # A line of a watch, which is a Node or a pod, may be longer than aiohttp's buffer.
+    return aiohttp.ClientSession(connector=connections, read_bufsize=1 << 21)
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -12,10 +12,12 @@ import json
 import os
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from nodeagent.catalogue import filled, section
 from nodeagent.cluster.client.faults import CredentialsUnusable
@@ -119,7 +121,16 @@ def read_endpoint(credentials: Credentials) -> Endpoint:
         scheme, _, rest = url.partition("://")
         host, slash, path = rest.partition("/")
         url = f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-    return replace(endpoint, url=url, authorization=authorization)
+    proxy = endpoint.proxy or _proxy_of_environment(url)
+    return replace(endpoint, url=url, authorization=authorization, proxy=proxy)
+
+
+def _proxy_of_environment(url: str) -> str | None:
+    with suppress(ValueError):  # the first request says what is wrong with the URL
+        server = urlsplit(url)
+        if not proxy_bypass(server.hostname or ""):
+            return getproxies().get(server.scheme)
+    return None
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext:

@@ -196,7 +196,10 @@ def test_a_program_adds_to_what_the_kubeconfig_has(
     entry = {"apiVersion": "v1", "command": "./program"}
     found = endpoint(Path(), tls, exec=entry, **user)
     assert (found.authorization, found.certificate) == (f"Bearer {TOKEN}", b"PEM")
-    assert found.proxy is None
+    monkeypatch.setenv("https_proxy", "http://q")
+    for others, proxy in (("", "http://q"), ("127.0.0.1", None)):
+        monkeypatch.setenv("no_proxy", others)
+        assert endpoint(Path(), tls, exec=entry, **user).proxy == proxy
 
 
 def test_a_provider_of_identities_is_refused_with_what_to_have_in_its_place(tmp_path: Path) -> None:

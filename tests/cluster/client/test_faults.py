@@ -33,14 +33,8 @@ def test_a_foreign_page_is_not_repeated() -> None:
 
 
 def test_retry_after_counts_in_seconds() -> None:
-    cases: list[tuple[str, float | None]] = [
-        ("7", 7.0),
-        ("86400", 300.0),
-        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
-        ("", None),
-        ("²", None),
-    ]
-    for header, seconds in cases:
+    cases = {"7": 7.0, "86400": 300.0, "Wed, 21 Oct 2026 07:28:00 GMT": None, "": None, "²": None}
+    for header, seconds in cases.items():
         fault = faults.from_status(429, b"", purpose="this", headers={"Retry-After": header})
         assert fault.retry_after == seconds
 
@@ -48,13 +42,8 @@ def test_retry_after_counts_in_seconds() -> None:
 def test_an_exceptions_own_text_is_not_repeated() -> None:
     """Some of aiohttp's exceptions quote headers; only their kind is reported."""
     secret = "Bearer very-secret"
-    for error in (
-        aiohttp.ClientPayloadError(secret),
-        aiohttp.ClientConnectionError(secret),
-        aiohttp.InvalidURL(secret),
-        TimeoutError(secret),
-        ValueError(secret),
-    ):
+    kinds = aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, aiohttp.InvalidURL
+    for error in (*(kind(secret) for kind in kinds), TimeoutError(secret), ValueError(secret)):
         for cut in (False, True):
             fault = faults.from_error(error, purpose="this", server="https://s", cut=cut)
             assert "secret" not in str(fault)
