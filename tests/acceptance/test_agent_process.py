@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance.agent_home import SOON, Home
 from tests.machine_load import stretched, wait_until
+from tests.processes.real import process_of
 
 # --- the plan file --------------------------------------------------------------------------------
 
@@ -240,16 +241,10 @@ def test_an_agent_that_is_not_the_only_one_ends(home: Home) -> None:
     home.until(lambda: home.status().get("phase") == "InSync")
     assert home.agent is not None
     shutil.rmtree(home.folder / "node.json.mps")
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLD, home.folder], stdout=subprocess.PIPE, stdin=subprocess.PIPE
-    )
-    try:
+    with process_of(sys.executable, "-c", HOLD, home.folder) as other:
         assert home.agent.wait(stretched(SOON)) == 1
         assert f"process {other.pid} already changes this node's GPUs" in home.said()
         assert f"stop the agent first: `kill {other.pid}`" in home.said()
-    finally:
-        other.kill()
-        other.communicate()
 
 
 # The held lock takes the place of the agent's at once: it would make one anew that is missing.

@@ -12,6 +12,7 @@ from nodeagent.simulation.mps.clients import SimulatedClient
 from nodeagent.simulation.mps.installation import shared_interpreter
 from tests.acceptance.agent_home import SOON, USER, Home
 from tests.machine_load import stretched
+from tests.processes.real import process_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives rights away, needs several users")
 
@@ -83,22 +84,14 @@ def started(home: Home) -> tuple[str, Path]:
 
 
 @contextmanager
-def impostor(pipes: Path, *pids: int) -> Iterator[subprocess.Popen[str]]:
+def impostor(pipes: Path, *pids: int) -> Iterator[subprocess.Popen[bytes]]:
     """The tenant's impostor, once it listens or has given up."""
-    with subprocess.Popen(
-        [str(shared_interpreter()), "-I", str(IMPOSTOR), str(pipes), *map(str, pids)],
-        stdout=subprocess.PIPE,
-        text=True,
-        user=TENANT,
-        group=TENANT,
-        extra_groups=(),
-    ) as process:
-        try:
-            assert process.stdout
-            process.stdout.readline()
-            yield process
-        finally:
-            process.kill()
+    command = map(str, (shared_interpreter(), "-I", IMPOSTOR, pipes, *pids))
+    user = {"user": TENANT, "group": TENANT, "extra_groups": ()}
+    with process_of(*command, **user) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield process
 
 
 def client(home: Home, pipes: Path) -> SimulatedClient:
@@ -111,12 +104,10 @@ def client(home: Home, pipes: Path) -> SimulatedClient:
 def bystanders() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes of the tenant, of another user and of root, none of which uses a GPU."""
     with ExitStack() as stack:
-        made = []
-        for uid in (TENANT, OTHER, 0):
-            process = subprocess.Popen(["sleep", "600"], user=uid, group=uid, extra_groups=())
-            made.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        yield made
+        yield [
+            stack.enter_context(process_of("sleep", "600", user=uid, group=uid, extra_groups=()))
+            for uid in (TENANT, OTHER, 0)
+        ]
 
 
 def test_the_sockets_of_a_daemon_stay_its_own(home: Home, started: tuple[str, Path]) -> None:

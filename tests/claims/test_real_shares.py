@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from ctypes.util import find_library
@@ -31,6 +30,7 @@ from tests.claims.mps_rig import agent
 from tests.machine_load import until
 from tests.mps import cuda_client
 from tests.mps.fleet_rig import IS_ROOT, US, limits, ready, status
+from tests.processes.real import process_of
 from tests.reconcile.controller_rig import NodeRig
 from tests.simulated_cluster.allocator import Allocated
 from tests.simulation.mps.rig import Programs, Rig, real_programs
@@ -155,19 +155,10 @@ async def _come_as_clients(
     shutil.copyfile(cuda_client.__file__, program)
     libraries = {"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
     for given in environments:
-        with subprocess.Popen(
-            [shared_interpreter(), program],
-            env={**libraries, **given},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            user=US if IS_ROOT else None,
-            group=US if IS_ROOT else None,
-        ) as client:
-            came = partial(_came, machine.log(device), client.pid)
-            try:
-                await until(came)
-            finally:
-                client.kill()
+        user = US if IS_ROOT else None
+        command, env = (shared_interpreter(), program), {**libraries, **given}
+        with process_of(*command, env=env, user=user, group=user) as client:
+            await until(partial(_came, machine.log(device), client.pid))
 
 
 def _came(log: Path, pid: int) -> bool:

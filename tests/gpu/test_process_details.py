@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +9,7 @@ from nodeagent.gpu.process_details import Details, ProcessDetails, details_of, s
 from nodeagent.plan.observed import ComputeInstance, Gpu, GpuInstance, Placement
 from nodeagent.plan.users import Usage, User
 from nodeagent.structs import replace
+from tests.processes.real import ready_process
 
 TRAIN, OTHER = User(4711, "python3"), User(4712, "serve")
 
@@ -45,16 +45,11 @@ def test_the_script_of_a_command_line(words: list[str], script: str) -> None:
 def test_of_a_process_that_is_there(tmp_path: Path) -> None:
     path = tmp_path / f"a\x1b[31m{'b' * 100}.py"
     path.write_text("import sys; print('ready', flush=True); sys.stdin.read()")
-    command = [sys.executable, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        process.stdout.readline()
+    with ready_process(sys.executable, path) as process:
         assert script_of(process.pid) == f"a?[31m{'b' * 54}"
         found = details_of(User(process.pid, "python"))
         assert found == Details(os.geteuid(), script_of(process.pid))
         assert details_of(User(process.pid, "serve")) == Details(os.geteuid())
-        process.stdin.close()
     assert details_of(User(process.pid, "python")) == Details()
 
 

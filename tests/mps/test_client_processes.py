@@ -1,6 +1,5 @@
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from nodeagent.mps.clients.watch import MAX_VALUE_LENGTH, container_in, read_cli
 from nodeagent.processes import ProcessIdentity, identify
 from tests.locked_process import locked_process
 from tests.mps.conftest import as_root
+from tests.processes.real import ready_process
 
 PIPES = b"CUDA_MPS_PIPE_DIRECTORY"
 STRANGE = Path(__file__).parents[1] / "processes/strange_process.py"
@@ -20,16 +20,9 @@ STRANGE = Path(__file__).parents[1] / "processes/strange_process.py"
 
 @contextmanager
 def process(environment: dict[bytes, bytes], *script: str) -> Iterator[int]:
-    with subprocess.Popen(
-        [sys.executable, *(script or ("-ISc", "print(flush=True); input()"))],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as child:
-        assert child.stdout
-        child.stdout.readline()
+    program = script or ("-ISc", "print(flush=True); input()")
+    with ready_process(sys.executable, *program, env=environment) as child:
         yield child.pid
-        child.communicate(b"\n")
 
 
 def read(*pids: int) -> tuple[ClientFacts, ...]:

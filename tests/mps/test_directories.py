@@ -1,7 +1,6 @@
 import os
 import socket
 import stat
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from nodeagent.mps.files import directories
 from nodeagent.mps.files.sockets import DaemonSockets
 from tests.fuse import can_mount, silent_file_system
 from tests.mps.conftest import PYTHON, as_root
+from tests.processes.real import ready_process
 
 GPU = "GPU-0a1b2c3d-0000-1111-2222-333344445555"
 ME, MINE = os.geteuid(), os.getegid()
@@ -241,19 +241,9 @@ def test_removed_whatever_its_user_put_there(run_dir: Path) -> None:
         "    try: os.mkdir('more'); os.rmdir('more'); os.mkdir('more')\n"
         "    except OSError: pass\n"
     )
-    user = subprocess.Popen(
-        [PYTHON, "-IS", "-c", script, beside(made, "shm"), outside],
-        user=OTHER,
-        group=OTHER,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert user.stdout
-        user.stdout.readline()
+    command = (PYTHON, "-IS", "-c", script, beside(made, "shm"), outside)
+    with ready_process(*command, user=OTHER, group=OTHER):
         directories.remove_directories(run_dir, GPU)
-    finally:
-        user.kill()
-        user.communicate()
     assert list((run_dir / "mps").iterdir()) == []
     assert (outside / "file").exists()
 

@@ -1,7 +1,6 @@
 import asyncio
 import errno
 import os
-import subprocess
 
 import pytest
 
@@ -31,6 +30,7 @@ from tests.mps.fleet_rig import (
     status,
     wanted,
 )
+from tests.processes.real import process_of
 
 # --- start ----------------------------------------------------------------------------------------
 
@@ -208,8 +208,7 @@ for line in sys.stdin:
 @as_root
 async def test_who_is_named_as_a_server_is_its_users(rig: FleetRig) -> None:
     """A tenant can have its daemon name any process: another user's stays a user of the GPU."""
-    stranger = subprocess.Popen(["sleep", "60"], user=4242, group=4242, extra_groups=())
-    try:
+    with process_of("sleep", "60", user=4242, group=4242, extra_groups=()) as stranger:
         forged, control = rig.folder / CONTROL, rig.programs.control[0]
         executable(forged, _FORGED.format(python=PYTHON, control=control, pid=stranger.pid))
         rig.programs = replace(rig.programs, control=(str(forged),))
@@ -218,9 +217,6 @@ async def test_who_is_named_as_a_server_is_its_users(rig: FleetRig) -> None:
             assert daemon is not None
             assert (daemon.state, daemon.servers) == ("Ready", ())
         assert (await survey(rig.run_dir, programs=rig.programs))[GPU].servers == ()
-    finally:
-        stranger.kill()
-        stranger.wait()
 
 
 async def test_a_locked_client_waits(rig: FleetRig, fleet: Fleet, client: SimulatedClient) -> None:

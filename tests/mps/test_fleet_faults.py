@@ -3,7 +3,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from nodeagent.structs import replace
 from tests.machine_load import until
 from tests.mps import fleet_rig
 from tests.mps.conftest import as_root
+from tests.processes.real import ready_process
 from tests.simulation.mps.rig import gone
 
 
@@ -232,20 +232,13 @@ async def test_a_lock_that_another_process_waits_for(rig: fleet_rig.FleetRig, fl
         "import fcntl, sys; lock = open(sys.argv[1], 'r+'); print(flush=True)\n"
         "fcntl.lockf(lock, fcntl.LOCK_EX); input()"
     )
-    waiting = subprocess.Popen(
-        [shared_interpreter(), "-IS", "-c", script, rig.pipes() / "control_lock"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with waiting:
-        assert waiting.stdout
-        waiting.stdout.readline()
+    command = (shared_interpreter(), "-IS", "-c", script, rig.pipes() / "control_lock")
+    with ready_process(*command) as waiting:
         (rig.pipes() / "beside").symlink_to("/")
         os.kill(first, signal.SIGKILL)
         await until(lambda: fleet_rig.status(fleet).pid != first)
         await fleet_rig.ready(fleet)
         assert waiting.poll() is None
-        waiting.kill()
     assert len(rig.said(ReportSubject.EXITED)) == 1
     assert not (rig.pipes() / "beside").is_symlink()
 

@@ -1,9 +1,11 @@
-"""Real processes for tests, with any name."""
+"""Real processes for tests, which end with the block: with any name, or once they are ready."""
 
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -32,3 +34,22 @@ def running(
             yield process.pid
         finally:
             process.kill()
+
+
+@contextmanager
+def process_of(*command: str | Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def ready_process(*command: str | Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """One that has said a line."""
+    with process_of(*command, **options) as process:
+        assert process.stdout
+        assert process.stdout.readline(), f"{command} says nothing"
+        yield process

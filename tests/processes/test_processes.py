@@ -10,6 +10,7 @@ import pytest
 
 from nodeagent import processes
 from tests.machine_load import stretched, until
+from tests.processes.real import process_of
 
 STRANGE = Path(__file__).with_name("strange_process.py")
 TENANT = 4001
@@ -193,9 +194,8 @@ def test_commands_do_not_pay_for_it() -> None:
 
 @as_root
 def test_groups() -> None:
-    with subprocess.Popen(["sleep", "60"], group=7, extra_groups=[30, 7, 5]) as process:
+    with process_of("sleep", "60", group=7, extra_groups=[30, 7, 5]) as process:
         assert processes.groups_of(process.pid) == (7, (5, 7, 30))
-        process.kill()
     assert processes.groups_of(process.pid) is None
 
 
@@ -206,16 +206,6 @@ DESCRIPTORS = Path("/proc/self/fd")
 NO_SUCH_PID = 2**22 + 1  # above the kernel's highest pid_max
 
 
-@contextmanager
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def open_files() -> set[str]:
     return {entry.name for entry in DESCRIPTORS.iterdir()}
 
@@ -223,7 +213,7 @@ def open_files() -> set[str]:
 async def test_a_process_no_longer_watched_wakes_nothing() -> None:
     woken = asyncio.Event()
     watch = processes.ProcessWatch(woken.set, fallback=3600)
-    with sleeper() as former, sleeper() as process:
+    with process_of("sleep", "60") as former, process_of("sleep", "60") as process:
         watch.watch({former.pid})
         watch.watch({process.pid})
         former.kill()
@@ -261,7 +251,7 @@ async def test_a_zombie_does_not_wake_again_and_again() -> None:
     """It has ended already, and yet the driver may still name it: looked at after a while."""
     woken: list[int] = []
     watch = processes.ProcessWatch(lambda: woken.append(1), fallback=0.2)
-    with sleeper() as process:
+    with process_of("sleep", "60") as process:
         process.kill()
         # It stays a zombie.
         await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -277,7 +267,7 @@ async def test_a_zombie_does_not_wake_again_and_again() -> None:
 async def test_takes_no_more_descriptors_than_it_may() -> None:
     """However many processes a tenant puts on a GPU."""
     watch = processes.ProcessWatch(lambda: None, fallback=3600, most=1)
-    with sleeper() as one, sleeper() as other:
+    with process_of("sleep", "60") as one, process_of("sleep", "60") as other:
         before = len(open_files())
         watch.watch({one.pid, other.pid})
         assert len(open_files()) == before + 1

@@ -1,11 +1,7 @@
 """The loop on a simulated node: in sync, blocked, drift, failures, stops, a missing driver."""
 
 import asyncio
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,19 +13,8 @@ from nodeagent.reconcile.plan_update import NoPlan
 from nodeagent.simulation import Switches, simulated
 from nodeagent.simulation.state_file import STATE_VARIABLE
 from nodeagent.views.node_state import Phase, not_ready
+from tests.processes.real import process_of
 from tests.rig import CREATE, Rig, destruction, do, on_node, plan_text, running
-
-
-@contextmanager
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this machine that lives until it is killed."""
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
-
 
 # --- in sync --------------------------------------------------------------------------------------
 
@@ -59,7 +44,7 @@ async def test_only_the_newest_plan_counts(tmp_path: Path) -> None:
 
 
 async def test_blocked_until_the_user_ends(tmp_path: Path) -> None:
-    with simulated("h100-80gb:1") as node, process() as user:
+    with simulated("h100-80gb:1") as node, process_of("sleep", "60") as user:
         async with running(Rig(tmp_path)) as rig:
             await rig.reach("{3g.40gb: 2}")
             used = rig.gpu().instances[0].compute[0].uuid

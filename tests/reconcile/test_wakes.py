@@ -1,8 +1,8 @@
 """What wakes the loop: tenants now and then, claims together, nobody but a stop while it looks."""
 
 import asyncio
-import subprocess
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from nodeagent.reconcile.loop_control import SETTLE_INTERVAL, Abandoned, Heartbe
 from nodeagent.structs import replace
 from nodeagent.views.node_state import Phase
 from tests.plan.cards import card, wanted
+from tests.processes.real import process_of
 from tests.reconcile.test_work_queue import evaluated
 from tests.rig import Rig, on_node
 
@@ -90,8 +91,8 @@ def test_changing_users_are_one_obstacle() -> None:
 
 async def test_a_tenant_cannot_keep_the_loop_busy(tmp_path: Path) -> None:
     async with on_node(Rig(tmp_path)) as (rig, node):
-        children = [subprocess.Popen(["sleep", "60"]) for _ in range(41)]
-        try:
+        with ExitStack() as stack:
+            children = [stack.enter_context(process_of("sleep", "60")) for _ in range(41)]
             node.occupy(0, children[0].pid, follow=True)
             await rig.reach("{1g.10gb: 7}", Phase.BLOCKED)
             begun, began = rig.control.begun, time.monotonic()
@@ -105,10 +106,6 @@ async def test_a_tenant_cannot_keep_the_loop_busy(tmp_path: Path) -> None:
             children[-1].kill()
             children[-1].wait()
             await rig.settle(Phase.IN_SYNC)
-        finally:
-            for child in children:
-                child.kill()
-                child.wait()
 
 
 async def test_only_a_stop_abandons_a_look() -> None:

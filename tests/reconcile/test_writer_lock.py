@@ -10,6 +10,7 @@ import pytest
 
 from nodeagent.errors import NodeagentError
 from nodeagent.reconcile.writer_lock import writer_lock
+from tests.processes.real import ready_process
 
 HOLD = """
 import sys, time
@@ -51,16 +52,10 @@ os.open(".", os.O_RDONLY)
 def test_a_second_writer_learns_who_the_first_is(tmp_path: Path) -> None:
     """The message names the pid; when the holder is killed, the lock is free."""
     path = tmp_path / "run" / "writer.lock"
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=-1, stdout=-1)
-    try:
-        assert holder.stdout
-        assert holder.stdout.readline() == b"held\n"
+    with ready_process(sys.executable, "-c", HOLD, path) as holder:
         with pytest.raises(NodeagentError, match=f"process {holder.pid} already") as caught:
             writer_lock(path).__enter__()
         assert f"`kill {holder.pid}`" in caught.value.remedy
-    finally:
-        holder.kill()
-        holder.communicate()
     with writer_lock(path):
         assert path.read_text().strip() == str(os.getpid())
 

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -10,6 +8,7 @@ import pytest
 from nodeagent.errors import UsageError
 from nodeagent.simulation import simulated
 from tests.machine_load import wait_until
+from tests.processes.real import process_of
 from tests.simulation import calls
 
 GIB = 1 << 30
@@ -64,13 +63,11 @@ def test_occupying_is_checked() -> None:
 
 
 def test_a_real_process_frees_the_device_by_ending() -> None:
-    with calls.node_with("t4") as node:
-        program = [sys.executable, "-c", "input()"]
-        with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
-            node.occupy(0, process.pid, follow=True)
-            assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu())) == 1
-            process.kill()
-            wait_until(lambda: not pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu()))
+    with calls.node_with("t4") as node, process_of("sleep", "60") as process:
+        node.occupy(0, process.pid, follow=True)
+        assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu())) == 1
+        process.kill()
+        wait_until(lambda: not pynvml.nvmlDeviceGetComputeRunningProcesses(calls.gpu()))
 
 
 def test_a_reboot_of_hopper_takes_everything() -> None:

@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from nodeagent.cluster.kubelet.processes import (
 )
 from nodeagent.plan.users import PodName
 from tests.cluster.kubelet.machine import Machine
-from tests.processes.real import running
+from tests.processes.real import ready_process, running
 
 UID = "1b2c3d4e-0000-4111-8222-333344445555"
 SLICE = UID.replace("-", "_")
@@ -202,11 +201,6 @@ def test_a_pod_without_a_name_is_asked_for_again(machine: Machine) -> None:
 def test_outside_all_of_them_it_is_its_effective_users(machine: Machine) -> None:
     """A service that began as root and became another user is that user's."""
     code = "import os, sys; os.setuid(4001); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout
-        process.stdout.readline()
+    with ready_process(sys.executable, "-c", code) as process:
         machine.runs(process.pid, "/")
         assert ProcessOwners(machine.pods).of({process.pid}) == {process.pid: Owner(user="4001")}
-        process.kill()

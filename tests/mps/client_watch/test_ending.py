@@ -17,6 +17,7 @@ from nodeagent.structs import replace
 from tests.machine_load import cancelled, stretched, until
 from tests.mps.client_watch.conftest import asking
 from tests.mps.conftest import as_root
+from tests.processes.real import process_of, ready_process
 from tests.simulation.mps.rig import Rig
 
 ME = os.geteuid()
@@ -73,20 +74,8 @@ while True:
     signal.pause()
 """
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(rig.pipes)}
-    with subprocess.Popen(
-        [sys.executable, "-ISc", script],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as child:
-        try:
-            assert child.stdout
-            assert child.stdout.readline() == b"\n"
-            yield child
-        finally:
-            child.kill()
-            assert child.stdin
-            child.stdin.close()
+    with ready_process(sys.executable, "-ISc", script, env=environment) as child:
+        yield child
 
 
 @pytest.mark.parametrize(("ignored", "number"), [((), "SIGTERM"), (("SIGTERM",), "SIGKILL")])
@@ -109,9 +98,8 @@ async def test_a_daemon_that_does_not_answer(rig: Rig, client: SimulatedClient) 
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["/bin/sleep", "60"]) as child:
+    with process_of("/bin/sleep", "60") as child:
         yield child
-        child.kill()
 
 
 async def test_whom_the_daemon_does_not_have(
@@ -147,13 +135,10 @@ async def test_a_daemon_that_does_not_tell_its_clients(
 )
 async def test_another_users_process(rig: Rig, owner: int, user: int | None, words: str) -> None:
     rig.start()
-    with subprocess.Popen(["/bin/sleep", "60"], user=owner, extra_groups=()) as child:
-        try:
-            ending = await end(rig, target_of(child.pid, user))
-            assert ending == ClientEnd(False, f"left alone: {words}")
-            assert child.poll() is None
-        finally:
-            child.kill()
+    with process_of("/bin/sleep", "60", user=owner, extra_groups=()) as child:
+        ending = await end(rig, target_of(child.pid, user))
+        assert ending == ClientEnd(False, f"left alone: {words}")
+        assert child.poll() is None
 
 
 async def test_a_number_that_was_used_again(rig: Rig, client: SimulatedClient) -> None:
