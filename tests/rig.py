@@ -57,11 +57,7 @@ async def driving(
     """A simulated node, and the driver on top of it."""
     with simulated(boards, **options) as node:
         async with Driver(
-            observe_deadline=30,
-            step_deadline=30,
-            nvidia_smi=SMI,
-            sources=sources,
-            clock=clock,
+            observe_deadline=30, step_deadline=30, nvidia_smi=SMI, sources=sources, clock=clock
         ) as driver:
             yield driver, node
 

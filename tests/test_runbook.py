@@ -196,7 +196,7 @@ PROGRAMS = {
     *("ls", "df", "rm", "mkdir", "chmod", "namei", "which", "id", "prlimit"),
 }
 PLACEHOLDERS = {
-    *("NODE", "NUMBER", "DEVICE", "NAMESPACE", "POD", "CLAIM", "PID", "FILE", "NAME", "WATTS"),
+    *("NODE", "NUMBER", "DEVICE", "NAMESPACE", "POD", "CLAIM", "PID", "FILE", "NAME", "WATTS")
 }
 DISPLAYS = {"ECC", "POWER", "PERFORMANCE", "TEMPERATURE", "NVRM"}  # of nvidia-smi and dmesg
 

@@ -90,11 +90,7 @@ async def test_a_failure_at_any_step_brings_the_earlier_layout_back(fails_at: in
         node.inject(CREATE, error="UNKNOWN", times=1, skip=fails_at)
         outcome = (await apply(driver, "{1g.10gb: 7}")).gpus[0]
         assert layout_words(outcome.after) == "3g.40gb at 0, 4"
-        assert results(outcome) == [
-            *[UNDONE] * (2 + fails_at),
-            FAILED,
-            *[SKIPPED] * (6 - fails_at),
-        ]
+        assert results(outcome) == [*[UNDONE] * (2 + fails_at), FAILED, *[SKIPPED] * (6 - fails_at)]
         assert codes(outcome) == [Code.STEP_FAILED]
         assert "create 1g.10gb" in outcome.problems[0].message
         assert outcome.restored

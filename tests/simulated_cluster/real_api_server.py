@@ -151,8 +151,7 @@ class RealApiServer:
     def _await(self, *, ready: bool) -> None:
         log = self._folder / "kube-apiserver.log"
         wait_until(
-            lambda: self._is_ready() == ready,
-            said=lambda: log.read_text(errors="replace")[-2000:],
+            lambda: self._is_ready() == ready, said=lambda: log.read_text(errors="replace")[-2000:]
         )
 
     def _is_ready(self) -> bool:

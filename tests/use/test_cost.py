@@ -26,9 +26,7 @@ from tests.use.test_advice import H100, one, use
 GRANT = Grant("1g.10gb", "NVIDIA H100 80GB HBM3", 10 * GIB)
 
 
-def test_two_weeks_of_five_hundred_workloads_take_less_than_two_mebibytes(
-    tmp_path: Path,
-) -> None:
+def test_two_weeks_of_five_hundred_workloads_take_less_than_two_mebibytes(tmp_path: Path) -> None:
     full_accounts()  # what is loaded for it once
     tracemalloc.start()
     try:

@@ -23,14 +23,7 @@ from nodeagent.mps.lifecycle.model import (
     Unreachable,
 )
 from nodeagent.mps.lifecycle.transitions import retry_delay
-from tests.mps.lifecycle.conftest import (
-    OTHER_USER,
-    POLICY,
-    SPEC,
-    Life,
-    subjects,
-    undone,
-)
+from tests.mps.lifecycle.conftest import OTHER_USER, POLICY, SPEC, Life, subjects, undone
 from tests.mps.plans import with_limits
 
 # --- to Ready -------------------------------------------------------------------------------------
