@@ -34,7 +34,7 @@ _SEE_AGENTS = f"see kubectl get pods -A -o wide -l {_AGENTS}"
 _ADVICE = "WORKLOAD", "CARD", "HAS", "NODES", "HELD", "PEAK", "FREES", "ADVICE"
 _HEADER = "NODE", "PHASE", "GPUS", "MIG USED", "IDLE", "FREE", "MPS READY", "CLAIMS WAIT"
 _DAMAGE = (ValueError, TypeError, OverflowError, RecursionError)  # of what an annotation holds
-_VERDICTS = ("notEnough", "smaller", "keep", "larger")  # the one that needs most last
+_NEEDS = {"notEnough": 0, "smaller": 1, "keep": 2}  # more than these: larger, or what is newer
 _AT_ONCE = 8  # agents that are asked side by side
 _OUTAGE = re.compile("(?i)connect|timed? ?out|deadline|handshake|eof|unable to|etcd|no json")
 
@@ -168,41 +168,23 @@ def _advise(options: argparse.Namespace) -> int:
         where = ("-n", meta["namespace"], "-c", "nodeagent", meta["name"])
         try:
             answer = _asked(options, "exec", *where, "--", "nodeagent", "advise", *there)
-            advice = [{"node": node, **one} for one in _objects(_a(dict, answer)["advice"])]
-            _advice_rows(advice)  # it can be shown
-            return advice
-        except PluginError as error:
-            missed = error.args[0]
-        except (KeyError, *_DAMAGE):
-            missed = "its advice is in words of another version"
-        print(_escaped(f"{node}: {missed}"), file=sys.stderr)
-        return None
+            return [{"node": node, **one} for one in _objects(_a(dict, answer)["advice"])]
+        except (PluginError, KeyError, *_DAMAGE) as error:
+            print(_escaped(f"{node}: {error.args[0]}"), file=sys.stderr)
+            return None
 
     with ThreadPoolExecutor(_AT_ONCE) as several:
         answers = list(several.map(ask, pods))
     found = [*chain(*filter(None, answers))]
-    if options.output == "json":
-        print(json.dumps({"advice": found}, indent=2))
-    elif found:
-        _print([_ADVICE, *_advice_rows(found)])
-    elif None not in answers:
-        of = f" in namespace {options.namespace}" if options.namespace else ""
-        print(f"No holder{of} was seen yet")
-    return FAILED if None in answers else DONE
-
-
-def _advice_rows(found: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
-    """Joined over the nodes; raises KeyError or an error of _DAMAGE where it cannot be shown."""
     joined: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for one in found:
         whose = "/".join(filter(None, (one.get("namespace"), one["workload"])))
         container = f" ({one['container']})" if "container" in one else ""
-        kind = _a(str, one["model"]), _a(str, one["device"])
-        joined.setdefault((whose + container, *kind), []).append(one)
-    rows: list[Sequence[str]] = []
+        joined.setdefault((whose + container, one["model"], one["device"]), []).append(one)
+    rows: list[Sequence[str]] = [_ADVICE]
     for key, ones in sorted(joined.items()):
         # What would do on each of the nodes: the one that needs most says it.
-        worst = max(ones, key=lambda o: (_VERDICTS.index(o["verdict"]), -o.get("freesPart", 0)))
+        worst = max(ones, key=lambda o: (_NEEDS.get(o["verdict"], 3), -o.get("freesPart", 0)))
         most = max(ones, key=lambda one: one.get("peak", 0))
         if (worst["verdict"], most["verdict"]) == ("smaller", "notEnough"):
             worst = most  # it was there for too short to be advised, but had more memory
@@ -213,7 +195,14 @@ def _advice_rows(found: Sequence[dict[str, Any]]) -> list[Sequence[str]]:
         advice = " ".join(filter(None, (worst["verdict"], worst.get("advised"), memory, threads)))
         frees = f"{100 * worst.get('freesPart', 0):.0f}%"
         rows.append((*key, str(len(ones)), held, peak, frees, advice))
-    return rows
+    if options.output == "json":
+        print(json.dumps({"advice": found}, indent=2))
+    elif found:
+        _print(rows)
+    elif None not in answers:
+        of = f" in namespace {options.namespace}" if options.namespace else ""
+        print(f"No holder{of} was seen yet")
+    return FAILED if None in answers else DONE
 
 
 def _wait(options: argparse.Namespace) -> int:
