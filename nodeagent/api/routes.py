@@ -66,7 +66,8 @@ class _Routes:
     def __init__(self, answers: Answers, limits: RequestLimits) -> None:
         self._answers = answers
         self._limits = limits
-        self._one_preview = asyncio.Lock()  # one at a time: the agent's own work comes first
+        # One of each at a time: the agent's own work comes first.
+        self._one_advice, self._one_preview = asyncio.Lock(), asyncio.Lock()
         self._previews = 0
         self._followers = 0
 
@@ -93,7 +94,9 @@ class _Routes:
         return web.json_response(found)
 
     async def advice(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._answers.advice(request.query.get("namespace")))
+        async with self._one_advice:
+            found = await self._answers.advice(request.query.get("namespace"))
+        return web.json_response(found)
 
     async def plan(self, _: web.Request) -> web.Response:
         return web.json_response(await self._answers.plan())

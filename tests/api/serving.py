@@ -83,6 +83,7 @@ class Agent:
         self.histories.add(10.0, {"GPU-b": Reading(7.0)})
         uses = (USE, replace(USE, holder=Holder("user", "1000")))
         self.advised = most_first(advise(use, (card("h100-80gb"),)) for use in uses)
+        self._advising = self.most_advising = 0  # requests at once
         self._rendered = RenderedStatus(lambda: self.state, status_json, time.monotonic)
 
     def status(self, gpu: str | None) -> bytes | None:
@@ -93,6 +94,10 @@ class Agent:
         return as_json(found) if found else None
 
     async def advice(self, namespace: str | None) -> dict[str, Any]:
+        self._advising += 1
+        self.most_advising = max(self.most_advising, self._advising)
+        await asyncio.sleep(0.01)
+        self._advising -= 1
         found = (a for a in self.advised if namespace in (None, a.namespace))
         return as_json(Advised(node="node-a", advice=tuple(found)))
 

@@ -88,6 +88,13 @@ async def test_the_status_of_one_gpu_is_that_of_now() -> None:
                 pass
 
 
+async def test_advice_is_made_for_one_request_at_a_time() -> None:
+    async with api() as served:
+        answers = await asyncio.gather(*(served.get("/v1/advice") for _ in range(20)))
+        assert [status for status, _ in answers] == [200] * 20
+        assert served.answers.most_advising == 1
+
+
 async def test_the_advice_of_one_namespace() -> None:
     async with api() as served:
         _, all_of_them = await served.get("/v1/advice")
