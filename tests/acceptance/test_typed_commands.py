@@ -85,7 +85,7 @@ reports() {
 """
 PHASES = {  # that each of these commands comes after, "" where no agent runs yet
     "nodeagent plan": ["", "Blocked"],
-    "nodeagent status": ["InSync", "Blocked", "InSync"],
+    "nodeagent status": ["InSync", "Blocked", "Failed"],
     "nodeagent assert": ["InSync"],
 }
 
