@@ -1,6 +1,7 @@
 import asyncio
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,8 @@ from tests.machine_load import stretched
 async def test_every_answer_is_as_described() -> None:
     async with api() as served:
         served.events.add(EventType.APPLIED, "done", gpu="GPU-1")
-        for path in (
-            "/healthz",
-            "/readyz",
-            "/v1/status",
-            "/v1/history",
-            "/v1/advice",
-            "/v1/plan",
-            "/v1/mps",
-            "/v1/events",
-            "/openapi.json",
-        ):
+        ours = ("status", "history", "advice", "plan", "mps", "events")
+        for path in ("/healthz", "/readyz", *(f"/v1/{one}" for one in ours), "/openapi.json"):
             status, body = await served.get(path)
             assert status == 200
             assert_described(path, 200, body)
@@ -244,6 +236,19 @@ async def test_a_cut_stream_goes_on_where_it_ended() -> None:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": "1"}
         async with served.session.get(f"{served.base}/v1/events", headers=headers) as answer:
             assert [e["message"] for e in await read_events(answer, 2)] == ["2", "3"]
+
+
+async def test_a_follower_too_many_may_follow_when_another_is_gone() -> None:
+    limits = replace(TCP_LIMITS, followers=1)
+    async with api(limits=limits) as served, asyncio.timeout(stretched(30)):
+        headers = {"Accept": "text/event-stream"}
+        ask = partial(served.session.get, f"{served.base}/v1/events", headers=headers)
+        for _ in range(2):
+            while (one := await ask()).status != 200:
+                one.close()  # the one before is not known to be gone
+            async with ask() as another:
+                assert another.status == 503
+            one.close()
 
 
 async def test_followers_do_not_hold_up_the_end() -> None:
