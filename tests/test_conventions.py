@@ -1,9 +1,12 @@
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from nodeagent.app.process import WORDS
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -30,6 +33,17 @@ def test_no_name_stands_for_two_classes() -> None:
     assert {name for name in several if not name.startswith("_")} == SHOWN
     private = {name: modules for name, modules in several.items() if name.startswith("_")}
     assert len(private) <= MAX_PRIVATE, private
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def test_the_agent_reads_its_words_when_it_starts() -> None:
+    """Later no file may be left to open, and the event loop would wait for the disk."""
+    files = (file for file in PRODUCT.rglob("*.py") if not {"cli", "simulation"} & {*file.parts})
+    of_agent = (file.read_text(encoding="utf-8") for file in files if file.name != "runbook.py")
+    used = {kind for text in of_agent for kind in re.findall(r'section\("([\w-]+)"\)', text)}
+    assert used == set(WORDS)
 
 
 # --- no patching ----------------------------------------------------------------------------------

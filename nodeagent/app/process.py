@@ -27,6 +27,11 @@ log = structlog.get_logger(__name__)
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _OPEN_FILES = 16_384  # as the units have it
+# Kinds of words that are read before no file can be opened, and not in the event loop.
+WORDS = (
+    *("agent", "credentials", "directory", "error", "manager", "offence", "otherUse", "problem"),
+    *("state", "systemd", "unplanned"),
+)
 _TLS_BUFFER = 16 * 1024  # bytes; TLS sends no more in one record
 
 
@@ -49,8 +54,7 @@ def run(
             await made.run()
 
     _raise_open_files()
-    # Words are read before no file can be opened, and not in the event loop.
-    for kind in ("directory", "error", "manager", "offence", "problem", "state", "systemd"):
+    for kind in WORDS:
         section(kind)
     # Each connection has one, from before its handshake. asyncio's 256 KiB are 56 MiB for a peer.
     sslproto.SSLProtocol.max_size = _TLS_BUFFER
