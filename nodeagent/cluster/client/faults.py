@@ -126,6 +126,8 @@ def from_status(
     kind = _KINDS.get(status, RequestRefused if 400 <= status < 500 else ClusterUnreachable)
     if budget := _budget(details) if status == HTTPStatus.TOO_MANY_REQUESTS else "":
         kind, message = DisruptionRefused, f"{message}: {budget}"
+    if 'User "system:anonymous"' in message:  # 403: what was sent, if anything, counts for nothing
+        kind = NotAuthenticated
     fault = kind(message, remedy=kind.usual_remedy, retry_after=_retry_after(headers))
     if isinstance(fault, ObjectMissing):
         fault.is_named = bool(details.name)

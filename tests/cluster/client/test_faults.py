@@ -24,6 +24,13 @@ def test_each_status_has_its_kind() -> None:
         assert fault.message == f"the API server refused this: the server's own words ({status})"
 
 
+def test_nobody_is_who_was_not_recognised() -> None:
+    """No right that is given to the account helps one whom the server takes for nobody."""
+    words = {"message": 'nodes is forbidden: User "system:anonymous" cannot list resource "nodes"'}
+    fault = faults.from_status(403, json.dumps(words).encode(), purpose="this")
+    assert type(fault) is faults.NotAuthenticated
+
+
 def test_a_foreign_page_is_not_repeated() -> None:
     page = faults.from_status(502, b"<html>token=abc</html>", purpose="this")
     assert page.message == "the API server refused this: Bad Gateway (502)"
