@@ -58,7 +58,7 @@ async def test_a_pod_follows_over_tls_through_a_change_of_certificates(tmp_path:
                 await before.stop()
                 async with ApiServer(tls=served(new), port=port) as after:
                     after.add_node("n", annotations={"nodeagent.io/plan": "new"})
-                    await until(lambda: "TLS" in str(seen.faults[-1:]))
+                    await until(lambda: "TLS" in str(seen.follower.fault))
                     assert not after.requests
                     mounted(tmp_path / "pod", new, port)
                     await until(lambda: seen.plan == "new")
