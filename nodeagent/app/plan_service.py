@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.app.shared import Shared
+from nodeagent.catalogue import agent_words
 from nodeagent.errors import NodeagentError
 from nodeagent.files.watch import changes
 from nodeagent.reconcile.active_plan import ActivePlan
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from nodeagent.app.cluster_service import ClusterService
 
 _WATCH = "plan file's watch"
-_RESTART = "`systemctl restart nodeagent`"
-_RESTART_OF_PODS = "`kubectl -n nodeagent rollout restart daemonset/nodeagent`"
 _MARGIN = 30.0  # seconds that a look at the plan file may be late
 
 
@@ -62,8 +61,7 @@ class PlanService:
         """Report changed settings, which are not in force."""
         async for _ in changes(file.path):  # at once, too: it may have changed since it was read
             message = "changed settings need a restart of the agent"
-            in_pod = self._shared.states.newest.runs_as == "pod"
-            remedy = _RESTART_OF_PODS if in_pod else _RESTART
+            remedy = f"`{agent_words()['reload']}`"
             try:
                 if await asyncio.to_thread(file.load) == self._shared.settings:
                     continue
