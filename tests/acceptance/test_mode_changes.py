@@ -71,8 +71,9 @@ class Home(Program):
 
     def run(self, commands: list[str]) -> None:
         """The commands that a remedy names, on the simulated node; NVML is open as an agent has it
-        until one of them stops that.
+        until one of them stops that. At its end it is started again.
         """
+        turns = iter(("stop", "start"))
         with ExitStack() as agent:
             agent.enter_context(simulated(state=self.state))
             pynvml.nvmlInit()
@@ -80,7 +81,7 @@ class Home(Program):
             for command in commands:
                 program, *words = shlex.split(command)
                 if program == "systemctl":
-                    assert words == ["stop", "nodeagent"]
+                    assert words == [next(turns), "nodeagent"]
                     agent.close()
                     continue
                 assert program == "nvidia-smi"
