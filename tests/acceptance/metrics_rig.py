@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodeagent.app.metrics_service import MetricsService, OwnersOf
+from nodeagent.app.metrics_service import MetricsService
 from nodeagent.gpu.driver import Driver
 from nodeagent.metrics.catalogue import Tier
 from nodeagent.plan.desired import DesiredNode
@@ -32,8 +32,7 @@ class Watched:
         driver: Driver,
         *,
         current: Callable[[], NodeState] | None = None,
-        owners: OwnersOf | None = None,
-        use_file: Path | None = None,
+        made: Callable[..., MetricsService] = MetricsService,
         **variables: str,
     ) -> None:
         given = {"NODEAGENT_SAMPLE_INTERVAL": "20ms", "NODEAGENT_SAMPLE_SLOW_INTERVAL": "50ms"}
@@ -45,13 +44,7 @@ class Watched:
         self._readers: list[str] = []  # of the GPUs that answer
         self.state = NodeState("gpu-node-0", "file")
         self.sampling = SamplingService(driver, settings.sample, begin=_at_once)
-        self.part = MetricsService(
-            settings,
-            self.sampling,
-            current=current or (lambda: self.state),
-            owners=owners,
-            use_file=use_file,
-        )
+        self.part = made(settings, self.sampling, current=current or (lambda: self.state))
         self.sampling.samples.subscribe(self._count)
 
     def _count(self, batch: SampleBatch) -> None:

@@ -7,10 +7,12 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from nodeagent.app.metrics_service import MetricsService
 from nodeagent.app.use_service import use_file
 from nodeagent.cluster.kubelet.device_users import KubeletUsage
 from nodeagent.cluster.kubelet.processes import Owner, ProcessPods
@@ -206,7 +208,8 @@ async def test_what_is_held_goes_on_once_owners_are_known(tmp_path: Path) -> Non
                 looked_up.wait(SOON)
                 return dict.fromkeys(pids, Owner(user="7"))
 
-            watched = Watched(driver, owners=owners, use_file=records.path)
+            made = partial(MetricsService, owners=owners, use_file=records.path)
+            watched = Watched(driver, made=made)
             watched.observed(await driver.observe())
             async with running(watched):
                 await watched.sampled(3)
