@@ -253,9 +253,7 @@ def test_remedies_are_commands_of_this_node() -> None:
 
 
 def test_mps_ends_before_a_reset() -> None:
-    """Its server outlives the agent and has the GPU open, which the driver does not reset then. In
-    a cluster, where no command is on the node, the node is rebooted.
-    """
+    """Its server outlives the agent and has the GPU open. In a cluster the node is rebooted."""
     first, second = OBSERVED.gpus
     shared = replace(second, usage=Usage(), mps=DeviceDaemon(SHARED, "Ready"))
     sick = health(GpuReading(SECOND, 1, recovery_action=1))
