@@ -87,9 +87,8 @@ class Transition(Struct):
 
     def ready(self) -> None:
         """Make the daemon Ready, or Fault if its server is faulted."""
-        self.state = replace(
-            self.state, phase=DaemonPhase.READY, attempts=0, was_ready=True, deadline=None, why=""
-        )
+        phase = DaemonPhase.READY
+        self.state = replace(self.state, phase=phase, was_ready=True, deadline=None, why="")
         server = self.state.server
         if server and server.status is ServerStatus.FAULT:
             self.server_fault(server)

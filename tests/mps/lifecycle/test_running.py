@@ -51,15 +51,15 @@ def test_no_answer_after_the_start(life: Life) -> None:
 
 
 def test_ready_to_limiting_when_limits_drift(ready: Life) -> None:
-    actions = ready.tell(ready.proof("threads 100.0, wanted 50"))
-    assert subjects(actions) == [ReportSubject.LIMITS_DIFFER]
-    assert ready.phase() is DaemonPhase.LIMITING
-    for delay in (1.0, 2.0, 4.0, 8.0, 8.0):  # it may have clients, so patience grows instead
+    for _ in range(2):
         actions = ready.tell(ready.proof("threads 100.0, wanted 50"))
-        assert undone(actions) == [Schedule(delay)]
-        assert SetLimits(1, SPEC) in ready.tell(DeadlinePassed(), after=delay)
-    assert subjects(ready.tell(ready.proof())) == [ReportSubject.READY]
-    assert ready.phase() is DaemonPhase.READY
+        assert subjects(actions) == [ReportSubject.LIMITS_DIFFER]
+        assert ready.phase() is DaemonPhase.LIMITING
+        for delay in (1.0, 2.0, 4.0, 8.0, 8.0):  # it may have clients, so patience grows instead
+            actions = ready.tell(ready.proof("threads 100.0, wanted 50"))
+            assert undone(actions) == [Schedule(delay)]
+            assert SetLimits(1, SPEC) in ready.tell(DeadlinePassed(), after=delay)
+        assert subjects(ready.tell(ready.proof())) == [ReportSubject.READY]
 
 
 # --- a plan that changed --------------------------------------------------------------------------

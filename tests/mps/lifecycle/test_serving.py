@@ -93,13 +93,14 @@ def test_a_client_of_another_user(ready: Life) -> None:
 def test_ready_to_draining_to_down(ready: Life) -> None:
     assert ready.tell(model.NewPlan(None)) == ()
     assert ready.phase() is model.DaemonPhase.DRAINING
+    ready.tell(model.DrainRequested(9.0))  # a person's, too, has no say in what the plan waits for
+    late = subjects(ready.tell(model.DeadlinePassed(), after=9.0))
+    assert late == [model.ReportSubject.STILL_IN_USE]
     assert ready.tell(model.DeadlinePassed(), after=10**6) == ()
     assert ready.tell(model.ClientsGone(1)) == (model.Quit(1, 10.0), model.Schedule(10.0))
     actions = ready.tell(model.Exited(1, "status 0", 100.0))
-    assert (subjects(actions), undone(actions)) == (
-        [model.ReportSubject.DRAINED],
-        [model.SweepOrphans(SPEC)],
-    )
+    assert subjects(actions) == [model.ReportSubject.DRAINED]
+    assert undone(actions) == [model.SweepOrphans(SPEC)]
     assert messages(actions) == ["the daemon was drained for the plan and has ended"]
     assert ready.state == model.State(run=1)
 
@@ -143,8 +144,8 @@ def test_a_drain_that_is_given_up_before_it_ever_answered(life: Life) -> None:
 
 
 def test_a_restart_on_request(ready: Life) -> None:
-    ready.tell(model.DrainRequested(None, then_start=True))
-    ready.tell(model.ClientsGone(1))
+    ready.tell(model.DrainRequested(9.0, force=True, then_start=True))
+    assert model.Quit(1, 10.0) in ready.tell(model.DeadlinePassed(), after=9.0)
     actions = ready.tell(model.Exited(1, "status 0", 100.0))
     assert model.Spawn(2, SPEC) in actions
     assert messages(actions) == [
