@@ -117,20 +117,21 @@ class Accounts:
         """
         self.gpus = observed.gpus
         holds = holds_of(observed, uses, claims, daemons)
-        since, before, unknown = self._since, self._holds, 1.0
+        since, before = self._since, self._holds
         if since is None:
-            unknown = 0.0  # what takes two samples says nothing at first
             known = 0.0 <= now - self.records.seen <= self._longest_gap
             since = self.records.seen if known else now
             before = {key: hold for key, hold in holds.items() if str(key) in self.records.held}
         else:
             self.records.grow_older(max(now - since, 0.0))
         passed = now - since
-        # What was just active can be idle from the next sample on.
+        # What was just active can be idle from the next sample on; what was idle is so until it is
+        # known to be active, which after a start takes two samples.
+        was = self.records.idle
         idle = {
-            (name := str(key)): self.records.idle.get(name, -passed) + passed
-            for key in holds
-            if active.get(key[0], unknown) < _IDLE_BELOW
+            name: was.get(name, -passed) + passed
+            for (device, _), name in zip(holds, map(str, holds), strict=True)
+            if active.get(device, float(name not in was)) < _IDLE_BELOW
         }
         if 0.0 < passed <= self._longest_gap:
             for key, hold in before.items():
