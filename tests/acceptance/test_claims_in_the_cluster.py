@@ -187,7 +187,7 @@ async def test_nos_drives_a_node_of_an_older_cluster(folder: Path) -> None:
             assert problem["message"] == (
                 "nothing is offered to claims: the API server does not serve resource.k8s.io/v1"
             )
-            assert problem["remedy"].startswith("use Kubernetes 1.34 or newer for dra.mode static")
+            assert problem["remedy"].startswith("set `dra.mode: off`, or have the API")
 
 
 def has_annotation(api: ApiServer, key: str, value: str) -> bool:
