@@ -20,7 +20,7 @@ _DRA_GPU: Final = re.compile(r"gpu-(\d{1,9})(?![0-9a-z])", re.ASCII)
 # Static MIG: gpu-N-mig-ID-START-SIZE with the profile's id. Otherwise: gpu-N-mig-NAME-ID-START with
 # its name and id.
 _DRA_STATIC_MIG: Final = re.compile(r"gpu-(\d{1,9})-mig-\d+-(\d{1,9})-\d+", re.ASCII)
-_DRA_NAMED_MIG: Final = re.compile(r"gpu-(\d{1,9})-mig-.*[a-z].*-\d+-(\d{1,9})", re.ASCII)
+_DRA_NAMED_MIG: Final = re.compile(r"gpu-(\d{1,9})-mig-(?=.*[a-z]).*-\d{1,9}-(\d{1,9})", re.ASCII)
 _OWN_MIG: Final = re.compile(r"mig-.+-(\d{1,9})", re.ASCII)
 _DRA_PASSED_THROUGH: Final = re.compile(r"gpu-vfio-\d+", re.ASCII)
 
