@@ -81,14 +81,17 @@ class UseService:
         return most_first(found)
 
     async def _name_workloads(self) -> None:
-        """Have pods count for their workloads, those that have gone by their names."""
+        """Have pods count for their workloads, those that have gone by their names. The server's
+        cache may be behind: one that holds something is there, though not listed.
+        """
         if pods := self._accounts.records.pods:
             try:
                 listed = await self._workloads() if self._workloads else {}
             except NodeagentError as error:
                 log.debug("the workloads of pods are not known", error=error.message)
             else:
-                self._accounts.name_workloads({pod: listed.get(pod, "") for pod in pods})
+                known = {**dict.fromkeys(pods - self._accounts.pods, ""), **listed}
+                self._accounts.name_workloads({pod: known[pod] for pod in pods & known.keys()})
 
     async def _keep(self) -> None:
         """A write that was begun is waited for: its thread would go on beside the next one."""

@@ -170,6 +170,11 @@ class Accounts:
                 account.totals[used] = account.totals.get(used, 0.0) + passed * part * worked
         return account
 
+    @property
+    def pods(self) -> set[PodKey]:
+        """Those that hold something now."""
+        return {(holder.namespace, holder.pod) for _, holder in self._holds}
+
     def held(self) -> Iterator[tuple[Device, tuple[str, ...]]]:
         """What is held now, by whom: container, namespace, workload, and the kind of device."""
         for (device, _), hold in self._holds.items():

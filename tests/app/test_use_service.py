@@ -35,9 +35,9 @@ class Rig:
         self.accounts = Accounts(longest_gap=120.0)
         self._now = 0.0
 
-    def hold(self, *pods: str) -> None:
-        """Ten seconds for each, on slices of their own; then they let go."""
-        for seen in (pods, ()):
+    def hold(self, *pods: str, then: tuple[str, ...] = ()) -> None:
+        """Ten seconds for each, on slices of their own; then they let go, or others hold them."""
+        for seen in (pods, then):
             self._now += 10.0
             node = divided({number: [user(0, pod)] for number, pod in enumerate(seen)})
             self.accounts.observe(self._now, node, uses(node, {}, lambda _: None), {})
@@ -107,6 +107,16 @@ async def test_time_waits_for_an_answer(server: ApiServer, rig: Rig) -> None:
     server.access.withheld.clear()
     await until(lambda: rig.named)
     assert rig.held == {"worker-1": 30.0, "worker": 30.0}
+
+
+async def test_who_holds_something_is_listed_late(server: ApiServer, rig: Rig) -> None:
+    """The list is of the server's cache: until the pod is in it, nothing is decided."""
+    rig.hold("odd", then=("odd",))
+    await until(lambda: lists(server) == 2, within=90)
+    assert not rig.named
+    add_pod(server, "odd", "ReplicaSet", f"web-{HASH}")
+    await until(lambda: rig.named, within=90)
+    assert rig.held == {"web": 10.0}
 
 
 async def test_a_kill_loses_five_minutes(tmp_path: Path) -> None:
