@@ -181,7 +181,9 @@ class Conversation:
             spec = {"nodeName": NODE, "containers": containers, "terminationGracePeriodSeconds": 0}
             await self.admin("POST", f"{SPACE}/pods", {"metadata": {"name": name}, "spec": spec})
         pod = await self.send("pod", agent.get_pod("default", "recorded-pod"))
-        await self.send("list of pods", agent.list_pods(NODE))
+        # Of the server's cache, which may be a moment behind.
+        while len((await self.send(what := "list of pods", agent.list_pods(NODE)))["items"]) < 2:
+            del self.answers[what]
         uid = pod["metadata"]["uid"]
         for what, name, who in (
             ("eviction of another pod", "recorded-pod", STRANGER),
