@@ -22,17 +22,19 @@ class ProcessorWaits:
         self._at, self._before = time.perf_counter(), self._counts()
         self._began = time.monotonic()
 
-    def lap(self) -> float:
+    def lap(self, *, unfinished: bool = True) -> float:
         """Seconds for which a thread waited for a processor, of that which waited longest: where it
-        has Python's lock, all others wait for it. 0 where the kernel does not count.
+        has Python's lock, all others wait for it. 0 where the kernel does not count. `unfinished`:
+        with that of who waits now, as far as it did not run, be it that it slept.
         """
         at, before = self._at, self._before
         self._at, self._before = time.perf_counter(), self._counts()
         passed, longest = self._at - at, 0.0
         for thread, (ran, waited) in self._before.items():
             earlier = before.get(thread, (0.0, 0.0))
-            # A wait is counted when it is over: who waits now has done nothing else but run.
-            now = passed - (ran - earlier[0]) if self._is_ready(thread) else 0.0
+            # The kernel counts a wait when it is over.
+            waits = unfinished and self._is_ready(thread)
+            now = passed - (ran - earlier[0]) if waits else 0.0
             longest = max(longest, waited - earlier[1], now)
         return min(longest, passed)
 
@@ -42,8 +44,10 @@ class ProcessorWaits:
         return max(self._began - began - self.lap(), 0.0)
 
     def share(self) -> float:
-        """The share of the time that passed, measured as by `lap`."""
-        at, waited = self._at, self.lap()
+        """The share of the time that passed, of waits that are over: in a long time each thread
+        has slept, too, and one that has just answered is seen ready.
+        """
+        at, waited = self._at, self.lap(unfinished=False)
         return waited / max(self._at - at, 1e-9)
 
     def _counts(self) -> dict[str, tuple[float, float]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.processor_waits import AnswerTime, Stopwatch
+from nodeagent.processor_waits import AnswerTime, ProcessorWaits, Stopwatch
 from tests.agent_environment import agent_environment
 
 # Beside another process that never waits, on one processor, and the nicer one of the two.
@@ -84,6 +84,17 @@ def test_a_driver_call_is_not_late_while_this_process_waits(function: str, *, ha
     """One that works, with a small part of the processor's time, is no hang; one that hangs is."""
     said = run_starved(CALL.replace("{function}", function))
     assert ("did not return within 0.5 s" in said) is hangs, said
+
+
+def test_who_slept_and_runs_now_has_not_waited() -> None:
+    program = "import time; time.sleep(3); print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        waits = ProcessorWaits(process.pid)
+        assert process.stdout is not None
+        process.stdout.readline()
+        share = waits.share()
+        process.kill()
+    assert share < 0.5
 
 
 async def test_a_wait_that_is_over_soon_reads_nothing_of_the_kernel() -> None:
