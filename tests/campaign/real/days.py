@@ -5,31 +5,7 @@ from collections.abc import Iterator
 
 from nodeagent.structs import replace
 from tests.campaign import days
-from tests.campaign.episode import (
-    Action,
-    AddPod,
-    BadPlan,
-    Damage,
-    DeletePod,
-    EndFaults,
-    Episode,
-    Foreign,
-    Ignore,
-    JumpClock,
-    Kill,
-    Lose,
-    Misbehave,
-    Occupy,
-    Pause,
-    Plan,
-    Reboot,
-    Recover,
-    Restart,
-    SpoilApi,
-    SpoilKubelet,
-    Step,
-    Xid,
-)
+from tests.campaign import episode as act
 from tests.campaign.layouts import Day
 
 CDI, RECORDS = "cdi", "node.json.mps/claims"  # directories of claims
@@ -45,7 +21,7 @@ _SHARING = 0.3  # of the days are with MPS
 _IN_CLUSTERS = 0.7  # of days of two cards, one of which is left to claims then
 
 
-def episode(seed: int) -> Episode:
+def episode(seed: int) -> act.Episode:
     """The day with this number, ever the same."""
     day = days.episode(seed, _SHARING)
     rng = random.Random(f"processes {seed}")
@@ -54,7 +30,7 @@ def episode(seed: int) -> Episode:
     if in_cluster:
         actions = list(_in_cluster(actions, rng))
     seconds = _SECONDS_OF_PODS if in_cluster else _SECONDS
-    steps = tuple(Step(action, rng.choice(seconds)) for action in actions)
+    steps = tuple(act.Step(action, rng.choice(seconds)) for action in actions)
     if rng.random() < 0.4:
         steps += tuple(_interrupted(day, rng, in_cluster=in_cluster))
     if in_cluster and rng.random() < 0.5:
@@ -64,90 +40,92 @@ def episode(seed: int) -> Episode:
     return replace(day, strict=True, steps=steps)
 
 
-def _forgotten(rng: random.Random) -> tuple[Step, ...]:
+def _forgotten(rng: random.Random) -> tuple[act.Step, ...]:
     """What comes after an API server that knows no earlier version of anything."""
-    plan = Plan(({"1g.10gb": rng.randint(1, 6)},))
-    return (Step(SpoilApi("restart"), 1.0), Step(plan, 1.0))
+    plan = act.Plan(({"1g.10gb": rng.randint(1, 6)},))
+    return (act.Step(act.SpoilApi("restart"), 1.0), act.Step(plan, 1.0))
 
 
-def _rebooted(rng: random.Random) -> tuple[Step, ...]:
+def _rebooted(rng: random.Random) -> tuple[act.Step, ...]:
     """The node is started again under pods that have what they claimed."""
-    pod = Step(AddPod(rng.randrange(4)), 3.0)
-    return (Step(EndFaults(), 0.0), pod, Step(Reboot(), 3.0))
+    pod = act.Step(act.AddPod(rng.randrange(4)), 3.0)
+    return (act.Step(act.EndFaults(), 0.0), pod, act.Step(act.Reboot(), 3.0))
 
 
-def _interrupted(day: Episode, rng: random.Random, *, in_cluster: bool) -> Iterator[Step]:
+def _interrupted(day: act.Episode, rng: random.Random, *, in_cluster: bool) -> Iterator[act.Step]:
     """The agent gets a signal in the middle of a change."""
     drawn = Day(rng, day.boards, int(day.boards[-1]), has_mps=False)
-    yield Step(EndFaults(), 0.0)
+    yield act.Step(act.EndFaults(), 0.0)
     for seconds in (SETTLED, rng.choice((0.1, 0.3, 0.5, 0.7))):
         plan = drawn.change().action
-        assert isinstance(plan, Plan)
-        yield Step(Plan(plan.layouts[:1]) if in_cluster else plan, seconds)
-    yield Step(rng.choice((Restart(), Restart(), Kill(0, _DOWN), Pause(_MAX_PAUSE))), 1.0)
+        assert isinstance(plan, act.Plan)
+        yield act.Step(act.Plan(plan.layouts[:1]) if in_cluster else plan, seconds)
+    yield act.Step(
+        rng.choice((act.Restart(), act.Restart(), act.Kill(0, _DOWN), act.Pause(_MAX_PAUSE))), 1.0
+    )
 
 
-def _tampered(gpus: int) -> Iterator[Step]:
+def _tampered(gpus: int) -> Iterator[act.Step]:
     """Daemons of which all is well lose their limits, and nothing else happens."""
-    yield Step(EndFaults(), 0.0)
-    yield Step(Plan(({},) * gpus, tuple(range(gpus))), SETTLED)
-    yield from (Step(Misbehave("forget_limits", gpu), 0.5) for gpu in range(gpus))
+    yield act.Step(act.EndFaults(), 0.0)
+    yield act.Step(act.Plan(({},) * gpus, tuple(range(gpus))), SETTLED)
+    yield from (act.Step(act.Misbehave("forget_limits", gpu), 0.5) for gpu in range(gpus))
 
 
-def _unshared(gpus: int) -> Iterator[Step]:
+def _unshared(gpus: int) -> Iterator[act.Step]:
     """Programs find devices under MPS, and are still there when these are not to be shared."""
-    yield Step(EndFaults(), 0.0)
-    yield Step(Plan(({},) * gpus, tuple(range(gpus))), SETTLED)
+    yield act.Step(act.EndFaults(), 0.0)
+    yield act.Step(act.Plan(({},) * gpus, tuple(range(gpus))), SETTLED)
     for device in range(gpus):
-        yield Step(Occupy(device), 0.1)
-    yield Step(Plan(({},) * gpus), 3.0)
+        yield act.Step(act.Occupy(device), 0.1)
+    yield act.Step(act.Plan(({},) * gpus), 3.0)
 
 
-def _here(action: Action, rng: random.Random) -> Action:
+def _here(action: act.Action, rng: random.Random) -> act.Action:
     """What there is of it on a machine that is not ours alone."""
     match action:
-        case Ignore():
-            return Pause(rng.choice((0.1, 0.5, _MAX_PAUSE)))
-        case Pause(seconds):
-            return Pause(min(seconds, _MAX_PAUSE))
-        case Kill(changes, down):
-            return Kill(changes, min(down, _DOWN))
+        case act.Ignore():
+            return act.Pause(rng.choice((0.1, 0.5, _MAX_PAUSE)))
+        case act.Pause(seconds):
+            return act.Pause(min(seconds, _MAX_PAUSE))
+        case act.Kill(changes, down):
+            return act.Kill(changes, min(down, _DOWN))
         case _:
             return action
 
 
-def _in_cluster(actions: list[Action], rng: random.Random) -> Iterator[Action]:
+def _in_cluster(actions: list[act.Action], rng: random.Random) -> Iterator[act.Action]:
     """The same with pods that have what they claimed on the second card, so that nothing happens to
     that behind the agent's back.
     """
     for action in actions:
         match action:
-            case Plan(layouts):
-                yield Plan(layouts[:1])
-                yield AddPod(rng.randrange(4))
-            case BadPlan(text):
-                yield BadPlan(text)
-            case Foreign() | Lose() | Recover() | Xid():
+            case act.Plan(layouts):
+                yield act.Plan(layouts[:1])
+                yield act.AddPod(rng.randrange(4))
+            case act.BadPlan(text):
+                yield act.BadPlan(text)
+            case act.Foreign() | act.Lose() | act.Recover() | act.Xid():
                 yield _change_of_pods(rng)
-            case JumpClock() | Reboot():
+            case act.JumpClock() | act.Reboot():
                 yield action
             case _:
                 yield action if rng.random() < 0.4 else _of_cluster(rng)
 
 
-def _change_of_pods(rng: random.Random) -> Action:
-    return rng.choice((AddPod(rng.randrange(4)), DeletePod(rng.randrange(4))))
+def _change_of_pods(rng: random.Random) -> act.Action:
+    return rng.choice((act.AddPod(rng.randrange(4)), act.DeletePod(rng.randrange(4))))
 
 
-def _of_cluster(rng: random.Random) -> Action:
+def _of_cluster(rng: random.Random) -> act.Action:
     answers = ("409", "410", "429", "500", "garbage", "reset", "freeze")
     how = rng.choice((*answers, "cut", "restart", "expire"))
-    kubelet = SpoilKubelet(rng.choice(("gone", "restart", "hold")))
+    kubelet = act.SpoilKubelet(rng.choice(("gone", "restart", "hold")))
     if rng.random() < 0.2:
         return _damage_of_claims(rng)
-    return rng.choice((SpoilApi(how, rng.choice((1, 3, 10))), kubelet, _change_of_pods(rng)))
+    return rng.choice((act.SpoilApi(how, rng.choice((1, 3, 10))), kubelet, _change_of_pods(rng)))
 
 
-def _damage_of_claims(rng: random.Random) -> Action:
+def _damage_of_claims(rng: random.Random) -> act.Action:
     how = rng.choice(("delete", "cut", "flip", "newer", "deleteAll"))
-    return Damage(rng.choice((CDI, CDI, RECORDS)), how, rng.randrange(8))
+    return act.Damage(rng.choice((CDI, CDI, RECORDS)), how, rng.randrange(8))
