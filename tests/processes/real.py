@@ -19,26 +19,17 @@ def running(
     """The pid of `program`, started with the words of `command`, its name first, as this user."""
     executable = shutil.which(program)
     assert executable
-    with subprocess.Popen(
-        command,
-        executable=executable,
-        env=environment,
-        pass_fds=pass_fds,
-        user=uid,
-        extra_groups=None if uid is None else (),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        try:
-            yield process.pid
-        finally:
-            process.kill()
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    whose = {"user": uid, "extra_groups": None if uid is None else ()}
+    options = {"executable": executable, "env": environment, "pass_fds": pass_fds}
+    with process_of(*command, **options, **whose, **silent) as process:
+        yield process.pid
 
 
 @contextmanager
 def process_of(*command: str | Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, **{**pipes, **options})
     try:
         yield process
     finally:

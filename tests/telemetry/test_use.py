@@ -15,7 +15,7 @@ from nodeagent.plan.users import Pod
 from nodeagent.structs import Struct, replace
 from nodeagent.telemetry.ownership import Device, DeviceUse
 from nodeagent.telemetry.samples import ProcessReading
-from nodeagent.use.records import Holder, Spread
+from nodeagent.use.records import Grant, Holder, Spread
 from nodeagent.views.claims import Claim, ClaimDevice, ClaimPhase, ClaimShare
 from nodeagent.views.node_state import Reading
 from tests.draws import draws
@@ -191,11 +191,8 @@ def test_memory_at_its_limit_and_idle_stretches() -> None:
         read = {WHOLE: Reading(memory=(79 << 30) if active else 1)}
         agent.see(node, 30.0, {WHOLE: active}, read=read)
     (use,) = agent.uses.values()
-    assert (use.grant.device, use.grant.model, use.at_limit) == (
-        "gpu",
-        "NVIDIA H100 80GB HBM3",
-        60.0,
-    )
+    assert use.grant == Grant("gpu", "NVIDIA H100 80GB HBM3", 80 << 30)
+    assert use.at_limit == 60.0
     assert (use.idle_stretches, use.longest_idle) == (1, 60.0)
 
 

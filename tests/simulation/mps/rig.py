@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from nodeagent.simulation.mps.installation import install
 from nodeagent.simulation.mps.knobs import Knobs
@@ -127,15 +127,14 @@ class Rig:
         self.environment.update(environment)
         assert self.run("-d", *flags) == Answer("", "", 0)
 
-    def foreground(self, *flags: str, wait: bool = True) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [str(self.programs.folder / CONTROL), "-f", *flags],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def _child(self, *flags: str, **pipes: Any) -> subprocess.Popen[str]:
+        command = (str(self.programs.folder / CONTROL), *flags)
+        child = subprocess.Popen(command, env=self.environment, text=True, **pipes)
         self._children.append(child)
+        return child
+
+    def foreground(self, *flags: str, wait: bool = True) -> subprocess.Popen[str]:
+        child = self._child("-f", *flags, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if wait:
             wait_until(lambda: self.run(stdin="get_server_list").status == 0)
         return child
@@ -143,15 +142,8 @@ class Rig:
     @contextmanager
     def holding_front_end(self, *, wait: bool = True) -> Iterator[subprocess.Popen[str]]:
         seen = self.log().count("NEW UI")
-        front_end = subprocess.Popen(
-            [str(self.programs.folder / CONTROL)],
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._children.append(front_end)
+        pipe = subprocess.PIPE
+        front_end = self._child(stdin=pipe, stdout=pipe, stderr=pipe)
         if wait:
             wait_until(lambda: self.log().count("NEW UI") > seen)
         yield front_end
@@ -199,7 +191,12 @@ class Rig:
 
     def processes(self) -> list[int]:
         """All that have this pipe directory in their environment, except front-ends of tests."""
-        return list(_all_processes(str(self.pipes)))
+        wanted, found = f"CUDA_MPS_PIPE_DIRECTORY={self.pipes}".encode(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
 
     def modes(self) -> dict[str, str]:
         """Kind and permissions of everything in the pipe directory, as `ls` shows them."""
@@ -211,15 +208,6 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):  # the latter where it ends while it is read
         return True
-
-
-def _all_processes(pipes: str) -> Iterator[int]:
-    wanted = f"CUDA_MPS_PIPE_DIRECTORY={pipes}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    yield int(entry.name)
 
 
 def real_programs() -> Programs | None:
