@@ -9,8 +9,8 @@ from nodeagent.views.shapes import Json
 
 
 class Answers(Protocol):
-    """Every method answers from memory and at once, except `plan`, `advice` and `preview`, which
-    compute in a thread, and what changes MPS, which comes back when it is done.
+    """Every method answers from memory and at once, except `plan` and `preview`, which compute in a
+    thread, `advice`, which does in turns, and what changes MPS, which comes back when it is done.
     """
 
     @property
